@@ -101,8 +101,8 @@ CHATS = [
     [
         ({}, ("'messages' holds text, ", "set messages_field ", " of: turns")),
         ({"messages_field": "n"}, ("'n' holds numbers, ", "set messages_field ", " of: turns")),
-        ({"instruction_field": "n", "output_field": "a"}, ("'n' holds numbers, ", "set instruction_field ", " of: messages, q, a")),
-        ({"instruction_field": "q", "output_field": "turns"}, ("'turns' holds lists, ", "set output_field ", " of: messages, q, a")),
+        ({"instruction_field": "n", "output_field": "a"}, ("'n' holds numbers, ", "set instruction_field ", " of: turns, messages, q, a")),
+        ({"instruction_field": "q", "output_field": "n"}, ("'n' holds numbers, ", "set output_field ", " of: turns, messages, q, a")),
         (
             {"instruction_field": "q", "output_field": "a", "input_field": "n"},
             ("'n' holds numbers, ", "set input_field ", " of: messages, q, a"),
@@ -168,4 +168,4 @@ def test_names_of_fields_stay_on_one_line(tmp_path: Path) -> None:
     with pytest.raises(NielsCacheError) as caught:
         read("sft", source="chat_jsonl", files=[str(file)])
     assert str(caught.value).isprintable()
-    assert missing(str(caught.value), "chats.jsonl: row 0: ", "'messages'", "a\\r, b\\n\\x1b[2J") == []
+    assert missing(str(caught.value), "chats.jsonl: row 0: ", "'messages'", "a\\r (null), b\\n\\x1b[2J (1)") == []

@@ -7,11 +7,11 @@ that there is no clock: `strftime_now` is not defined.
 The parent writes one JSON value per line, and gets one JSON value per line:
 
     {"template", "variables", "seconds", "memory"}          -> {"marks": whether the template marks targets} or {"error"}
-    [{"messages", "tools", "most"}, ...]                    -> for each: {"text", "spans"}, {"refused"} or {"error"}
+    [{"messages", "tools", "most", "plain"}, ...]           -> for each: {"text", "spans"}, {"refused"} or {"error"}
 
 `spans` are pairs of character positions, the first and the one past the last character of each target. They come from the marks
 `{% generation %}` ... `{% endgeneration %}`. A template without marks is rendered up to each message of the assistant instead: the target
-is the text that this message adds.
+is the text that this message adds. With `plain`, no spans are looked for.
 """
 
 import json
@@ -90,13 +90,15 @@ class Renderer:
         self._variables = variables
         self._template = environment.from_string(text)
 
-    def render(self, messages: list[dict[str, Any]], tools: Any, *, most: int) -> tuple[str, list[Span]]:
+    def render(self, messages: list[dict[str, Any]], tools: Any, *, most: int, plain: bool = False) -> tuple[str, list[Span]]:
         """Return the text of a conversation and the spans of its targets, in characters.
 
-        most: the most characters that the text may have. Raises Refused, Unfit, and whatever the template raises.
+        most: the most characters that the text may have. plain: return no spans. Raises Refused, Unfit, and whatever the template raises.
         """
         messages = [_as_transformers_has_it(message) for message in messages]
         text = self._render(messages, tools, most=most)
+        if plain:
+            return text, []
         if not self.has_marks:
             return text, list(self._added(text, messages, tools, most=most))
         spans = []
@@ -197,7 +199,7 @@ def _limit(kind: int, most: int) -> None:
 
 def _answer(renderer: Renderer, task: dict[str, Any]) -> dict[str, Any]:
     try:
-        text, spans = renderer.render(task["messages"], task["tools"], most=task["most"])
+        text, spans = renderer.render(task["messages"], task["tools"], most=task["most"], plain=task["plain"])
     except Refused as error:
         return {"refused": _said(error)}
     except Exception as error:  # whatever a template does is its error

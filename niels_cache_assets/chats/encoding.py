@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.chats.arguments import with_arguments
 from niels_cache_assets.chats.rendering import Chat, Refusal, Rendered, Rendering, texts_of
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, has_lone_surrogate, normalize_newlines
@@ -72,7 +73,7 @@ class ChatEncoder:
 
         Raises NielsCacheError for an error of the template.
         """
-        chats = [chat._replace(messages=[_with_plain_newlines(message) for message in chat.messages]) for chat in chats]
+        chats = [chat._replace(messages=[self._prepared(message) for message in chat.messages]) for chat in chats]
         results: list[EncodedChat | Refusal | None] = [*self._unusable(chats)]
         sound = [number for number, result in enumerate(results) if result is None]
         rendered = self._rendering.render([chats[number] for number in sound])
@@ -90,6 +91,11 @@ class ChatEncoder:
             said = f"{self._template.where}: gives {chats[number].name} no words of the assistant to train on"
             results[number] = EncodedChat(ids, joined) if len(joined) else Refusal(NO_TARGET, said)
         return [result for result in results if result is not None]
+
+    def _prepared(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message with plain newlines, and with the arguments of its calls as the template expects them."""
+        plain = _with_plain_newlines(message)
+        return with_arguments(plain, self._rendering.form_of_arguments) if plain.get("tool_calls") else plain
 
     def _unusable(self, chats: Sequence[Chat]) -> list[Refusal | None]:
         """Return for each conversation why its own texts make it unusable, or None."""

@@ -12,11 +12,13 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from niels_cache_assets.chats.arguments import form_of
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.config.tables import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
@@ -82,6 +84,22 @@ class Rendering:
         """Whether the template itself marks its targets."""
         return self.start().has_marks
 
+    @cached_property
+    def form_of_arguments(self) -> Callable[[Any], Any]:
+        """The function that brings arguments of calls into the form that the template expects. The template is tried to find this out."""
+        child = self._take()
+
+        def tried(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str | None:
+            with suppress(NielsCacheError):
+                if isinstance(answer := child.render([Chat(messages, "a call that tries the template", tools)], plain=True)[0], Rendered):
+                    return answer.text
+            return None
+
+        try:
+            return form_of(tried)
+        finally:
+            child.end()  # it may have failed
+
     def start(self) -> _Child:
         """Start a child if none is idle, and leave it idle."""
         child = self._take()
@@ -140,8 +158,10 @@ class _Child:
             self.end()
             raise
 
-    def render(self, chats: Sequence[Chat]) -> list[Rendered | Refusal]:
-        self._send([{"messages": chat.messages, "tools": chat.tools, "most": _most_output(chat)} for chat in chats])
+    def render(self, chats: Sequence[Chat], *, plain: bool = False) -> list[Rendered | Refusal]:
+        """Return the texts with their spans. plain: without them."""
+        tasks = [{"messages": chat.messages, "tools": chat.tools, "most": _most_output(chat), "plain": plain} for chat in chats]
+        self._send(tasks)
         return [self._rendered(chat) for chat in chats]
 
     def end(self) -> None:

@@ -33,6 +33,7 @@ _PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
 _COMPRESSION = 3  # for other kinds of files: bytes of text for each byte of the file, roughly
 _TEMPLATE = ('template = "model"  # chats as the model of the tokenizer expects them; it learns only the words of the assistant',)
 _FORMS = {
+    "kto": "only the answers that people liked",
     "kind": "preference pairs",
     "messages_field": "conversations in {messages_field!r}",
     "instruction_field": "{instruction_field!r} and its answer in {output_field!r}",

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES
-from niels_cache_assets.sources.chat_forms import are_trees, keys_of_rows
+from niels_cache_assets.sources.chat_forms import UnclearColumnsError, are_trees, keys_of_rows
+from niels_cache_assets.sources.chat_forms import shown as shown_fields
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
 from niels_cache_assets.sources.reading.files import SourceFile, advice_for_missing, reading, walk_folder
@@ -171,10 +172,13 @@ def _kind_inside(path: str, family: Family | None, option: str) -> Kind | None:
     rows = _first_rows(path)
     if not rows:
         return None
-    chats = None if family == "pretrain" else _chats(rows)
+    try:
+        chats = None if family == "pretrain" else _chats(rows)
+    except UnclearColumnsError as error:
+        raise UnclearColumnsError(f"{path}: {error}") from error
     if chats is not None:
         return chats
-    shown = ", ".join(dict.fromkeys(key for row in rows for key in row)) or "none"
+    shown = shown_fields(rows, dict.fromkeys(key for row in rows for key in row)) or "none"
     if family == "sft":
         raise NielsCacheError(
             f"{path}: holds no conversations: no field has a list of messages, and no two have an instruction and its answer (fields: "

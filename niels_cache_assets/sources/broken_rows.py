@@ -9,7 +9,8 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
-from niels_cache_assets.sources.messages import BROKEN_CALL, BROKEN_TOOLS, SHARED_ROLES
+from niels_cache_assets.sources.labels import NO_KEY
+from niels_cache_assets.sources.messages import BROKEN_CALL, BROKEN_TOOLS, REPEATED_KEY, SHARED_ROLES
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -22,7 +23,14 @@ _MISTAKES = {  # by reason for dropping
     NO_ASSISTANT: "the assistant never speaks",
     BROKEN_CALL: "a call of a tool is not valid JSON",
     BROKEN_TOOLS: "the tools are no list of objects, or not valid JSON",
+    REPEATED_KEY: "an object in the JSON text of a call or of tools has a key twice",
+    NO_KEY: "the row has a label of KTO, true or false, that says whether its answer was liked",
 }
+_MEND = 'correct the row, or set on_broken = "drop" in the table to leave out such rows'
+_SET_KTO = (
+    'set kto = "positives" in the table to train only on answers with true, or kto = "drop" to leave out such rows '
+    "(rename a field that means something else)"
+)
 
 
 class BrokenRowError(NielsCacheError):
@@ -34,13 +42,17 @@ def is_mistake(reason: str | None) -> bool:
     return reason in _MISTAKES
 
 
+def always_stops(reason: str | None) -> bool:
+    """Return whether a build stops at this reason, also with on_broken = "drop": it might train on rejected answers."""
+    return reason == NO_KEY
+
+
 def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], roles: Collection[str], advice: str = "") -> BrokenRowError:
     """Return the error for a row with a mistake. place: the file and the row. messages: those of the row, if they can be read. roles: the
     roles that are known. advice: a clause with keys of the table that fit the row, or an empty string.
     """
     what = _unknown_role(messages, roles) if reason == UNKNOWN_ROLE else None
-    mend = 'correct the row, or set on_broken = "drop" in the table to leave out such rows'
-    return BrokenRowError(f"{place}: {what or _MISTAKES[reason]}{advice}; {mend}")
+    return BrokenRowError(f"{place}: {what or _MISTAKES[reason]}{advice}; {_SET_KTO if always_stops(reason) else _MEND}")
 
 
 class BrokenRows:
@@ -56,7 +68,8 @@ class BrokenRows:
     def refuse(self, reason: str, file: str, row: int, messages: Iterable[Mapping[str, Any]] = ()) -> None:
         """Count a dropped row. Raises BrokenRowError for a mistake, if this pass builds a cache that may not leave it out."""
         place = f"{file}: row {row}"
-        if self._on_broken == "stop" and self._context.building is not None and is_mistake(reason):
+        stops = always_stops(reason) or (self._on_broken == "stop" and is_mistake(reason))
+        if stops and self._context.building is not None:
             table = self._context.building.replace("/", ".")
             raise broken_row(f"[{table}] {place}", reason, messages, self._roles)
         self._context.report.dropped[reason] += 1

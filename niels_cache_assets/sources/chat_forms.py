@@ -2,28 +2,49 @@
 
     {"conversations": [...], "system"}               messages_field = "conversations", system_field
     {"instruction", "input", "output", "history"}    instruction_field, input_field, output_field, history_field
+    {"prompt", "completion"}, text or messages       instruction_field = "prompt", output_field = "completion"
+    {"prompt", "completion", "label": false}         the same, and kto = "positives"
     {"prompt", "chosen", "rejected"}                 kind = "preference"
     {"conversations": [...], "chosen", "rejected"}   kind = "preference", prompt_field = "conversations"
+    {"input": {"messages"}, "preferred_output", "non_preferred_output"}    the same, with prompt_field = "input"
 
-The caller tries the keys on the rows. Trees of messages are of the source `oasst1`.
+The caller tries the keys on the rows. `init` writes them, and errors of a build advise them. The first name of a kind of column wins
+(`instruction`, `output`); otherwise exactly one column may have one of the names. A list of messages is never taken alone if another column
+has messages that are not in it. Trees of messages are of the source `oasst1`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from niels_cache_assets.sources.labels import has_label
+from niels_cache_assets.sources.messages import holds_messages
+from niels_cache_runtime.errors import NielsCacheError
+
 _INSTRUCTIONS = ("instruction", "prompt", "question", "query", "user", "human")
+_PROMPTS = ("prompt", "instruction", "question", "query", "user", "human", "conversations", "messages")
 _INPUTS = ("input", "context")
 _ANSWERS = ("output", "response", "answer", "completion", "assistant", "gpt")
 _SYSTEMS = ("system", "system_prompt")
 _HISTORIES = ("history",)
-_DIALOGUES = ("conversations", "messages")
-_SIDES = (("chosen", "rejected"), ("chosen_response", "rejected_response"), ("preferred", "dispreferred"))
+_DIALOGUES = ("messages", "conversations")
+_SIDES = (
+    ("chosen", "rejected"),
+    ("chosen_response", "rejected_response"),
+    ("preferred", "dispreferred"),
+    ("preferred_output", "non_preferred_output"),
+)
+_SAMPLE = 24  # characters of a value in a message
 
 Rows = Sequence[Mapping[str, Any]]
-Fits = Callable[[dict[str, str]], bool]
+Keys = dict[str, str]
+Fits = Callable[[Keys], bool]
+
+
+class UnclearColumnsError(NielsCacheError):
+    """Several columns of the rows may hold the same thing."""
 
 
 def are_trees(rows: Rows) -> bool:
@@ -34,51 +55,155 @@ def are_trees(rows: Rows) -> bool:
     )
 
 
-def keys_of_rows(rows: Rows, fits: Fits) -> dict[str, str] | None:
-    """Return the keys of a table that makes chats or pairs of these rows, or None. fits: whether some keys make one from a row."""
-    fields = list(dict.fromkeys(key for row in rows for key in row))
-    if (keys := _pair_fields(fields, fits)) is not None:
+def keys_of_rows(rows: Rows, fits: Fits) -> Keys | None:
+    """Return the keys of a table that makes chats or pairs of these rows, or None if they hold none.
+
+    fits: whether some keys make a chat or a pair of a row. Raises UnclearColumnsError if several columns may hold the same thing.
+    """
+    columns = _Columns(rows)
+    if (keys := _of_pairs(columns, fits)) is not None:
         return keys
-    lowered = {name.lower(): name for name in reversed(fields)}
-
-    def named(key: str, names: Sequence[str]) -> dict[str, str]:
-        return next(({key: lowered[name]} for name in names if name in lowered), {})
-
-    system = named("system_field", _SYSTEMS)
-    for name in sorted({*fields} - {*_HISTORIES}, key=lambda name: (name != "messages", fields.index(name))):
-        keys = {"messages_field": name} if name != "messages" else {}
-        if any(isinstance(row.get(name), list) for row in rows) and fits(keys):
-            return _first_fitting([keys | system, keys], fits)
-    keys = named("instruction_field", _INSTRUCTIONS) | named("input_field", _INPUTS) | named("output_field", _ANSWERS)
-    if "instruction_field" not in keys and "output_field" in keys and "input" in lowered:
-        keys = {"instruction_field": lowered["input"], "output_field": keys["output_field"]}
-    if not {"instruction_field", "output_field"} <= keys.keys():
-        return None
-    return _first_fitting([keys | named("history_field", _HISTORIES) | system, keys | system], fits)
-
-
-def _first_fitting(tables: Sequence[dict[str, str]], fits: Fits) -> dict[str, str] | None:
-    return next((keys for keys in tables if fits(keys)), None)
+    for of_form in (_of_prompts, _of_messages, _of_instructions):
+        if (keys := of_form(columns, fits)) is not None:
+            return keys | ({"kto": "positives"} if any(map(has_label, rows)) else {})
+    return None
 
 
 def advice(rows: Rows, fits: Fits) -> str:
-    """Return a clause with the keys that fit these rows, or an empty string if no keys do."""
+    """Return a clause with the keys that fit these rows, or why none were chosen. It is empty if the rows hold no chats."""
     if are_trees(rows):
         return '; these rows are trees, for source = "oasst1"'
-    keys = keys_of_rows(rows, fits)
+    try:
+        keys = keys_of_rows(rows, fits)
+    except UnclearColumnsError as error:
+        return f"; {error}"
     return f"; these rows fit {', '.join(f'{key} = {json.dumps(name)}' for key, name in keys.items())}" if keys else ""
 
 
-def _pair_fields(fields: Sequence[str], fits: Fits) -> dict[str, str] | None:
-    """Return the keys of a table that makes preference pairs, or None if the rows hold none."""
+def shown(rows: Rows, names: Iterable[str]) -> str:
+    """Return the names of fields, each with the beginning of its first value."""
+    return ", ".join(f"{name} ({_sample(next((row[name] for row in rows if row.get(name) is not None), None))})" for name in names)
+
+
+def _sample(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SAMPLE else f"{text[:_SAMPLE]}..."
+
+
+def note_of_lost_messages(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """Return a note on the messages of a row that a table does not read, although it reads other messages. names: the fields it reads."""
+    read = [*names]
+    lost = _lost(row, read) if any(holds_messages(row.get(name)) for name in read) else []
+    return f"the messages in {', '.join(lost)} are not read (the table reads {', '.join(read)})" if lost else None
+
+
+def _lost(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """Return the fields of a row with messages that are in none of the named fields."""
+    read = [message for name in names for message in _messages(row.get(name))]
+    return [name for name, value in row.items() if name not in names and any(message not in read for message in _messages(value))]
+
+
+def _messages(value: Any) -> list[Any]:
+    return value if isinstance(value, list) and holds_messages(value) else []
+
+
+class _Columns:
+    """The columns of rows, by their usual names."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.names = list(dict.fromkeys(key for row in rows for key in row))
+        self.of_messages = [name for name in self.names if any(holds_messages(row.get(name)) for row in rows)]
+
+    def called(self, names: Sequence[str], *, with_text: bool = True) -> list[str]:
+        """Return the columns that have one of these names, in any case; only those with the first name if there are such.
+
+        with_text: leave out columns that hold neither text nor messages.
+        """
+        found = [[name for name in self.names if name.lower() == wanted and (not with_text or self._says(name))] for wanted in names]
+        return found[0] or [name for same in found[1:] for name in same]
+
+    def one(self, key: str, names: Sequence[str], *, with_text: bool = True) -> Keys:
+        """Return the key with the only column that has one of these names, or nothing. Raises UnclearColumnsError for several columns."""
+        found = self.called(names, with_text=with_text)
+        if len(found) > 1:
+            self.refuse(key, found)
+        return {key: found[0]} if found else {}
+
+    def refuse(self, key: str, names: Iterable[str]) -> None:
+        raise UnclearColumnsError(f"several fields may be the one for {key}: {shown(self.rows, names)}; set the keys of the table yourself")
+
+    def lost_without(self, names: Sequence[str]) -> list[str]:
+        """Return the other columns with messages that are in none of these columns."""
+        return [*dict.fromkeys(name for row in self.rows for name in _lost(row, names))]
+
+    def _says(self, name: str) -> bool:
+        return name in self.of_messages or any(isinstance(row.get(name), str) for row in self.rows)
+
+
+def _first_fitting(tables: Iterable[Keys], fits: Fits) -> Keys | None:
+    return next((keys for keys in tables if fits(keys)), None)
+
+
+def _of_pairs(columns: _Columns, fits: Fits) -> Keys | None:
+    """Return the keys of a table that makes preference pairs."""
     for chosen, rejected in _SIDES:
-        if chosen not in fields or rejected not in fields:
+        if chosen not in columns.names or rejected not in columns.names:
             continue
-        named = {} if chosen == _SIDES[0][0] else {"chosen_field": chosen, "rejected_field": rejected}
-        keys = {"kind": "preference", **named}
-        prompts = [{}, *({"prompt_field": name} for name in (*_INSTRUCTIONS, *_INPUTS, *_DIALOGUES) if name in fields)]
-        if {"instruction", "input"} <= {*fields}:
-            prompts[1] |= {"input_field": "input"}
-        if (found := _first_fitting([keys | prompt for prompt in prompts], fits)) is not None:
-            return found
+        keys = {"kind": "preference"} | ({} if chosen == _SIDES[0][0] else {"chosen_field": chosen, "rejected_field": rejected})
+        inputs, system = columns.called(_INPUTS), columns.one("system_field", _SYSTEMS)
+        prompts = [name for name in columns.called(_PROMPTS) if fits(keys | {"prompt_field": name})]
+        if inputs and len(prompts) == 1 and fits(with_input := keys | {"prompt_field": prompts[0], "input_field": inputs[0]}):
+            return with_input | system
+        if fits(keys):
+            return keys | system
+        if len(prompts) > 1:
+            columns.refuse("prompt_field", prompts)
+        found = prompts or [name for name in columns.names if name.lower() in _INPUTS and fits(keys | {"prompt_field": name})]
+        if len(found) == 1:
+            return keys | {"prompt_field": found[0]} | system
+        if fits(keys | {"prompt_field": ""}):
+            given = shown(columns.rows, columns.called(_PROMPTS))
+            raise UnclearColumnsError(
+                f"the sides begin with prompts that differ from {given}; to read only the sides, set prompt_field = ''"
+            )
     return None
+
+
+def _of_prompts(columns: _Columns, fits: Fits) -> Keys | None:
+    """Return the keys of a table that makes chats of a prompt and its answer, if one of them is messages."""
+    asked, answered = columns.called(_INSTRUCTIONS), columns.called(_ANSWERS)
+    if not {*asked, *answered} & {*columns.of_messages}:
+        return None
+    keys = _of_instructions(columns, fits)
+    if keys is not None and (lost := columns.lost_without([*keys.values()])):
+        columns.refuse("messages_field", [*keys.values(), *lost])
+    return keys
+
+
+def _of_messages(columns: _Columns, fits: Fits) -> Keys | None:
+    """Return the keys of a table that takes a list of messages. A list may be empty in all rows only if it has a usual name."""
+    usual = [name for name in columns.names if name.lower() in _DIALOGUES and any(isinstance(row.get(name), list) for row in columns.rows)]
+    tables = {name: {} if name == "messages" else {"messages_field": name} for name in columns.of_messages or usual[:1]}
+    fitting = [name for name, keys in tables.items() if fits(keys)]
+    whole = [name for name in sorted(fitting, key=lambda name: name != "messages") if not columns.lost_without([name])]
+    if fitting and not whole:
+        columns.refuse("messages_field", columns.of_messages)
+    if not whole:
+        return None
+    system = columns.one("system_field", _SYSTEMS)
+    return _first_fitting([tables[whole[0]] | system, tables[whole[0]]], fits)
+
+
+def _of_instructions(columns: _Columns, fits: Fits) -> Keys | None:
+    """Return the keys of a table that makes chats of an instruction and its answer."""
+    if not columns.called(_ANSWERS):
+        return None
+    is_input_asked = not columns.called(_INSTRUCTIONS)
+    if is_input_asked and not columns.called(_INPUTS[:1]):
+        return None
+    asked = columns.one("instruction_field", _INPUTS[:1] if is_input_asked else _INSTRUCTIONS)
+    extra = {} if is_input_asked else columns.one("input_field", _INPUTS)
+    keys = asked | extra | columns.one("output_field", _ANSWERS)
+    system = columns.one("system_field", _SYSTEMS)
+    return _first_fitting([keys | columns.one("history_field", _HISTORIES, with_text=False) | system, keys | system, keys], fits)

@@ -13,12 +13,30 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from niels_cache_assets.documents import Conversation, Message
-from niels_cache_assets.sources.broken_rows import BrokenRows, OnBroken, broken_row, is_mistake
-from niels_cache_assets.sources.chat_forms import advice
+from niels_cache_assets.sources.broken_rows import BrokenRows, OnBroken, always_stops, broken_row, is_mistake
+from niels_cache_assets.sources.chat_forms import advice, note_of_lost_messages, shown
 from niels_cache_assets.sources.config_path import SENTINELS
-from niels_cache_assets.sources.conversations import example_problem, instruction_messages, joined, valid_batches, with_system
-from niels_cache_assets.sources.messages import BROKEN_TOOLS, MALFORMED_MESSAGES, media_of, plain_messages, template_messages, tools_of
-from niels_cache_assets.sources.pairs import MALFORMED, NO_PROMPT, prompt_length, sides_of
+from niels_cache_assets.sources.conversations import example_problem, instruction_messages, valid_batches, with_system
+from niels_cache_assets.sources.labels import LABELS, Kto, has_label, label_problem, without_labels
+from niels_cache_assets.sources.messages import (
+    MALFORMED_MESSAGES,
+    holds_messages,
+    joined,
+    media_of,
+    plain_messages,
+    template_messages,
+    tools_of,
+)
+from niels_cache_assets.sources.pairs import (
+    DIFFERS_FROM_PROMPT,
+    MALFORMED,
+    NO_PLACE_FOR_INPUT,
+    NO_PROMPT,
+    continued,
+    prompt_length,
+    sides_of,
+    system_messages,
+)
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
@@ -30,7 +48,7 @@ from niels_cache_runtime.errors import NielsCacheError
 _FIELDS_NAMED, _LOOKED_AT = 50, 20
 _SEARCHED = 1000  # rows in which a check looks for a broken one
 _OPTIONAL = ("input_field", "history_field", "system_field", "prompt_field", "tools_field")
-_OF_CHATS = ("messages_field", "instruction_field", "history_field", "output_field", "system_field")
+_OF_CHATS = ("messages_field", "instruction_field", "history_field", "output_field", "kto")
 _OF_INSTRUCTIONS = ("input_field", "history_field", "output_field")
 _OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens", "split_by")
 MALFORMED_HISTORY = "malformed_history"
@@ -43,8 +61,17 @@ _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the
     MALFORMED: "a side of the pair, or its prompt, is neither text nor a list of messages",
     MALFORMED_HISTORY: "the earlier turns are not a list of [instruction, answer]",
     NO_PROMPT: "both sides are text, and no field holds their prompt (set prompt_field)",
+    DIFFERS_FROM_PROMPT: "a side or an answer begins like the prompt of its row, but differs; prompt_field = '' reads only the sides",
+    NO_PLACE_FOR_INPUT: "there is further input, but no prompt that ends with a message of the user",
 }
-_WANTED = {"messages_field": "a list of messages", "tools_field": "a list of tools", "history_field": "a list of earlier turns"}
+_EITHER = "text or messages"
+_WANTED = {
+    "messages_field": "a list of messages",
+    "instruction_field": _EITHER,
+    "output_field": _EITHER,
+    "tools_field": "a list of tools",
+    "history_field": "a list of earlier turns",
+}
 _FORMS = (
     'messages are [{"role": "user", "content": ...}, ...] or [{"from": "human", "value": ...}, ...]'
     " (for an instruction and its answer in two fields, set instruction_field and output_field)"
@@ -56,25 +83,30 @@ Example = tuple[list[Message], list[Message] | None]  # the messages, and those 
 class ChatJsonl(DecodesText, SftSource):
     """Rows of the user's files (JSON Lines or Parquet): messages, or fields for instruction, input and output, or preference pairs.
 
+    A prompt and its completion are in the fields for instruction and output, as text or as messages.
+
     Messages are {role, content}, or ShareGPT's {from, value} with human and gpt. With a chat template, they may also have LLaMA-Factory's
     roles observation and function_call. An empty system message is left out.
     """
 
-    code_version: ClassVar[str] = "2"
+    code_version: ClassVar[str] = "3"
     never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that ends has the same bytes
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
     files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
     messages_field: str = Field("messages", description="Field of the list of messages")
-    instruction_field: str | None = Field(None, description="Field of the instruction; set it for rows without a list of messages")
+    instruction_field: str | None = Field(
+        None,
+        description="Field of the instruction (text), or of a prompt (messages); set it for rows whose answer is in a field of its own",
+    )
     input_field: str | None = Field(
         None, description="Field of further input, added to the instruction (or to the prompt of a pair) after a blank line"
     )
     history_field: str | None = Field(
         None, description="Field of earlier turns, a list of [instruction, answer]; they come before the instruction"
     )
-    output_field: str | None = Field(None, description="Field of the answer; needed with instruction_field")
+    output_field: str | None = Field(None, description="Field of the answer (text or messages); needed with instruction_field")
     system_field: str | None = Field(None, description="Field of a system message")
     tools_field: str | None = Field(
         None, description="With a template, the field of the tools (a list, or JSON); None takes `tools` if the rows have it"
@@ -83,7 +115,7 @@ class ChatJsonl(DecodesText, SftSource):
         "chat", description="'preference' reads pairs: the chosen and the rejected answer to a prompt, for DPO and similar training"
     )
     prompt_field: str | None = Field(
-        None, description="For pairs, the field of the prompt (text or messages); None takes `prompt` if the rows have it"
+        None, description="For pairs, the field of the prompt (text or messages); None takes `prompt` if it exists, '' only the sides"
     )
     chosen_field: str = Field("chosen", description="For pairs, the field of the preferred side (text or messages)")
     rejected_field: str = Field("rejected", description="For pairs, the field of the other side")
@@ -92,6 +124,11 @@ class ChatJsonl(DecodesText, SftSource):
         "prompt",
         description="For pairs: 'prompt' keeps all pairs of a prompt in one split; 'conversation' also keeps a prompt and those that "
         "continue it together: all prompts whose messages up to the first one of the user are the same",
+    )
+    kto: Kto | None = Field(
+        None,
+        description="For rows with true or false in `label` (or `kto_tag`), which says whether the answer was liked: 'positives' trains on "
+        "rows with true, and counts the others as dropped; 'drop' leaves out all rows with a label. None: such a row is an error",
     )
     on_broken: OnBroken | None = Field(
         None,
@@ -136,30 +173,33 @@ class ChatJsonl(DecodesText, SftSource):
         """
         files = self.readable_files()
         stream = ((file.name, row, values) for file in files for row, values in self._rows(file))
-        unseen, fields = self._configured(), list[str]()
+        unseen, fields, has_labels = self._configured(), "", False
         problems: Counter[str | None] = Counter()
         looked_at: list[dict[str, Any]] = []
         stops, broken = self._on_broken == "stop", None
         for name, row, values in rows_of_proof(stream):
             looked_at += [values] if len(looked_at) < _LOOKED_AT else []
-            fields = fields or [*values][:_FIELDS_NAMED]
+            fields = fields or _shown(values)
             unseen = {key: name for key, name in unseen.items() if name not in values}
             problem = self._problem(values)
             problems[problem] += 1
-            if broken is None and problem is not None and stops and is_mistake(problem):
+            has_labels |= has_label(values)
+            if broken is None and problem is not None and (always_stops(problem) or (stops and is_mistake(problem))):
                 broken = (name, row, problem, values)
-            is_proven = not unseen and (len(problems) > 1 or not problems.keys() & _OF_FORM.keys())
+            is_proven = not unseen and (self.kto is None or has_labels) and (len(problems) > 1 or not problems.keys() & _OF_FORM.keys())
             if is_proven and (not stops or broken is not None or problems.total() >= _SEARCHED):
                 break
         ends_here = next(stream, None) is None
         fitting = partial(advice, looked_at, lambda keys: self.fits(looked_at, keys))
         for key, name in unseen.items():
             if problems and (ends_here or key not in _OPTIONAL):
-                wrong = f"no field {name!r} in the first rows; set {key} to one of: {', '.join(fields)}"
+                wrong = f"no field {name!r} in the first rows; set {key} to one of: {fields}"
                 raise NielsCacheError(f"{files[0].name}: {wrong}{fitting() if key not in _OPTIONAL else ''}")
         if broken is not None:
             name, row, problem, values = broken
             raise broken_row(f"{name}: row {row}", problem, self._messages_of(values), self.roles, fitting())
+        if self.kto and problems and ends_here and not has_labels:
+            raise without_labels(files[0].name, self.kto)
         for problem, count in problems.items():
             if problem in _OF_FORM and len(problems) == 1:
                 first = f"first {count:,} {'row' if count == 1 else 'rows'}"
@@ -178,7 +218,8 @@ class ChatJsonl(DecodesText, SftSource):
         """Return whether a table with these keys makes a conversation or a pair of at least one row. A list of messages may be empty."""
         for template in (SENTINELS, "chatml"):  # a template knows more roles, and calls of tools
             table = cls.model_validate({"source": "chat_jsonl", "files": ["*"], "template": template, **keys})
-            if any(table._problem(row) in (None, "empty_conversation") for row in rows):
+            unlabelled = ({name: value for name, value in row.items() if name not in LABELS} for row in rows)
+            if any(table._problem(row) in (None, "empty_conversation") for row in unlabelled):
                 return True
         return False
 
@@ -225,6 +266,7 @@ class ChatJsonl(DecodesText, SftSource):
             needed = {key: configured[key] for key in ("chosen_field", "rejected_field")}
         state = files.state
         state.setdefault("unseen", sorted(configured))  # keys whose field has not occurred in any row yet
+        state.setdefault("labels", False)  # whether a row had a label
         decoding = Decoding(self, context)
         unproven = dict(configured)  # keys whose field has not yet held a valid value
         wrong: dict[str, tuple[str, int, Any, list[str]]] = {}
@@ -232,9 +274,14 @@ class ChatJsonl(DecodesText, SftSource):
         for file in files.files():
             for row, values in self._rows(file, files.position):
                 replaced = decoding.count_row(file.name, values, texts_of)
+                if "first" not in state:
+                    state["first"] = [file.name, row, _shown(values)]
+                    if not self.is_preference and (lost := note_of_lost_messages(values, configured.values())):
+                        context.report.hints.append(f"{file.name}: row {row}: {lost}")
+                        context.log(context.report.hints[-1])
                 if state["unseen"]:
-                    state.setdefault("first", [file.name, row, [*values][:_FIELDS_NAMED]])
                     state["unseen"] = [key for key in state["unseen"] if configured[key] not in values]
+                state["labels"] = state["labels"] or has_label(values)
                 for key in [key for key, name in unproven.items() if _is_right(key, values.get(name))]:
                     del unproven[key]
                 for key, name in unproven.items():
@@ -254,9 +301,9 @@ class ChatJsonl(DecodesText, SftSource):
         if "first" in state and state["unseen"]:
             name, row, fields = state["first"]
             key = next(key for key in configured if key in state["unseen"])
-            raise NielsCacheError(
-                f"{name}: row {row}: no field {configured[key]!r}, and no row has it; set {key} to one of: {', '.join(fields)}"
-            )
+            raise NielsCacheError(f"{name}: row {row}: no field {configured[key]!r}, and no row has it; set {key} to one of: {fields}")
+        if "first" in state and self.kto and not state["labels"]:
+            raise without_labels(state["first"][0], self.kto)
         for key in (key for key in unproven if key in wrong and context.start is None):
             name, row, value, fields = wrong[key]
             wanted = _WANTED.get(key, "text or messages" if self.is_preference else "text")
@@ -269,15 +316,16 @@ class ChatJsonl(DecodesText, SftSource):
         """Return the messages of a row, and those of the rejected side or None. Return the reason if the row has none."""
         if self.template != SENTINELS and (media := media_of(values)) is not None:
             return media
+        system = values.get(self.system_field) if self.system_field else None
         if self.is_preference:
-            prompt = values.get(self.prompt_field or _PROMPT)
-            if self.input_field and isinstance(prompt, str):
-                prompt = joined(prompt, values.get(self.input_field), "\n\n")
-            return sides_of(prompt, values.get(self.chosen_field), values.get(self.rejected_field), self._read)
+            sides = (self._prompt_of(values), values.get(self.chosen_field), values.get(self.rejected_field))
+            made = sides_of(*sides, self._read, extra=values.get(self.input_field) if self.input_field else None)
+            return made if isinstance(made, str) else (with_system(system, made[0]), with_system(system, made[1]))
+        if (problem := label_problem(values, self.kto)) is not None:
+            return problem
         messages = self._mapped(values) if self.instruction_field else self._read(values.get(self.messages_field))
         if isinstance(messages, str):
             return messages
-        system = values.get(self.system_field) if self.system_field else None
         return with_system(system, messages), None
 
     def _read(self, value: Any) -> list[Message] | str:
@@ -287,19 +335,35 @@ class ChatJsonl(DecodesText, SftSource):
         messages = plain_messages(value)
         return MALFORMED_MESSAGES if messages is None else messages
 
+    def _prompt_of(self, values: dict[str, Any]) -> Any:
+        """Return the prompt of a pair if it has a field of its own."""
+        return values.get(_PROMPT if self.prompt_field is None else self.prompt_field)
+
     def _tools(self, values: dict[str, Any]) -> list[Any] | str | None:
         """Return the tools of a row for the chat template, or the reason why they cannot be used."""
-        return None if self.template == SENTINELS else tools_of(values.get(self.tools_field or _TOOLS))
+        if self.template == SENTINELS:
+            return None
+        prompt = self._prompt_of(values) if self.is_preference else None
+        beside = prompt.get(_TOOLS) if isinstance(prompt, dict) else None  # as OpenAI's pairs have them
+        return tools_of(values.get(self.tools_field or _TOOLS, beside))
 
     def _mapped(self, values: dict[str, Any]) -> list[Message] | str:
-        """Return the messages of an instruction and its answer, after those of the history."""
+        """Return the messages of an instruction (or prompt) and its answer, after those of the history."""
+        asked, answered = values.get(self.instruction_field or ""), values.get(self.output_field or "")
         extra = values.get(self.input_field) if self.input_field else None
-        user = joined(values.get(self.instruction_field or ""), extra, "\n\n")
         history = values.get(self.history_field) if self.history_field else None
         if history and not _are_turns(history):
             return MALFORMED_HISTORY
-        turns = [*(history or []), (user, values.get(self.output_field or ""))]
-        return [message for asked, answered in turns for message in instruction_messages(None, asked, answered)]
+        earlier = [message for turn in history or [] for message in instruction_messages(None, *turn)]
+        if isinstance(asked, list | dict) or isinstance(answered, list | dict):
+            if not asked:
+                return "null_content" if asked is None else "empty_content"
+            made = continued(asked, answered, self._read, extra=extra)
+            if isinstance(made, str):
+                return MALFORMED_MESSAGES if made == MALFORMED else made
+            system = system_messages(made)
+            return [*system, *earlier, *made[len(system) :]]
+        return [*earlier, *instruction_messages(None, joined(asked, extra, "\n\n"), answered)]
 
 
 def _is_right(key: str, value: Any) -> bool:
@@ -309,10 +373,16 @@ def _is_right(key: str, value: Any) -> bool:
     if key == "history_field":
         return _are_turns(value)
     if key == "tools_field":
-        return tools_of(value) != BROKEN_TOOLS
+        return not isinstance(tools_of(value), str)
     if key in _OF_PAIRS:
         return isinstance(value, str | dict) or plain_messages(value) is not None
+    if key in ("instruction_field", "output_field") and not isinstance(value, str):
+        return holds_messages(value)
     return plain_messages(value) is not None if key == "messages_field" else isinstance(value, str)
+
+
+def _shown(values: dict[str, Any]) -> str:
+    return shown([values], [*values][:_FIELDS_NAMED])
 
 
 def _are_turns(value: Any) -> bool:

@@ -102,20 +102,12 @@ def valid_batches(
     return batched(valid(), files, length=lambda conversation: 0)
 
 
-def joined(instruction: Any, extra: Any, between: str) -> Any:
-    """Join an instruction and further input to the user's message. A value that is not a string is returned unchanged."""
-    if extra is None or not isinstance(instruction, str):
-        return instruction
-    if not isinstance(extra, str):
-        return extra
-    return f"{instruction}{between}{extra}" if extra.strip() else instruction
-
-
 def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message]:
     """Return a conversation of one turn. Values are not checked here."""
     return with_system(system, cast(list[Message], [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]))
 
 
 def with_system(system: Any, messages: list[Message]) -> list[Message]:
-    """Return messages after a message of the system, or alone if it is empty. Values are not checked here."""
-    return messages if system in (None, "") else [cast(Message, {"role": "system", "content": system}), *messages]
+    """Return messages after a message of the system, or alone if it is empty or already there. Values are not checked here."""
+    first = cast(Message, {"role": "system", "content": system})
+    return messages if system in (None, "") or messages[:1] == [first] else [first, *messages]

@@ -8,8 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from niels_cache_assets.documents import Conversation
-from niels_cache_assets.sources.conversations import instruction_messages, joined, valid_batches
+from niels_cache_assets.sources.conversations import instruction_messages, valid_batches
 from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.messages import joined
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.rows import HeldText
 from niels_cache_assets.sources.types import SftSource, StreamContext

@@ -6,7 +6,7 @@
     {"images": ["a.png"], ...}                --> the kind of a row that holds more than text
 
 For a chat template, values reach it as they are in the row, because a template expects what `transformers` gives it. Only a content that is
-a list of texts becomes one text, and calls and tools that are JSON in a text are decoded.
+a list of texts becomes one text, and calls and tools that are JSON in a text are decoded (arguments of calls later: chats/arguments.py).
 """
 
 from __future__ import annotations
@@ -16,16 +16,23 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from niels_cache_assets.documents import Message
+from niels_cache_runtime.format.meta import unique_keys
 
 MALFORMED_MESSAGES = "malformed_messages"
 BROKEN_CALL = "broken_json_in_call"
 BROKEN_TOOLS = "broken_tools"
+REPEATED_KEY = "repeated_key_in_json"
 
 _ROLES = {"human": "user", "gpt": "assistant"}  # the role names of ShareGPT
 _CALLS = "function_call"  # the role of messages that are calls of tools as JSON
 SHARED_ROLES = {**_ROLES, "observation": "tool", _CALLS: "assistant"}  # with those that LLaMA-Factory adds; only chat templates know them
 _MESSAGE_KEYS = ("role", "from", "content", "value")
 _MEDIA = ("image", "audio", "video")
+_NOTHING = (None, "", "null")  # JSON texts without a value
+
+
+class _RepeatedKeyError(Exception):
+    """An object in a JSON text has a key twice."""
 
 
 def plain_messages(value: Any) -> list[Message] | None:
@@ -44,33 +51,60 @@ def template_messages(value: Any) -> list[Message] | str:
     if not _are_objects(value):
         return MALFORMED_MESSAGES
     messages = _read(value, roles=SHARED_ROLES, keeps_others=True)
-    for given, message in zip(_spoken(value), cast(list[dict[str, Any]], messages), strict=True):
-        if _role_of(given) == _CALLS:  # its text holds the calls
-            message["content"], message["tool_calls"] = None, _calls_in(message["content"])
-        if isinstance(message["content"], list):
-            joined = _joined(message["content"])
-            if joined is None:
-                return _kind_of_media(message["content"]) or "non_string_content"
-            message["content"] = joined
-        if "tool_calls" in message:
-            calls = _decoded(message["tool_calls"])
-            if not isinstance(calls, list) or not all(map(_is_sound_call, calls)):
-                return BROKEN_CALL
-            message["tool_calls"] = calls
-    return messages
+    try:
+        return next(filter(None, map(_problem_of, _spoken(value), cast(list[dict[str, Any]], messages))), messages)
+    except _RepeatedKeyError:
+        return REPEATED_KEY
+
+
+def _problem_of(given: Mapping[str, Any], message: dict[str, Any]) -> str | None:
+    """Decode the calls of a message, and join the parts of its content. Return the reason why it cannot be used, or None."""
+    if _role_of(given) == _CALLS:  # its text holds the calls
+        message["content"], message["tool_calls"] = None, _calls_in(message["content"])
+    if isinstance(message["content"], list):
+        joined = _joined(message["content"])
+        if joined is None:
+            return _kind_of_media(message["content"]) or "non_string_content"
+        message["content"] = joined
+    if isinstance(message.get("tool_calls"), str) and message["tool_calls"].strip() in _NOTHING:
+        del message["tool_calls"]
+    if "tool_calls" in message:
+        calls = _decoded(message["tool_calls"])
+        if not isinstance(calls, list) or not all(map(_is_sound_call, calls)):
+            return BROKEN_CALL
+        message["tool_calls"] = calls
+    return None
 
 
 def tools_of(value: Any) -> list[Any] | str | None:
     """Return the tools that a row offers, or None if there are none, or the reason why they cannot be used."""
-    if value in (None, "", []):
+    if value in _NOTHING or value == []:
         return None
-    tools = _decoded(value)
+    try:
+        tools = _decoded(value)
+    except _RepeatedKeyError:
+        return REPEATED_KEY
     return tools or None if isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools) else BROKEN_TOOLS
 
 
 def media_of(row: Mapping[str, Any]) -> str | None:
     """Return the reason for a row with an image, audio or video in a field of its own, such as `images`. Return None for other rows."""
     return next((f"{kind}_content" for kind in _MEDIA for name in (kind, f"{kind}s") if row.get(name)), None)
+
+
+def holds_messages(value: Any) -> bool:
+    """Return whether a value is a message, or a list with messages: objects with a speaker."""
+    messages = [value] if isinstance(value, dict) else value
+    return isinstance(messages, list) and any(isinstance(each, dict) and isinstance(_role_of(each), str) for each in messages)
+
+
+def joined(instruction: Any, extra: Any, between: str) -> Any:
+    """Join an instruction and further input to the user's message. A value that is not a string is returned unchanged."""
+    if extra is None or not isinstance(instruction, str):
+        return instruction
+    if not isinstance(extra, str):
+        return extra
+    return f"{instruction}{between}{extra}" if extra.strip() else instruction
 
 
 def calls_or_thinks(message: Mapping[str, Any]) -> bool:
@@ -83,11 +117,11 @@ def _are_objects(value: Any) -> bool:
 
 
 def _role_of(message: Mapping[str, Any]) -> Any:
-    return message.get("role", message.get("from"))
+    return message["role"] if message.get("role") is not None else message.get("from")
 
 
 def _content_of(message: Mapping[str, Any]) -> Any:
-    return message.get("content", message.get("value"))
+    return message["content"] if message.get("content") is not None else message.get("value")
 
 
 def _spoken(value: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -128,9 +162,21 @@ def _decoded(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
+        return _json(value)
     except (ValueError, RecursionError):
         return None
+
+
+def _json(text: str) -> Any:
+    """Return the value of a JSON text. Raises ValueError or RecursionError for a broken one, _RepeatedKeyError for a repeated key."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        try:
+            return unique_keys(pairs)
+        except ValueError as error:
+            raise _RepeatedKeyError from error
+
+    return json.loads(text, object_pairs_hook=unique)
 
 
 def _is_sound_call(call: Any) -> bool:
@@ -141,4 +187,10 @@ def _is_sound_call(call: Any) -> bool:
     if not isinstance(function, Mapping):
         return False
     arguments = function.get("arguments")
-    return not isinstance(arguments, str) or _decoded(arguments or "{}") is not None
+    if not isinstance(arguments, str) or not arguments.strip():
+        return True
+    try:
+        _json(arguments)
+    except (ValueError, RecursionError):
+        return False
+    return True

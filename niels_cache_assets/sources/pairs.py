@@ -2,7 +2,8 @@
 
     prompt, chosen, rejected: messages or text --> messages of both sides --> why they are no pair, or the hash of their prompt
 
-A row may give the prompt alone, or in both sides, or both. Nothing is read here.
+A row may give the prompt alone, or in both sides, or both. Messages are compared by speaker, text and calls. White space, and the form of
+the calls' arguments, make no difference. Nothing is read here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from niels_cache_assets.chats.arguments import json_value, with_arguments
 from niels_cache_assets.documents import Message
+from niels_cache_assets.sources.messages import joined
 from niels_cache_runtime.format.meta import sha256_text
 
 EQUAL_SIDES = "equal_sides"
@@ -21,6 +24,8 @@ PROMPTS_DIFFER = "prompts_differ"
 TOO_LONG = "too_long"
 NO_PROMPT = "no_prompt"
 MALFORMED = "malformed_pair"
+DIFFERS_FROM_PROMPT = "differs_from_prompt"
+NO_PLACE_FOR_INPUT = "no_place_for_input"
 
 _HASH_DIGITS = 15  # 60 bits, so that the number fits an int64
 _TURN = re.compile(r"\n\n(Human|Assistant):")  # of dialogues in one text, such as those of Anthropic/hh-rlhf
@@ -30,58 +35,102 @@ Messages = Sequence[Mapping[str, Any]]
 Read = Callable[[Any], list[Message] | str]
 
 
-def sides_of(prompt: Any, chosen: Any, rejected: Any, read: Read) -> tuple[list[Message], list[Message]] | str:
-    """Return the messages of both sides, with the prompt, or the reason why the row has none.
+def sides_of(prompt: Any, chosen: Any, rejected: Any, read: Read, *, extra: Any = None) -> tuple[list[Message], list[Message]] | str:
+    """Return the messages of both sides, with the prompt, or the reason why the row has none. See `continued` for the arguments.
 
-    prompt: text, messages, or None. chosen, rejected: text, a message, or messages, with the prompt or without it. read: returns the
-    messages in a list, or the reason why there are none. A text without a prompt must be a dialogue: turns that begin with `Human:` and
-    `Assistant:` after an empty line.
+    If the prompts of the sides differ only in white space, both get that of the chosen side.
     """
-    sides = [_side(prompt or None, side, read) for side in (chosen, rejected)]
+    sides = [continued(prompt, side, read, extra=extra) for side in (chosen, rejected)]
     for side in sides:
         if isinstance(side, str):
             return side
-    return cast(tuple[list[Message], list[Message]], tuple(sides))
+    of_chosen, of_rejected = cast(tuple[list[Message], list[Message]], tuple(sides))
+    for number, (one, other) in enumerate(zip(of_chosen[:-1], of_rejected[:-1], strict=False)):
+        if one != other and (one["role"] == "assistant" or not _are_same([one], [other])):
+            break
+        of_rejected[number] = one
+    return of_chosen, of_rejected
 
 
-def _side(prompt: Any, side: Any, read: Read) -> list[Message] | str:
-    if isinstance(side, str):
-        return _of_text(prompt, side, read)
-    messages = _read(side, read)
-    if prompt is None or isinstance(messages, str):
-        return messages
-    if isinstance(prompt, str):
-        systems = next((number for number, message in enumerate(messages) if message["role"] != "system"), len(messages))
-        if systems < len(messages) and messages[systems]["role"] != "assistant":
-            return messages  # a whole conversation, with its own prompt
-        return [*messages[:systems], Message(role="user", content=prompt), *messages[systems:]]
-    before = _read(prompt, read)
+def continued(prompt: Any, side: Any, read: Read, *, extra: Any = None) -> list[Message] | str:
+    """Return the messages of a prompt and of a side that continues it or repeats it, or the reason why there are none.
+
+    The prompt is in the result once. A side that begins like the prompt, but is not the same there, is refused.
+
+    Args:
+        prompt: Text, messages, or None.
+        side: Text, a message, or messages, with the prompt or without it. A text without a prompt must be a dialogue: turns that begin with
+            `Human:` and `Assistant:` after an empty line.
+        read: Returns the messages in a list, or the reason why there are none.
+        extra: Further input after the last message of the prompt, which must then be the user's. None and blanks add nothing.
+    """
+    before = _asked(prompt or None, extra, read)
     if isinstance(before, str):
         return before
-    return messages if messages[: len(before)] == before else [*before, *messages]
+    text = before[0]["content"] if before and isinstance(prompt, str) else None
+    if isinstance(side, str):
+        return _of_text(before, text, side)
+    messages = _read(side, read)
+    if before is None or isinstance(messages, str):
+        return messages
+    said = messages[len(system_messages(messages)) : -1]
+    if text is not None and said and said[0]["role"] == "user" and any(_are_same(before, [message]) for message in said):
+        return messages  # a whole conversation, in which the text of the prompt is any question
+    return _joined(before, messages)
 
 
-def _of_text(prompt: Any, text: str, read: Read) -> list[Message] | str:
+def _asked(prompt: Any, extra: Any, read: Read) -> list[Message] | str | None:
+    """Return the messages of a prompt with further input, or the reason why it cannot be used. None: there is no prompt."""
+    adds = extra is not None and (not isinstance(extra, str) or bool(extra.strip()))
     if prompt is None:
-        return dialogue(text) or NO_PROMPT
-    if isinstance(prompt, str):
-        return _dialogue_with(prompt, text) or [Message(role="user", content=prompt), Message(role="assistant", content=text)]
-    before = _read(prompt, read)
-    return before if isinstance(before, str) else [*before, Message(role="assistant", content=text)]
+        return NO_PLACE_FOR_INPUT if adds else None
+    messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else _read(prompt, read)
+    if isinstance(messages, str) or not adds:
+        return messages
+    if not messages or messages[-1]["role"] != "user":
+        return NO_PLACE_FOR_INPUT
+    last = messages[-1].copy()
+    last["content"] = joined(last["content"], extra, "\n\n")
+    return [*messages[:-1], last]
 
 
-def _dialogue_with(prompt: str, text: str) -> list[Message] | None:
-    """Return the messages of a dialogue that has the prompt in `text`, or continues it there. Return None for other texts."""
-    whole, asked = dialogue(text), prompt.strip()
-    if whole and (text.strip().startswith(asked) or whole[0]["content"].strip() == asked):
-        return whole
-    continued = dialogue(prompt + text)
-    return continued if continued and continued[-1]["role"] == "assistant" else None
+def _joined(prompt: list[Message], side: list[Message]) -> list[Message] | str:
+    """Return the messages of both, with those of the system first. See `continued`."""
+    of_prompt, of_side = (system_messages(messages) for messages in (prompt, side))
+    asked, said = prompt[len(of_prompt) :], side[len(of_side) :]
+    if of_prompt and of_side and not _are_same(of_prompt, of_side):
+        return DIFFERS_FROM_PROMPT
+    if not _are_same(asked, said[: len(asked)]):
+        repeats = any(_are_same(asked[-count:], said[:count]) for count in range(1, len(asked)))
+        begins_alike = bool(said) and _are_same(asked[:1], said[:1])
+        asks_again = bool(said) and said[0]["role"] == "user" and asked[-1]["role"] not in ("assistant", "tool")
+        if repeats or begins_alike or asks_again:
+            return DIFFERS_FROM_PROMPT
+        said = [*asked, *said]
+    return [*(of_side or of_prompt), *said]
+
+
+def system_messages(messages: list[Message]) -> list[Message]:
+    """Return the messages of the system at the beginning."""
+    others = (number for number, message in enumerate(messages) if message["role"] not in ("system", "developer"))
+    return messages[: next(others, len(messages))]
+
+
+def _of_text(before: list[Message] | None, prompt: str | None, side: str) -> list[Message] | str:
+    """Return the messages of a side that is text. prompt: the text of the prompt, or None if it is messages."""
+    whole = dialogue(side)
+    if before is None:
+        return whole or NO_PROMPT
+    if whole and whole[-1]["role"] == "assistant":
+        return whole if prompt is not None and _squeezed(side).startswith(_squeezed(prompt)) else _joined(before, whole)
+    if prompt is not None and (both := dialogue(prompt + side)) and both[-1]["role"] == "assistant":
+        return both
+    return [*before, Message(role="assistant", content=side)]
 
 
 def _read(value: Any, read: Read) -> list[Message] | str:
-    """Return the messages of a list, or of one message. A value of another form is a malformed pair."""
-    messages = [value] if isinstance(value, dict) else value
+    """Return the messages of a list, of one message, or of an object with `messages`. A value of another form is a malformed pair."""
+    messages = value.get("messages", [value]) if isinstance(value, dict) else value
     return read(messages) if isinstance(messages, list) else MALFORMED
 
 
@@ -128,14 +177,24 @@ def prompt_hash(chosen: Messages, rejected: Messages) -> str:
     """Return the hash of the prompt of a pair, 15 hex digits.
 
     It is over the speaker, the text and the calls of each message. Each run of white space counts as one blank, because templates remove or
-    change white space. Other keys of a message, such as an id, do not count.
+    change white space. The arguments of a call count as JSON values. Other keys of a message, such as an id, do not count.
     """
     return _hash_of(_prompt(chosen, rejected))
 
 
 def _hash_of(messages: Messages) -> str:
-    said = [[message["role"], _squeezed(message.get("content")), message.get("tool_calls")] for message in messages]
-    return sha256_text(json.dumps(said, sort_keys=True, default=str))[:_HASH_DIGITS]
+    return sha256_text(_as_json(messages))[:_HASH_DIGITS]
+
+
+def _are_same(some: Messages, others: Messages) -> bool:
+    """Return whether messages are the same for `prompt_hash`."""
+    return _as_json(some) == _as_json(others)
+
+
+def _as_json(messages: Messages) -> str:
+    calls = [with_arguments(message, json_value).get("tool_calls") or None for message in messages]
+    said = [[each["role"], _squeezed(each.get("content") or ""), made] for each, made in zip(messages, calls, strict=True)]
+    return json.dumps(said, sort_keys=True, default=str)
 
 
 def _prompt(chosen: Messages, rejected: Messages) -> Messages:

@@ -9,6 +9,7 @@ twice. The sources give rows their meaning.
 
 from __future__ import annotations
 
+import json
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import unique_keys
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -161,7 +163,7 @@ def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of:
 
 
 class ParquetTable:
-    """A Parquet file with its rows. `columns`: a mapping of column names to Arrow types.
+    """A Parquet file with its rows. `columns`: a mapping of column names to Arrow types. `json_forms`: see `json_form`, for nested columns.
 
     `source`: a path or a seekable stream. `name`: the name of the file for messages.
     """
@@ -172,6 +174,7 @@ class ParquetTable:
         schema = self._parquet.schema_arrow
         self.rows: int = self._parquet.metadata.num_rows
         self.columns: dict[str, pa.DataType] = {field.name: field.type for field in schema}
+        self.json_forms = {name: form for name, kind in self.columns.items() if (form := json_form(kind)) is not None}
         self._repeated = [*_repeated_names(schema)]
 
     def _open(self, **settings: Any) -> pq.ParquetFile:
@@ -281,6 +284,33 @@ def is_text_type(arrow_type: Any) -> bool:
 
     value_type = arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type
     return is_string_type(value_type) or bool(types.is_null(value_type))
+
+
+def json_form(arrow_type: Any) -> Callable[[Any], Any] | None:
+    """Return a function that turns the Python values of a nested column into those that JSON Lines would hold. None: they already are.
+
+    In Arrow, every struct has all keys of its type, and the keys that a row lacks are null. So null keys of structs are left out. A key
+    that was null in the data cannot be told from such padding. Nulls in lists and maps stay. Maps become objects, and texts of the type
+    `arrow.json` (Json of `datasets`) are decoded.
+    """
+    import pyarrow.types as types
+
+    if getattr(arrow_type, "extension_name", None) == "arrow.json":
+        return lambda value: None if value is None else json.loads(value, object_pairs_hook=unique_keys)
+    if types.is_struct(arrow_type):
+        inner = {field.name: json_form(field.type) or _unchanged for field in arrow_type}
+        return lambda value: None if value is None else {key: inner[key](each) for key, each in value.items() if each is not None}
+    if types.is_map(arrow_type):
+        of_item = json_form(arrow_type.item_type) or _unchanged
+        return lambda value: None if value is None else {key: of_item(each) for key, each in value}
+    if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
+        of_value = json_form(arrow_type.value_type)
+        return of_value and (lambda value: None if value is None else [of_value(each) for each in value])
+    return None
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def in_pieces(table: Any) -> Iterator[Any]:

@@ -335,8 +335,8 @@ def parquet_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (row index from 0, object) of a Parquet file, beginning at `position`. An object has those of `columns` that the file has.
 
-    Strings that are not UTF-8 are decoded as `encoding`; a row with replaced bytes is a DamagedRow. A row of more than `limit` bytes in
-    Arrow is an error.
+    Nested values are those that JSON Lines would hold (`json_form`). Strings that are not UTF-8 are decoded as `encoding`; a row with
+    replaced bytes is a DamagedRow. A row of more than `limit` bytes in Arrow is an error.
     """
     position = position or FilePosition()
     with open_parquet(file) as parquet:
@@ -349,6 +349,8 @@ def parquet_rows(
                         refuse_length(f"{file.name}: row {first + row}", limit)
             for row, values in enumerate(rows_in(batch, encoding), first):
                 position.row = row + 1
+                for each in (values, values.marked) if isinstance(values, DamagedRow) else (values,):
+                    each.update((name, form(each[name])) for name, form in parquet.json_forms.items() if name in each)
                 yield row, values
 
 
