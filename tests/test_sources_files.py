@@ -24,7 +24,7 @@ from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.compressed import DamagedFile
-from niels_cache_assets.sources.reading.files import files_digest, find_files, walk_folder
+from niels_cache_assets.sources.reading.files import files_digest, find_files
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
@@ -393,23 +393,6 @@ def test_moving_a_file_between_keys_changes_what_identifies_the_data(tmp_path: P
     keys = {repr((source.identity(), source.revision({}))) for source in sources}
     assert len(keys) == len(sources)
     assert Gutenberg(files=[a]).identity() == Gutenberg(files=[b]).identity(), "where the files lie is not part of it"
-
-
-def test_the_order_of_a_walk_is_not_that_of_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "root/zoo").mkdir(parents=True)
-    (tmp_path / "root/zoo/a.md").write_text("a")
-    (tmp_path / "root/b").symlink_to(tmp_path / "root/zoo")
-    (tmp_path / "root/c").symlink_to(tmp_path / "root/zoo")
-    walk = os.walk
-    for backwards in (False, True):
-
-        def ordered(*args: Any, reverse: bool = backwards, **keys: Any) -> Iterator[Any]:
-            for folder, subfolders, names in walk(*args, **keys):
-                subfolders.sort(reverse=reverse)
-                yield folder, subfolders, names
-
-        monkeypatch.setattr(os, "walk", ordered)
-        assert [file.name for file in walk_folder(str(tmp_path / "root"), (".md",))] == ["zoo/a.md"]
 
 
 def test_files_of_json_lines_are_told_by_the_names_they_have_in_the_wild(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ class Roam(Notes):
     """A Roam graph: *.md and JSON exports below `path`, or one JSON export."""
 
     code_version: ClassVar[str] = "3"
+    endings: ClassVar[tuple[str, ...]] = (".md", ".json")
 
     source: Literal["roam"] = "roam"
     path: ConfigPath | None = Field(None, description="Folder of the graph's *.md files or JSON exports, or one JSON export")
@@ -40,7 +41,7 @@ class Roam(Notes):
             raise NielsCacheError("roam: path is not set; set it to the folder of the exported notes, or to a Roam JSON export")
         if self.path.endswith(".json") and not os.path.isdir(self.path):
             return [SourceFile(self.path, writable(os.path.basename(self.path)))]
-        return files_of_folder(self.path, (".md", ".json"))
+        return files_of_folder(self.path, self.endings)
 
     def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
         """Yield the pages of an export.

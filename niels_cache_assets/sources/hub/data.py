@@ -22,7 +22,7 @@ from niels_cache_assets.sources.errors import shown
 from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.hub.errors import hub_errors, nearest
 from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, UTF8, Damage, DecodesText, damage_of, encoding_of
-from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files, open_bytes, reading
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_splits, open_bytes, reading
 from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.parquet_files import is_string_type
 from niels_cache_assets.sources.reading.places import Part
@@ -54,7 +54,7 @@ class HubData(DecodesText):
     the hub.
     """
 
-    files_code_version: ClassVar[str] = "2"  # the code version for reading files; `code_version` is for reading the hub
+    files_code_version: ClassVar[str] = "3"  # the code version for reading files; `code_version` is for reading the hub
 
     dataset: str = Field(description="Hub data set, owner/name")
     config: str | None = Field(None, description="Configuration (subset) of the data set")
@@ -91,12 +91,19 @@ class HubData(DecodesText):
         return None if self.local_key else self.config
 
     def input_files(self) -> list[SourceFile]:
-        return [file for part in self.upstream_splits() if part.files for file in find_files(part.files)]
+        return [file for _, files in self.files_by_part() for file in files]
+
+    def files_by_part(self) -> list[tuple[Part, list[SourceFile]]]:
+        """Return the parts to read with their files, or an empty list without the key `files`. Raises the errors of `find_splits`."""
+        if not self.files:
+            return []
+        parts = self.upstream_splits()
+        return [*zip(parts, find_splits([part.files or [] for part in parts]), strict=True)]
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         if self.files:
-            parts = [(part.split or "all", find_files(part.files or [])) for part in self.upstream_splits()]
-            return files_digest(file._replace(name=f"{split}\0{file.name}") for split, files in parts for file in files)
+            parts = self.files_by_part()
+            return files_digest(file._replace(name=f"{part.split or 'all'}\0{file.name}") for part, files in parts for file in files)
         from huggingface_hub import HfApi
 
         from niels_cache_assets.sources.net.transport import install
@@ -273,7 +280,7 @@ def _open(
         path = data.dataset
         settings = {"name": data.config, "revision": context.revision}
     else:
-        found = find_files(part.files)
+        found = next(files for each, files in data.files_by_part() if each == part)
         local_names = {file.url: file.name for file in found}
         path = format_of([file.name for file in found])
         settings = {"data_files": {part.upstream: [url if "://" in url else glob.escape(url) for url in local_names]}}
