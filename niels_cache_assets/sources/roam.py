@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from niels_cache_assets.documents import Document
+from niels_cache_assets.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.sources.markdown_folder import Notes
 from niels_cache_assets.sources.reading.encodings import Decoding, marked_json, read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder, writable
@@ -85,7 +86,8 @@ def _pages(file: SourceFile, text: str) -> list[dict[str, Any]] | None:
     except RecursionError as error:
         raise NielsCacheError(f"{file.name}: not readable, its JSON is nested too deep; move it out of the folder") from error
     except ValueError as error:
-        raise NielsCacheError(f"{file.name}: not valid JSON ({error}); export the graph again as JSON") from error
+        kind = described(text[:HEAD_BYTES].encode(errors="replace"), "JSON")
+        raise NielsCacheError(f"{file.name}: not valid JSON ({error}); export the graph again as JSON{kind}") from error
     return pages if is_export(pages) else None
 
 

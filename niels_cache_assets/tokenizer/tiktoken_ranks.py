@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from niels_cache_assets.config.defaults import ENCODINGS, SPECIAL_TOKENS
+from niels_cache_assets.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.tokenizer.base import (
     IN_ORDER,
     Span,
@@ -118,7 +119,8 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
             ranks[base64.b64decode(piece, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
             what = "a damaged rank file" if ranks else "not a rank file of tiktoken"
-            raise NielsCacheError(f"{path}: {what}: line {number:,} is not base64 and a rank; copy the file again") from error
+            kind = "" if ranks else described(content[:HEAD_BYTES])
+            raise NielsCacheError(f"{path}: {what}: line {number:,} is not base64 and a rank; copy the file again{kind}") from error
         pieces += 1
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:

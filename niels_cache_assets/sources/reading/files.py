@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
+from niels_cache_assets.first_bytes import HEAD_BYTES, refuse_content
 from niels_cache_assets.sources.errors import SourceUnavailable, endless_redirect, first_line, is_of_network, shown
 from niels_cache_assets.sources.finding.globs import Found, Links, files_below, glob_files, links_among
 from niels_cache_assets.sources.finding.missing import advice_for_missing
-from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
+from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors, window_bytes
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -49,31 +50,10 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
 
     A local folder stands for all files below it with one of the `endings`; a folder without such files is an error. Names are relative to
     the deepest folder that all patterns share before their first wildcard. So a new file never changes the names of other files. If links
-    lead to a local file by several paths, the first path in sorted order names it; `notes_on_files` says so.
+    lead to a local file by several paths, the first path in sorted order names it (sources/notes.py says so).
     """
-    found = _matches(patterns, endings)
+    found = find_matches(patterns, endings)
     return _named(found.once(links_among(found.local)))
-
-
-def notes_on_files(groups: Iterable[Sequence[str]], endings: tuple[str, ...] = ()) -> list[str]:
-    """Return what the user should know about the files of these lists of globs: local files that links name again, and hard links."""
-    found = [_matches(patterns, endings) for patterns in groups if patterns and "://" not in patterns[0]]
-    links = links_among(chain.from_iterable(each.local for each in found))
-    again = {path: first for path, first in links.first.items() if path != first}
-    for each in found:
-        again |= each.again
-    notes = []
-    if again:
-        path, first = min(again.items())
-        paths = "1 path leads" if len(again) == 1 else f"{len(again):,} paths lead"
-        notes.append(f"{paths} to files or folders that are read by another path, for example {path} to {first}; each file is read once")
-    if links.hard:
-        path, first = min(links.hard.items())
-        files = "1 file is a hard link" if len(links.hard) == 1 else f"{len(links.hard):,} files are hard links"
-        notes.append(
-            f"warning: {files} to files that are read too, for example {path} to {first}; each is read, so their text is there again"
-        )
-    return notes
 
 
 def find_splits(groups: Sequence[Sequence[str]], endings: tuple[str, ...] = ()) -> list[list[SourceFile]]:
@@ -84,7 +64,7 @@ def find_splits(groups: Sequence[Sequence[str]], endings: tuple[str, ...] = ()) 
     if len({pattern.rpartition("://")[0] for patterns in groups for pattern in patterns}) > 1:
         named = [find_files(patterns, endings) for patterns in groups]
     else:
-        matches = [_matches(patterns, endings) for patterns in groups]
+        matches = [find_matches(patterns, endings) for patterns in groups]
         links = links_among(chain.from_iterable(each.local for each in matches))
         root = posixpath.commonpath([each.root for each in matches])
         once = [each.once(links)._replace(root=root) for each in matches]
@@ -110,7 +90,7 @@ def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings
     if two lists in `added` match the same file, and if no file is left in the first group.
     """
     _refuse_mixed([*patterns, *chain.from_iterable(added)])
-    matches = [_matches(each, endings) for each in (patterns, *added)]
+    matches = [find_matches(each, endings) for each in (patterns, *added)]
     links = links_among(chain.from_iterable(each.local for each in matches))
     first, *groups = [each.once(links) for each in matches]
     taken: set[str] = set()
@@ -134,7 +114,7 @@ def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings
     return named
 
 
-class _Matches(NamedTuple):
+class Matches(NamedTuple):
     """The files that globs match, as {comparable path: url}; the folder that names are relative to; and the folders that links name again
     (see `Found`).
     """
@@ -148,7 +128,7 @@ class _Matches(NamedTuple):
         """The paths of files on this machine."""
         return (path for path, url in self.urls.items() if "://" not in url)
 
-    def once(self, links: Links) -> _Matches:
+    def once(self, links: Links) -> Matches:
         """Return the matches with the first path of each file only. links: those of all paths."""
         first: dict[str, str] = {}
         for path in sorted(self.urls):
@@ -156,7 +136,8 @@ class _Matches(NamedTuple):
         return self._replace(urls={path: self.urls[path] for path in first.values()})
 
 
-def _matches(patterns: Sequence[str], endings: tuple[str, ...]) -> _Matches:
+def find_matches(patterns: Sequence[str], endings: tuple[str, ...]) -> Matches:
+    """Return every path that the globs match, with those that lead to one file. Raises the errors of `find_files`."""
     if not patterns:
         raise NielsCacheError('files is empty: set it to a list of globs, for example files = ["data/*.jsonl"]')
     _refuse_mixed(patterns)
@@ -174,7 +155,7 @@ def _matches(patterns: Sequence[str], endings: tuple[str, ...]) -> _Matches:
         found.update(matches)
         again.update(repeated)
         roots.append(posixpath.dirname(path_pattern) if path_pattern in matches else _fixed_folder(path_pattern))
-    return _Matches(found, posixpath.commonpath(roots), again)
+    return Matches(found, posixpath.commonpath(roots), again)
 
 
 def _refuse_mixed(patterns: Sequence[str]) -> None:
@@ -182,7 +163,7 @@ def _refuse_mixed(patterns: Sequence[str]) -> None:
         raise NielsCacheError("files: local files and URLs, or different kinds of URLs, cannot be mixed; make a data set of each")
 
 
-def _named(matches: _Matches) -> list[SourceFile]:
+def _named(matches: Matches) -> list[SourceFile]:
     named = sorted((posixpath.relpath(path, matches.root or "."), url) for path, url in matches.urls.items())
     return [SourceFile(url, writable(name)) for name, url in named]
 
@@ -311,14 +292,38 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]
     """Open a file for reading. Its suffix decides how it is decompressed (compressed.py). Call this inside `reading(file)`.
 
     Local pipes can be read, too. Damaged compressed data raise DamagedFile. With `on_damage`, the error is passed to this function instead,
-    and the stream ends before the damage.
+    and the stream ends before the damage. A file that must not be read as text raises NielsCacheError (first_bytes.py), and so does one
+    whose compression is not that of its suffix.
     """
-    compression_of(file.name)  # called before opening, so that the message names the unknown compression
+    compression = compression_of(file.name)  # called before opening, so that the message names the unknown compression
+    stream = _opened(file)
+    try:
+        refuse_content(first_bytes(stream), file.name, compression)
+        if compression is not None:
+            stream = decompressed(stream, file.name, on_damage)
+            refuse_content(first_bytes(stream), file.name, None)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _opened(file: SourceFile) -> IO[bytes]:
     if "://" not in file.url:
-        return decompressed(open(file.url, "rb"), file.name, on_damage)
+        return open(file.url, "rb")
     filesystem, path = _filesystem(file.url)
-    stream = io.BufferedReader(filesystem.open(path, "rb"), 1 << 18)  # in many file systems, a file object cannot read a line up to a limit
-    return decompressed(stream, file.name, on_damage)
+    return cast(IO[bytes], io.BufferedReader(filesystem.open(path, "rb"), 1 << 18))  # many file objects cannot read a line up to a limit
+
+
+def open_seekable(file: SourceFile) -> IO[bytes]:
+    """Open a file whose reader begins at its end, such as one of Parquet. Nothing is read yet. Call this inside `reading(file)`."""
+    return decompressed(_opened(file), file.name)
+
+
+def first_bytes(stream: IO[bytes]) -> bytes:
+    """Return the first bytes of a stream that `open_bytes` has just opened. No byte is taken from it."""
+    peek = getattr(stream, "peek", None)
+    return b"" if peek is None else peek(HEAD_BYTES)[:HEAD_BYTES]
 
 
 def files_digest(files: Iterable[SourceFile]) -> str:
@@ -339,6 +344,14 @@ def file_size(file: SourceFile) -> int:
             return os.stat(file.url).st_size
         filesystem, path = _filesystem(file.url)
         return int(filesystem.info(path).get("size") or 0)
+
+
+def window_of_file(file: SourceFile) -> int:
+    """Return the memory in bytes that the window of a compressed local file takes while it is read. See `window_bytes`."""
+    if not file.name.lower().endswith((".zst", ".xz")):
+        return 0
+    with reading(file), open(file.url, "rb") as stream:
+        return window_bytes(stream, file.name)
 
 
 def file_digest(file: SourceFile) -> str:
