@@ -17,6 +17,7 @@ from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData, hub_files
 from niels_cache_assets.sources.inputs import ONE_TRY
 from niels_cache_assets.sources.net.network import briefly
+from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.file_source import listed as listed_files
 from niels_cache_assets.sources.reading.files import window_of_file
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, Source
@@ -111,7 +112,8 @@ class Volumes:
         found = source.input_files()
         if not found or any("://" in file.url for file in found):
             return volume
-        window, name = max((window_of_file(file), file.name) for file in found)
+        every = source.every_file() if isinstance(source, RowFileSource) else found
+        window, name = max((window_of_file(file), file.name) for file in every)
         if window > _USUAL_WINDOW:
             volume = replace(volume, window_bytes=window, window_of=name)
         sample = sample_of_source(source, files, seed=self._registry.build.seed, encoder=self._encoder())
