@@ -230,3 +230,16 @@ def test_a_character_that_the_end_of_the_first_bytes_cuts_is_text() -> None:
     found = content_of(content[:512])
     assert found is not None
     assert found.what == "plain text"
+
+
+@pytest.mark.parametrize("name", ["z.txt", "z.jsonl", "z.md"])
+def test_a_pointer_among_many_files_is_found_before_a_build_and_by_init(tmp_path: Path, name: str) -> None:
+    kind, good = {"z.txt": ("text", b"text"), "z.jsonl": ("jsonl", LINES), "z.md": ("markdown_folder", b"text")}[name]
+    (tmp_path / f"a{name[1:]}").write_bytes(good)
+    source = table(kind, tmp_path if kind == "markdown_folder" else tmp_path / f"*{name[1:]}")
+    assert notes_on_source(source) == []
+    (tmp_path / name).write_bytes(POINTER)
+    for look in (lambda: notes_on_source(source), lambda: recognize([str(tmp_path / name)])):
+        with pytest.raises(NielsCacheError) as raised:
+            look()
+        assert missing(str(raised.value), name, "Git LFS", "git lfs pull") == []

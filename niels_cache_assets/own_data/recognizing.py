@@ -21,7 +21,7 @@ from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.finding.globs import glob_files
 from niels_cache_assets.sources.finding.missing import advice_for_missing
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
-from niels_cache_assets.sources.reading.files import SourceFile, reading, walk_folder
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading, walk_folder
 from niels_cache_assets.sources.reading.rows import file_rows, first_rows
 from niels_cache_assets.sources.roam import is_export
 from niels_cache_assets.sources.types import PretrainSource
@@ -146,6 +146,8 @@ def _kind_inside(path: str, family: Family | None, option: str) -> Kind | None:
             raise NielsCacheError(f"{path}: holds no conversations; {option} takes JSON lines or Parquet")
         if named == "wikipedia":
             Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
+        with reading(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None):  # refuses what is never text
+            pass
         return Kind("pretrain", named)
     if path.lower().endswith(".json") and _is_roam_export(path) and family != "sft":
         return Kind("pretrain", "roam")

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from itertools import chain
 
-from niels_cache_assets.first_bytes import HEAD_BYTES, Content, content_of
+from niels_cache_assets.first_bytes import HEAD_BYTES, Content, content_of, refuse_content
 from niels_cache_assets.sources.added import AddedFiles
 from niels_cache_assets.sources.finding.globs import links_among
 from niels_cache_assets.sources.reading.compressed import compression_of
@@ -18,7 +18,10 @@ from niels_cache_assets.sources.types import Source
 
 
 def notes_on_source(source: Source) -> list[str]:
-    """Return what the user should know about the local files of a table, in one line for each problem."""
+    """Return what the user should know about the local files of a table, in one line for each problem.
+
+    Raises NielsCacheError for a file that a reader would refuse for its first bytes, because a build might reach it only after hours.
+    """
     path = getattr(source, "path", None)
     lists = [[path] if path else [], getattr(source, "files", None) or [], getattr(source, "val_files", None) or []]
     added = [each.files for each in getattr(source, "added", ()) if isinstance(each, AddedFiles)]
@@ -45,9 +48,11 @@ def _content(path: str) -> Content | None:
         return None
     try:
         with open(path, "rb") as stream:
-            return content_of(stream.read(HEAD_BYTES))
+            head = stream.read(HEAD_BYTES)
     except OSError:  # reported when the file is read
         return None
+    refuse_content(head, path, compression_of(path))
+    return content_of(head)
 
 
 def _is_strange(path: str, content: Content) -> bool:

@@ -11,8 +11,9 @@ import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Final
 
-_FORM = "NFC"
+_FORM: Final = "NFC"
 _HANGUL_VOWELS_AND_FINALS = {*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)}  # these join the syllable before them
 
 

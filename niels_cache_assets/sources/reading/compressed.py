@@ -189,7 +189,9 @@ def window_bytes(stream: IO[bytes], name: str) -> int:
     suffix = compression_of(name)
     try:
         return _zstd_window(stream) if suffix == ".zst" else _xz_window(stream.read(1 << 10)) if suffix == ".xz" else 0
-    except (*decompression_errors(), LookupError):
+    except LookupError:
+        return 0
+    except decompression_errors():
         return 0
 
 
