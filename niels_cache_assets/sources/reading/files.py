@@ -164,8 +164,14 @@ def _refuse_mixed(patterns: Sequence[str]) -> None:
 
 
 def _named(matches: Matches) -> list[SourceFile]:
-    named = sorted((posixpath.relpath(path, matches.root or "."), url) for path, url in matches.urls.items())
-    return [SourceFile(url, writable(name)) for name, url in named]
+    below = f"{matches.root.rstrip('/')}/"
+
+    def name(path: str, url: str) -> str:
+        if "://" not in url and path.startswith(below):
+            return path.removeprefix(below)  # many times as fast as relpath
+        return posixpath.relpath(path, matches.root or ".")
+
+    return [SourceFile(url, writable(each)) for each, url in sorted((name(path, url), url) for path, url in matches.urls.items())]
 
 
 def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
@@ -186,14 +192,14 @@ def _local_matches(pattern: str, endings: tuple[str, ...]) -> tuple[str, dict[st
     pattern = os.path.abspath(os.path.expanduser(pattern))
     if os.path.isdir(pattern) and endings:
         found = files_below(pattern)
-        urls = {Path(path).as_posix(): path for path in found.paths if path.lower().endswith(endings)}
+        urls = {path.replace(os.sep, "/"): path for path in found.paths if path.lower().endswith(endings)}
         if not urls:
             raise NielsCacheError(f"files: {pattern!r} holds no file that ends in {', '.join(endings)}; name the files, or another folder")
         return Path(glob.escape(pattern), "**").as_posix(), urls, found.again
     if os.path.isdir(pattern):
         raise NielsCacheError(f"files: {pattern!r} is a folder; name the files in it, for example {os.path.join(pattern, '*.jsonl')!r}")
     found = Found([pattern], {}) if os.path.exists(pattern) else glob_files(pattern)
-    return Path(pattern).as_posix(), {Path(path).as_posix(): path for path in found.paths}, found.again
+    return Path(pattern).as_posix(), {path.replace(os.sep, "/"): path for path in found.paths}, found.again
 
 
 def _remote_matches(pattern: str) -> tuple[str, dict[str, str], dict[str, str]]:
