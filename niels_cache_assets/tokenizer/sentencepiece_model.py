@@ -45,7 +45,7 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
             raise NielsCacheError(
                 f'{path}: a rank file of tiktoken, not a SentencePiece model; set [tokenizer] kind = "tiktoken"'
             ) from error
-        kind = described(content[:HEAD_BYTES])
+        kind = described(content[:HEAD_BYTES], "JSON")
         raise NielsCacheError(f"{path}: not a SentencePiece model; give a .model file that SentencePiece wrote{kind}") from error
     return processor, hashlib.sha256(content).hexdigest()
 

@@ -124,7 +124,7 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
             ranks[b"" if piece == _EMPTY else base64.b64decode(piece, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
             what = "a damaged rank file" if ranks else "not a rank file of tiktoken"
-            kind = "" if ranks else described(content[:HEAD_BYTES])
+            kind = "" if ranks else described(content[:HEAD_BYTES], "JSON")
             raise NielsCacheError(f"{path}: {what}: line {number:,} is not base64 and a rank; copy the file again{kind}") from error
         pieces += 1
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
