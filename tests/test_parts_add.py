@@ -92,6 +92,13 @@ def test_wrong_files_are_named(project: PartsProject, capsys: pytest.CaptureFixt
     assert "more/*" in refused(project, capsys, "prune", NAME, "more/*")
 
 
+def test_a_link_to_a_file_that_is_there_already_adds_nothing(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
+    (project.folder / "more/zz.jsonl").symlink_to("../texts/f001.jsonl")
+    said = refused(project, capsys, "add", NAME, "more/*")
+    assert "zz.jsonl" in said
+    assert "already" in said
+
+
 def test_files_that_one_process_has_read_are_named(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
     build(project.graph(1, root="one"))
     (project.folder / "one.toml").rename(project.folder / "cache.toml")

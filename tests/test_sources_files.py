@@ -7,6 +7,7 @@ import lzma
 import os
 import pwd
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,11 @@ import zstandard
 from niels_cache_assets.own_data.recognizing import sources_of
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.gutenberg import Gutenberg
+from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.compressed import DamagedFile
-from niels_cache_assets.sources.reading.files import files_digest, find_files, walk_folder
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files, window_of_file
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
@@ -395,23 +397,6 @@ def test_moving_a_file_between_keys_changes_what_identifies_the_data(tmp_path: P
     assert Gutenberg(files=[a]).identity() == Gutenberg(files=[b]).identity(), "where the files lie is not part of it"
 
 
-def test_the_order_of_a_walk_is_not_that_of_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "root/zoo").mkdir(parents=True)
-    (tmp_path / "root/zoo/a.md").write_text("a")
-    (tmp_path / "root/b").symlink_to(tmp_path / "root/zoo")
-    (tmp_path / "root/c").symlink_to(tmp_path / "root/zoo")
-    walk = os.walk
-    for backwards in (False, True):
-
-        def ordered(*args: Any, reverse: bool = backwards, **keys: Any) -> Iterator[Any]:
-            for folder, subfolders, names in walk(*args, **keys):
-                subfolders.sort(reverse=reverse)
-                yield folder, subfolders, names
-
-        monkeypatch.setattr(os, "walk", ordered)
-        assert [file.name for file in walk_folder(str(tmp_path / "root"), (".md",))] == ["zoo/a.md"]
-
-
 def test_files_of_json_lines_are_told_by_the_names_they_have_in_the_wild(tmp_path: Path) -> None:
     names = ["c4-sample.01.json.gz", "a.jsonl", "b.NDJSON.xz"]
     for name in names:
@@ -424,3 +409,72 @@ def test_files_of_json_lines_are_told_by_the_names_they_have_in_the_wild(tmp_pat
 def test_what_is_no_address_is_one_line() -> None:
     with pytest.raises(NielsCacheError, match=r"'\[::1/x\.jsonl' .*address: .*IPv6"):
         find_files(["http://me:secret@[::1/x.jsonl?key=1"])
+
+
+def zstd_with_window(content: bytes, log: int) -> bytes:
+    """Compress as `zstd --long=LOG` does a stream of unknown size. From 2^32 on, which no compressor writes, the frame is made by hand."""
+    if log < 32:
+        stream = zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(window_log=log)).compressobj()
+        return stream.compress(content) + stream.flush()
+    header = b"\x28\xb5\x2f\xfd\x00" + bytes([(log - 10) << 3])
+    return header + (len(content) << 3 | 1).to_bytes(3, "little") + content
+
+
+def xz_with_dictionary(content: bytes, size: int) -> bytes:
+    """Compress with a small dictionary, and write a larger one into the header of the block, whose checksum follows it."""
+    found = bytearray(lzma.compress(content, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 20}]))
+    assert found[14:16] == b"\x21\x01"  # LZMA2, with one byte of properties
+    found[16] = next(bits for bits in range(41) if (2 | bits & 1) << (bits // 2 + 11) >= size)
+    end = 12 + (found[12] + 1) * 4 - 4
+    found[end : end + 4] = zlib.crc32(found[12:end]).to_bytes(4, "little")
+    return bytes(found)
+
+
+LONG_WINDOWS: dict[str, tuple[Callable[[bytes, int], bytes], tuple[int, ...]]] = {
+    ".zst": (zstd_with_window, (27, 28, 31)),
+    ".xz": (xz_with_dictionary, (1 << 26, 1 << 29, 1 << 31)),
+}
+
+
+@pytest.mark.parametrize("suffix", LONG_WINDOWS)
+def test_windows_of_up_to_2_gib_are_read_whole_and_told(tmp_path: Path, suffix: str) -> None:
+    compress, sizes = LONG_WINDOWS[suffix]
+    for size in sizes:
+        file = SourceFile(str(tmp_path / f"a.jsonl{suffix}"), f"a.jsonl{suffix}")
+        (tmp_path / file.name).write_bytes(compress(json_lines(ROWS[:3]), size) + compress(json_lines(ROWS[3:]), size))
+        assert [document.text for document in read(Jsonl(files=[file.url]))[0]] == [row["text"] for row in ROWS]
+        assert window_of_file(file) == (1 << size if suffix == ".zst" else size)
+        documents, _ = read(Huggingface(dataset="a/b", files=[file.url], shuffle_buffer=0))
+        assert len(documents) == len(ROWS)
+
+
+@pytest.mark.parametrize("suffix", LONG_WINDOWS)
+@pytest.mark.parametrize("keep_damaged", [False, True])
+def test_a_window_above_2_gib_is_an_error_that_keep_damaged_does_not_hide(tmp_path: Path, suffix: str, keep_damaged: bool) -> None:
+    content = zstd_with_window(b'{"text": "a"}\n', 32) if suffix == ".zst" else xz_with_dictionary(b'{"text": "a"}\n', 3 << 30)
+    files = one_file(tmp_path, f"a.jsonl{suffix}", COMPRESS[suffix](json_lines(ROWS)) + content)
+    with pytest.raises(NielsCacheError, match=r"a\.jsonl.*2 GiB") as raised:
+        read(Jsonl(files=files, keep_damaged=keep_damaged))
+    assert not isinstance(raised.value, DamagedFile)
+
+
+def test_the_window_of_the_first_frame_is_found_behind_skippable_ones_and_is_no_larger_than_the_content(tmp_path: Path) -> None:
+    skipped = b"\x50\x2a\x4d\x18" + (40).to_bytes(4, "little") + bytes(40)
+    windows = {
+        "a.zst": (skipped * 3 + zstd_with_window(b"x", 30), 1 << 30),
+        "b.zst": (zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(window_log=30)).compress(b"x" * 99), 99),
+        "c.zst": (b"", 0),
+        "d.xz": (b"no header at all", 0),
+        "e.xz": (lzma.compress(b"x" * 99, preset=6)[:9], 0),
+        "f.gz": (gzip.compress(b"x"), 0),
+        "g.jsonl": (b"{}", 0),
+    }
+    for name, (content, expected) in windows.items():
+        assert window_of_file(SourceFile(*one_file(tmp_path, name, content), name)) == expected, name
+
+
+def test_a_zstd_file_that_is_cut_is_an_error_for_data_sets_of_the_hub_too(tmp_path: Path) -> None:
+    frames = zstandard.compress(json_lines(ROWS[:3])) + zstandard.compress(json_lines(ROWS[3:]))
+    files = one_file(tmp_path, "a.jsonl.zst", frames[:-8])
+    with pytest.raises(NielsCacheError, match=r"a\.jsonl\.zst: damaged"):
+        read(Huggingface(dataset="a/b", files=files, shuffle_buffer=0))

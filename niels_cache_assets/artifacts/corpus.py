@@ -42,6 +42,7 @@ from niels_cache_assets.disk.writers import Files
 from niels_cache_assets.documents import Documents, SourceReport
 from niels_cache_assets.parts.excluded import ids_in_parts, removed_ids, with_held_ids, with_ids
 from niels_cache_assets.parts.layout import part_name
+from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import decoding_warning, nothing_is_text
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
@@ -208,6 +209,8 @@ class Corpus(Artifact):
 
     def write(self, work: Work) -> Written:
         work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
+        for note in notes_on_source(self.source):
+            work.log(note)
         if self.source.train_tokens is not None or self.source.val_tokens is not None:
             work.log(
                 f"warning: all of {self.name} is prepared; token budgets (train_tokens, val_tokens) apply only when its cache is built"

@@ -28,6 +28,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.parts.engines import refuse, refused
 from niels_cache_assets.parts.layout import refusals_dir
+from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.references import own_revision, with_references
@@ -185,6 +186,8 @@ class Dataset(Artifact):
         return refused(refusals_dir(self.root), model_sha256=model_sha256, found_in=f"{self.family}/{self.name}")
 
     def write(self, work: Work) -> Written:
+        for note in notes_on_source(self.source) if self.prepared is None else ():
+            work.log(note)
         while (written := self._write(work)) is None:
             pass
         return written

@@ -164,6 +164,8 @@ def _identity_of_model(settings: TokenizerSettings, model: str) -> dict[str, Any
     identity["model_kind"] = settings.model_kind
     if settings.model_kind == "tokenizer.json":
         return {**identity, "side_files": {path.name: sha256_file(str(path)) for path in side_files(model)}}
+    if settings.normalize is not None:
+        identity["normalize"] = settings.normalize
     if settings.pattern is not None:
         return {**identity, "pattern": settings.pattern}
     return {**identity, "encoding": settings.encoding or file.stem}

@@ -107,6 +107,11 @@ class TokenizerSettings(Table):
     pattern: str | None = Field(
         None, min_length=1, description="For a rank file of tiktoken of no known encoding: the regular expression that cuts text into words"
     )
+    normalize: Literal["nfc"] | None = Field(
+        None,
+        description="For a rank file of tiktoken whose model normalizes text first, such as that of Qwen: nfc is Unicode's form C; "
+        "None encodes text as it is",
+    )
     engine: Literal["auto", "reference"] = Field(
         "auto", description="The encoder: auto is a fast engine that gave the same ids; reference is the library that defines them"
     )
@@ -139,12 +144,13 @@ class TokenizerSettings(Table):
 
     @model_validator(mode="after")
     def _fits_the_kind_of_model(self) -> Self:
-        of_model = [key for key in ("kind", "encoding", "pattern") if getattr(self, key) is not None]
+        of_model = [key for key in ("kind", "encoding", "pattern", "normalize") if getattr(self, key) is not None]
         if of_model and self.model is None:
             raise ValueError(f"{of_model[0]} describes an imported model, and no model is named; add model, or remove {of_model[0]}")
         of_ranks = [key for key in ("encoding", "pattern") if getattr(self, key) is not None]
         if len(of_ranks) > 1:
             raise ValueError("encoding and pattern exclude each other; give the encoding if it is known")
+        of_ranks += ["normalize"] if self.normalize is not None else []
         if of_ranks and self.model_kind != "tiktoken":
             raise ValueError(f'{of_ranks[0]} is for rank files of tiktoken only; remove it, or add kind = "tiktoken"')
         return self

@@ -21,6 +21,7 @@ from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.own_data.recognizing import Kind, Proposal, files_in, recognize
 from niels_cache_assets.show.wording import file_size
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources.finding.globs import glob_files, links_among
 from niels_cache_assets.tokenizer.base import likely_eot
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_runtime.errors import NielsCacheError
@@ -173,12 +174,10 @@ def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
     patterns = [os.path.expanduser(place) for proposal in proposals for place in proposal.places]
     if any("://" in pattern for pattern in patterns):
         return None
-    total = 0
-    for pattern in patterns:
-        found = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-        files = [file for path in found for file in (files_in(path) if os.path.isdir(path) else [path]) if os.path.isfile(file)]
-        total += sum(os.path.getsize(file) * (1 if file.endswith(_PLAIN) else _COMPRESSION) for file in files)
-    return total
+    found = [path for pattern in patterns for path in ([pattern] if os.path.exists(pattern) else glob_files(pattern).paths)]
+    every = [file for path in found for file in (files_in(path) if os.path.isdir(path) else [path]) if os.path.isfile(file)]
+    files = set(links_among(every).first.values())
+    return sum(os.path.getsize(file) * (1 if file.endswith(_PLAIN) else _COMPRESSION) for file in files)
 
 
 def _proposals(wishes: Wishes) -> list[Proposal]:

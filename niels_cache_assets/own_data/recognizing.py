@@ -19,8 +19,10 @@ from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.chat_forms import UnclearColumnsError, are_trees, keys_of_rows
 from niels_cache_assets.sources.chat_forms import shown as shown_fields
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.finding.globs import glob_files
+from niels_cache_assets.sources.finding.missing import advice_for_missing
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
-from niels_cache_assets.sources.reading.files import SourceFile, advice_for_missing, reading, walk_folder
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading, walk_folder
 from niels_cache_assets.sources.reading.rows import file_rows, first_rows
 from niels_cache_assets.sources.roam import is_export
 from niels_cache_assets.sources.types import PretrainSource
@@ -81,7 +83,7 @@ def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[
     if "://" in path:
         return {_by_name(path, family): [path]}
     if not os.path.isdir(path):
-        files = [path] if os.path.exists(path) else sorted(filter(os.path.isfile, glob.glob(path, recursive=True)))
+        files = [path] if os.path.exists(path) else [each for each in glob_files(path).paths if os.path.isfile(each)]
         sources = sources_of(files or [path])  # raises an error for missing files and unknown names
         if not files:  # a broken link, or a glob of folders
             raise NielsCacheError(f"{path}: leads to no file; correct it, or give a folder by its own name")
@@ -125,35 +127,14 @@ def _by_name(path: str, family: Family | None) -> Kind:
 
 
 def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
-    """Return one pattern for all files below a folder that have the same ending. The pattern also matches files that are added later.
-
-    If links lead to a folder twice, `**` would follow the links again and again. Then there is one pattern for each folder.
-    """
-    found: dict[str, list[str]] = {}
+    """Return one pattern for all files below a folder that have the same ending. The pattern also matches files that are added later."""
     by_ending: dict[str, list[str]] = {}
     for file in files:
         stem, ending = os.path.splitext(file)
         if ending.lower() in COMPRESSIONS:
             ending = os.path.splitext(stem)[1] + ending
         by_ending.setdefault(re.sub(r"-p\d+p\d+", "-p*p*", ending), []).append(file)  # parts of a Wikipedia dump
-    is_tree = _is_entered_once(folder)
-    for ending, alike in by_ending.items():
-        for file in alike:
-            below = os.path.join(glob.escape(folder), "**") if is_tree else glob.escape(os.path.dirname(file))
-            found.setdefault(os.path.join(below, f"*{ending}"), []).append(file)
-    return found
-
-
-def _is_entered_once(folder: str) -> bool:
-    """Return whether no link leads to a folder that was already entered. The search stops at the first such link."""
-    seen = set()
-    for here, subfolders, _ in os.walk(folder, followlinks=True):
-        real = os.path.realpath(here)
-        if real in seen:
-            return False
-        seen.add(real)
-        subfolders[:] = [name for name in subfolders if not name.startswith(".")]
-    return True
+    return {os.path.join(glob.escape(folder), "**", f"*{ending}"): alike for ending, alike in by_ending.items()}
 
 
 def _kind_inside(path: str, family: Family | None, option: str) -> Kind | None:
@@ -166,6 +147,8 @@ def _kind_inside(path: str, family: Family | None, option: str) -> Kind | None:
             raise NielsCacheError(f"{path}: holds no conversations; {option} takes JSON lines or Parquet")
         if named == "wikipedia":
             Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
+        with reading(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None):  # refuses what is never text
+            pass
         return Kind("pretrain", named)
     if path.lower().endswith(".json") and _is_roam_export(path) and family != "sft":
         return Kind("pretrain", "roam")
@@ -252,8 +235,10 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
     """
     by_kind: dict[str, list[str]] = {}
     for path in paths:
-        if "://" not in path and not os.path.exists(path) and not glob.glob(path, recursive=True):
-            raise NielsCacheError(f"{path}: no such file or folder; {advice_for_missing(path)}")
+        if "://" not in path and not os.path.exists(path):
+            found = glob_files(path)
+            if not found.paths and not found.has_folders:
+                raise NielsCacheError(f"{path}: no such file or folder; {advice_for_missing(path)}")
         for file in files_in(path) if os.path.isdir(path) else [path]:
             kind = kind_of(file)
             if kind is None:

@@ -22,7 +22,7 @@ from niels_cache_assets.sources.reading import rows as reading_rows
 from niels_cache_assets.sources.reading.columns import batch_of, require_columns, texts_of
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import listed, located_among
-from niels_cache_assets.sources.reading.files import SourceFile, find_files
+from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.keep import KeepsColumns
 from niels_cache_assets.sources.reading.places import RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, choose_text_field
@@ -107,12 +107,12 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
                     "that came later, or set pinned_revision to the commit before them"
                 )
             return files
-        return [file for part in self.upstream_splits() for file in listed(find_files(part.files or []), part.split, hashed=hashed)]
+        return [file for part, files in self.files_by_part() for file in listed(files, part.split, hashed=hashed)]
 
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
         if not self.files:
             return [SourceFile(f"hf://datasets/{self.dataset}@{revision}/{file.name}", file.name) for file in files]
-        found = {part.split: find_files(part.files or []) for part in self.upstream_splits()}
+        found = {part.split: files for part, files in self.files_by_part()}
         return [each for file in files for each in located_among(found[file.split], [file])]
 
     def file_reader(self, names: Sequence[str]) -> FileReader:

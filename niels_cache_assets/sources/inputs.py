@@ -7,7 +7,6 @@ nothing.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from niels_cache_assets.chats.rendering import check_template
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.sources.broken_rows import BrokenRowError
-from niels_cache_assets.sources.errors import SourceUnavailable, shown
+from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.net.network import briefly
 from niels_cache_assets.sources.types import PATH_KEYS, SENTINELS, SftSource, Source
@@ -74,19 +73,11 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
             if offline and is_remote(source):
                 continue
             with briefly(seconds=ONE_TRY):
-                if isinstance(source, HubData) and source.val_files:
-                    _refuse_files_of_both_splits(source)
                 source.check_input(registry.pretrain)
         except NielsCacheError as error:
             yield InputProblem(table, str(error), isinstance(error, SourceUnavailable), isinstance(error, BrokenRowError))
         except Exception:  # a bug of the source, not a fault of the data: the build reports it
             continue
-
-
-def _refuse_files_of_both_splits(source: HubData) -> None:
-    for url, count in Counter(file.url for file in source.input_files()).most_common(1):
-        if count > 1:
-            raise NielsCacheError(f"{shown(url)}: files and val_files both match it, so it would be in train and in val; let them differ")
 
 
 def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iterator[InputProblem]:

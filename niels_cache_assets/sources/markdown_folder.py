@@ -52,9 +52,10 @@ class MarkdownFolder(Notes):
     """All *.md below `path`."""
 
     code_version: ClassVar[str] = "2"
+    endings: ClassVar[tuple[str, ...]] = (".md",)
 
     source: Literal["markdown_folder"] = "markdown_folder"
     path: ConfigPath = Field(description="Folder of notes")
 
     def input_files(self) -> list[SourceFile]:
-        return files_of_folder(self.path, (".md",))
+        return files_of_folder(self.path, self.endings)

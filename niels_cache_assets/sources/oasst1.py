@@ -17,7 +17,7 @@ from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.sources.conversations import valid_batches
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DamagedRow, Decoding
-from niels_cache_assets.sources.reading.files import SourceFile, find_files, writable
+from niels_cache_assets.sources.reading.files import SourceFile, writable
 from niels_cache_assets.sources.reading.places import Part
 from niels_cache_assets.sources.reading.rows import HeldText, json_rows, row_id
 from niels_cache_assets.sources.types import SftSource, StreamContext
@@ -88,7 +88,7 @@ class Oasst1(HubData, SftSource):
 
     def _trees(self, part: Part, context: StreamContext, decoding: Decoding) -> Iterator[list[Node]]:
         """Yield the list of messages of each tree. Trees come in the order of their first messages in the data."""
-        files = find_files(part.files) if part.files else []
+        files = next((files for each, files in self.files_by_part() if each == part), [])
         tree_files = [file for file in files if _holds_trees(file, self.encoding, self.max_document_bytes)]
         if tree_files and len(tree_files) < len(files):
             raise NielsCacheError(f"files: {tree_files[0].name} holds trees, others hold flat messages; name only one kind")

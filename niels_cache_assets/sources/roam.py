@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from niels_cache_assets.documents import Document
+from niels_cache_assets.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.sources.markdown_folder import Notes
 from niels_cache_assets.sources.reading.encodings import Decoding, marked_json, read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder, writable
@@ -28,6 +29,7 @@ class Roam(Notes):
     """A Roam graph: *.md and JSON exports below `path`, or one JSON export."""
 
     code_version: ClassVar[str] = "4"
+    endings: ClassVar[tuple[str, ...]] = (".md", ".json")
 
     source: Literal["roam"] = "roam"
     path: ConfigPath | None = Field(None, description="Folder of the graph's *.md files or JSON exports, or one JSON export")
@@ -40,7 +42,7 @@ class Roam(Notes):
             raise NielsCacheError("roam: path is not set; set it to the folder of the exported notes, or to a Roam JSON export")
         if self.path.endswith(".json") and not os.path.isdir(self.path):
             return [SourceFile(self.path, writable(os.path.basename(self.path)))]
-        return files_of_folder(self.path, (".md", ".json"))
+        return files_of_folder(self.path, self.endings)
 
     def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
         """Yield the pages of an export.
@@ -88,7 +90,8 @@ def _pages(file: SourceFile, text: str) -> list[Any] | None:
     except RecursionError as error:
         raise NielsCacheError(f"{file.name}: not readable, its JSON is nested too deep; move it out of the folder") from error
     except ValueError as error:
-        raise NielsCacheError(f"{file.name}: not valid JSON ({error}); export the graph again as JSON") from error
+        kind = described(text[:HEAD_BYTES].encode(errors="replace"), "JSON")
+        raise NielsCacheError(f"{file.name}: not valid JSON ({error}); export the graph again as JSON{kind}") from error
     return pages if is_export(pages) else None
 
 

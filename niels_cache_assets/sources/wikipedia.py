@@ -24,7 +24,7 @@ from niels_cache_assets.sources.mediawiki.dump import read_pages, read_site
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, REDIRECT, Site
 from niels_cache_assets.sources.reading.encodings import Damage, Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged
-from niels_cache_assets.sources.reading.files import SourceFile, find_files, writable
+from niels_cache_assets.sources.reading.files import SourceFile, find_splits, writable
 from niels_cache_assets.sources.reading.places import FilePass, RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, batched, file_rows, row_id, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
@@ -75,7 +75,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     def unconverted(self, context: StreamContext) -> Iterator[list[Document]]:
         """Yield the articles with their text as in the source. In a dump, this text is wikitext."""
         if self.files:
-            parts = [(part, find_files(part.files or [])) for part in self.upstream_splits()]
+            parts = self.files_by_part()
             files = FilePass([file for _, found in parts for file in found], context)
             splits = [part.split for part, found in parts for _ in found]
             yield from batched(self._local(files, splits, context), files)
@@ -201,7 +201,7 @@ def _found(groups: tuple[tuple[str, ...], ...], names: set[str]) -> Sequence[Sou
 
 
 def _find(groups: tuple[tuple[str, ...], ...]) -> Sequence[SourceFile]:
-    return [file for patterns in groups for file in find_files(patterns)]
+    return [file for files in find_splits(groups) for file in files]
 
 
 @lru_cache(maxsize=64)

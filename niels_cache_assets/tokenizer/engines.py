@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import metadata
@@ -65,8 +65,9 @@ class Fastokens:
 
     name = "fastokens"
 
-    def __init__(self, tokenizer: Any, version: str) -> None:
-        self._tokenizer, self.version = tokenizer, version
+    def __init__(self, tokenizer: Any, version: str, prepared: Callable[[Iterable[str]], list[str]] = list) -> None:
+        """prepared: returns the texts as the library gets them."""
+        self._tokenizer, self.version, self._prepared = tokenizer, version, prepared
 
     @classmethod
     def load(cls, tokenizer: TextTokenizer) -> Fastokens | None:
@@ -87,7 +88,7 @@ class Fastokens:
                     return None
         except Exception:  # a damaged installation, or a component that fastokens does not know
             return None
-        return cls(loaded, version)
+        return cls(loaded, version, tokenizer.normalized if isinstance(tokenizer, TiktokenTokenizer) else list)
 
     @staticmethod
     def _load_ranks(library: Any, tokenizer: TiktokenTokenizer) -> Any:
@@ -100,7 +101,7 @@ class Fastokens:
 
     def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
         with _panics_as_errors():
-            ids, offsets = self._tokenizer.encode_batch_flat(list(texts), add_special_tokens=False, split_special_tokens=True)
+            ids, offsets = self._tokenizer.encode_batch_flat(self._prepared(texts), add_special_tokens=False, split_special_tokens=True)
         return np.frombuffer(ids, np.uint32), np.diff(np.frombuffer(offsets, np.uint64)).astype(np.int64)
 
 

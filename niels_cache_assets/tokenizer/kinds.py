@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -73,18 +73,20 @@ def open_model(
     special_tokens: Mapping[str, str] = SPECIAL_TOKENS,
     encoding: str | None = None,
     pattern: str | None = None,
+    normalize: Literal["nfc"] | None = None,
 ) -> TextTokenizer:
     """Open a tokenizer of any kind.
 
     `path`: a SentencePiece model, a tokenizer.json or a folder that has it, or a rank file of tiktoken. `kind`: needed if the name of the
-    file does not tell it. `special_tokens`: the strings by role; empty to open a model without special tokens. `encoding`, `pattern`: for
-    rank files (see TiktokenTokenizer). Raises NielsCacheError for a file that is not of this kind, or lacks a special token.
+    file does not tell it. `special_tokens`: the strings by role; empty to open a model without special tokens. `encoding`, `pattern`,
+    `normalize`: for rank files (see TiktokenTokenizer). Raises NielsCacheError for a file that is not of this kind, or that lacks a special
+    token.
     """
     kind = kind or kind_of_model(path)
     if kind == "tokenizer.json":
         return HuggingFaceTokenizer(path, special_tokens=special_tokens)
     if kind == "tiktoken":
-        return TiktokenTokenizer(path, special_tokens=special_tokens, encoding=encoding, pattern=pattern)
+        return TiktokenTokenizer(path, special_tokens=special_tokens, encoding=encoding, pattern=pattern, normalize=normalize)
     return SentencePieceTokenizer(str(path), special_tokens=special_tokens)
 
 
@@ -93,7 +95,12 @@ def open_configured_model(settings: TokenizerSettings, path: str | Path | None =
     path = settings.model if path is None else path
     assert path is not None
     return open_model(
-        path, kind=settings.kind, special_tokens=settings.special_tokens, encoding=settings.encoding, pattern=settings.pattern
+        path,
+        kind=settings.kind,
+        special_tokens=settings.special_tokens,
+        encoding=settings.encoding,
+        pattern=settings.pattern,
+        normalize=settings.normalize,
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from niels_cache_assets.config.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_assets.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, places_of_spans
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
@@ -44,7 +45,8 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
             raise NielsCacheError(
                 f'{path}: a rank file of tiktoken, not a SentencePiece model; set [tokenizer] kind = "tiktoken"'
             ) from error
-        raise NielsCacheError(f"{path}: not a SentencePiece model; give a .model file that SentencePiece wrote") from error
+        kind = described(content[:HEAD_BYTES], "JSON")
+        raise NielsCacheError(f"{path}: not a SentencePiece model; give a .model file that SentencePiece wrote{kind}") from error
     return processor, hashlib.sha256(content).hexdigest()
 
 

@@ -14,16 +14,17 @@ import binascii
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from shutil import copyfile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from niels_cache_assets.config.defaults import ENCODINGS, SPECIAL_TOKENS
+from niels_cache_assets.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.tokenizer.base import (
     IN_ORDER,
     Span,
@@ -33,6 +34,7 @@ from niels_cache_assets.tokenizer.base import (
     no_eot_is_named,
     places_of_spans,
 )
+from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_places
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES
 from niels_cache_runtime.format.meta import canonical_json
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 _NAME = TOKENIZER_MODEL_NAMES["tiktoken"]
 _NEAR = 0.9  # a name that is this similar to a known special token is a typing error, and not a new token
+_EMPTY = b"="  # base64 of nothing, as padding alone
 _LEAST_NAMED = 3  # the most ranks that a message about missing bytes names
 
 _QWEN_WORDS = (
@@ -99,6 +102,9 @@ def known_encoding(name: str, ranks: Mapping[bytes, int], where: str) -> Encodin
 def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
     """Read a rank file: lines of a piece in base64, a blank and its rank. Return the rank of each piece, and the sha256 of the file.
 
+    A piece may be empty, and is written as `=`: the last line of Whisper's multilingual file is `= 50256`, and Python's base64 decodes that
+    to nothing. Such a piece takes an id that no text yields.
+
     Raises NielsCacheError for a file that cannot be read, is not a rank file, or is damaged: a rank that occurs twice, or a byte without a
     rank.
     """
@@ -115,10 +121,11 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
             continue
         try:
             piece, rank = line.split()
-            ranks[base64.b64decode(piece, validate=True)] = int(rank)
+            ranks[b"" if piece == _EMPTY else base64.b64decode(piece, validate=True)] = int(rank)
         except (ValueError, binascii.Error) as error:
             what = "a damaged rank file" if ranks else "not a rank file of tiktoken"
-            raise NielsCacheError(f"{path}: {what}: line {number:,} is not base64 and a rank; copy the file again") from error
+            kind = "" if ranks else described(content[:HEAD_BYTES], "JSON")
+            raise NielsCacheError(f"{path}: {what}: line {number:,} is not base64 and a rank; copy the file again{kind}") from error
         pieces += 1
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
@@ -135,9 +142,10 @@ class TiktokenTokenizer(TextTokenizer):
     """A rank file of tiktoken with special tokens.
 
     `model_path` is a rank file, or the JSON file beside the ranks in a cache. `special_tokens` maps eot, and where they are needed sys,
-    usr, asst and bos, to their strings. A rank file needs `encoding` or `pattern`, unless it has the name of a known encoding. Only the
-    named special tokens get ids. With a known encoding, a special token has the id that the encoding gives it. Any other special token gets
-    the next free id, in the order eot, sys, usr, asst, bos.
+    usr, asst and bos, to their strings. A rank file needs `encoding` or `pattern`, unless it has the name of a known encoding. With
+    `normalize`, each text is normalized before it is encoded (normalizing.py). Only the named special tokens get ids. With a known
+    encoding, a special token has the id that the encoding gives it. Any other special token gets the next free id, in the order eot, sys,
+    usr, asst, bos.
 
     Raises NielsCacheError if the file cannot be read or is damaged, if its pattern is not known, and for an eot that the encoding does not
     have. Pickling stores the path, not the content.
@@ -153,6 +161,7 @@ class TiktokenTokenizer(TextTokenizer):
         special_tokens: Mapping[str, str] = SPECIAL_TOKENS,
         encoding: str | None = None,
         pattern: str | None = None,
+        normalize: Literal["nfc"] | None = None,
     ) -> None:
         super().__init__(model_path, special_tokens=special_tokens)
         path = Path(model_path)
@@ -163,11 +172,12 @@ class TiktokenTokenizer(TextTokenizer):
             if sha256 != described["ranks_sha256"]:
                 raise NielsCacheError(f"{self.ranks_path}: not the ranks that {path.name} names; build the tokenizer again")
             self.pattern: str = described["pattern"]
+            self.normalize: str | None = described.get("normalize")
             self._known: list[str] = []
             self._ids_by_string: dict[str, int] = described["special_tokens"]
             self._special_ids = find_special_ids(self.special_tokens, self.token_id, self.special_names, self.model_path)
         else:
-            self.ranks_path = self.model_path
+            self.ranks_path, self.normalize = self.model_path, normalize
             ranks, sha256 = read_ranks(path)
             known = Encoding(pattern, {}) if pattern is not None else known_encoding(_name_of(path, encoding), ranks, self.model_path)
             self.pattern, self._known = known.pattern, list(known.special_tokens)
@@ -175,7 +185,13 @@ class TiktokenTokenizer(TextTokenizer):
             self._ids_by_string = {self.special_tokens[role]: token for role, token in self._special_ids.items()}
         self._vocab_size = max(max(ranks.values()), *self._ids_by_string.values(), 0) + 1
         self.description = canonical_json(
-            {"kind": self.kind, "pattern": self.pattern, "ranks_sha256": sha256, "special_tokens": self._ids_by_string}
+            {
+                "kind": self.kind,
+                "pattern": self.pattern,
+                "ranks_sha256": sha256,
+                "special_tokens": self._ids_by_string,
+                **({"normalize": self.normalize} if self.normalize else {}),
+            }
         )
         self.model_sha256 = hashlib.sha256(self.description.encode()).hexdigest()
         self._encoding = _open(ranks, self.pattern, self._ids_by_string, self.model_path)
@@ -199,12 +215,17 @@ class TiktokenTokenizer(TextTokenizer):
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as uint32 arrays. No text yields a special id."""
-        return [np.array(self._encode(text), dtype=np.uint32) for text in texts]
+        return [np.array(self._encode(text), dtype=np.uint32) for text in self.normalized(texts)]
+
+    def normalized(self, texts: Iterable[str]) -> list[str]:
+        """Return the texts as they are encoded."""
+        return [*map(nfc, texts)] if self.normalize else [*texts]
 
     def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the ids of rendered texts and the spans of ids (see TextTokenizer). Only the named special tokens are known in a text."""
         found = []
-        for text, own in zip(texts, spans, strict=True):
+        for given, own_of_given in zip(texts, spans, strict=True):
+            text, own = nfc_with_places(given, own_of_given) if self.normalize else (given, own_of_given)
             ids = self._encode(text, with_special=True)
             ends = np.cumsum([len(piece) for piece in self._encoding.decode_tokens_bytes(ids)], dtype=np.int64)
             in_bytes = [(len(text[:start].encode()), len(text[:end].encode())) for start, end in own]
@@ -309,6 +330,7 @@ def _read_description(path: Path) -> dict[str, Any]:
     try:
         described = json.loads(path.read_bytes())
         assert described["kind"] == "tiktoken"
+        assert described.get("normalize") in (None, "nfc")
         assert all(isinstance(token, int) for token in described["special_tokens"].values())
         _ = described["pattern"], described["ranks_sha256"]
     except FileNotFoundError as error:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from niels_cache_assets import first_bytes
 from niels_cache_assets.config.defaults import SPECIAL_TOKENS
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids
 from niels_cache_runtime.errors import NielsCacheError
@@ -307,7 +308,8 @@ def _parsed(content: bytes, path: str | Path) -> dict[str, Any]:
     try:
         described = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise NielsCacheError(f"{not_one} (it is not JSON)") from error
+        kind = first_bytes.described(content[: first_bytes.HEAD_BYTES], "JSON")
+        raise NielsCacheError(f"{not_one} (it is not JSON{kind})") from error
     if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
         raise NielsCacheError(f"{not_one} (it has no model)")
     return described

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -112,9 +113,14 @@ def _known_files(plan: PartsPlan, source: SourceWithParts, *, is_whole: bool) ->
         return set()
     if isinstance(source, HubData):
         return names
-    return {file.url for file in source.every_file() if file.name in names}
+    return {_place(file.url) for file in source.every_file() if file.name in names}
 
 
 def _address(file: ListedFile, url: str) -> str:
     """Return what tells a file apart from others: its name on the hub, else its path or address."""
-    return file.name if url.startswith("hf://") else url
+    return file.name if url.startswith("hf://") else _place(url)
+
+
+def _place(url: str) -> str:
+    """Return an address, or a path without links, because a link may lead to a file that is there already."""
+    return url if "://" in url else os.path.realpath(url)

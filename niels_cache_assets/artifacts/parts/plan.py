@@ -21,6 +21,7 @@ from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, joined_groups, plan_parts, proposed_shard_bytes
 from niels_cache_assets.sources.added import patterns_without_folders
 from niels_cache_assets.sources.hub.data import HubData
+from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
@@ -158,6 +159,8 @@ class PartsPlan(Artifact):
         return self.directory / PLAN_STAGED
 
     def write(self, work: Work) -> Written:
+        for note in notes_on_source(self.source):
+            work.log(note)
         source = self.source
         groups = self.grown(work) if source.added else [self.group(0, work.revision)]
         files = [file for group in groups for file in group.listed]

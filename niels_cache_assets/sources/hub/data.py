@@ -14,15 +14,17 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import IO, Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from niels_cache_assets.first_bytes import content_of, described
 from niels_cache_assets.sources.errors import shown
 from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.hub.errors import hub_errors, nearest
+from niels_cache_assets.sources.reading.compressed import decompressed
 from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, UTF8, Damage, DecodesText, damage_of, encoding_of
-from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files, open_bytes, reading
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_splits, first_bytes, open_bytes, open_seekable, reading
 from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.parquet_files import is_string_type
 from niels_cache_assets.sources.reading.places import Part
@@ -54,7 +56,7 @@ class HubData(DecodesText):
     the hub.
     """
 
-    files_code_version: ClassVar[str] = "2"  # the code version for reading files; `code_version` is for reading the hub
+    files_code_version: ClassVar[str] = "3"  # the code version for reading files; `code_version` is for reading the hub
 
     dataset: str = Field(description="Hub data set, owner/name")
     config: str | None = Field(None, description="Configuration (subset) of the data set")
@@ -91,12 +93,19 @@ class HubData(DecodesText):
         return None if self.local_key else self.config
 
     def input_files(self) -> list[SourceFile]:
-        return [file for part in self.upstream_splits() if part.files for file in find_files(part.files)]
+        return [file for _, files in self.files_by_part() for file in files]
+
+    def files_by_part(self) -> list[tuple[Part, list[SourceFile]]]:
+        """Return the parts to read with their files, or an empty list without the key `files`. Raises the errors of `find_splits`."""
+        if not self.files:
+            return []
+        parts = self.upstream_splits()
+        return [*zip(parts, find_splits([part.files or [] for part in parts]), strict=True)]
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         if self.files:
-            parts = [(part.split or "all", find_files(part.files or [])) for part in self.upstream_splits()]
-            return files_digest(file._replace(name=f"{split}\0{file.name}") for split, files in parts for file in files)
+            parts = self.files_by_part()
+            return files_digest(file._replace(name=f"{part.split or 'all'}\0{file.name}") for part, files in parts for file in files)
         from huggingface_hub import HfApi
 
         from niels_cache_assets.sources.net.transport import install
@@ -239,6 +248,7 @@ def _datasets() -> Any:
     because it needs the network even for local files.
     """
     import datasets
+    import fsspec
 
     from niels_cache_assets.sources.net.transport import install
 
@@ -248,7 +258,14 @@ def _datasets() -> Any:
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()
     hub_tables.survive_null_rows()
+    fsspec.compression.register_compression("zstd", _open_zstd, "zst", force=True)  # fsspec's own reader refuses windows above 128 MiB
     return datasets
+
+
+def _open_zstd(stream: Any, mode: str = "rb", **settings: Any) -> IO[bytes]:
+    """Open a zstd file for fsspec, which opens files of this library only for reading."""
+    name = shown(str(getattr(stream, "path", "") or getattr(stream, "name", "")))
+    return decompressed(stream, f"{name.removesuffix('.zst')}.zst")
 
 
 def _open(
@@ -273,9 +290,12 @@ def _open(
         path = data.dataset
         settings = {"name": data.config, "revision": context.revision}
     else:
-        found = find_files(part.files)
+        found = next(files for each, files in data.files_by_part() if each == part)
         local_names = {file.url: file.name for file in found}
         path = format_of([file.name for file in found])
+        for file in found:
+            if "://" not in file.url:
+                _require_content(file, path)
         settings = {"data_files": {part.upstream: [url if "://" in url else glob.escape(url) for url in local_names]}}
         if path != "parquet":
             for file in found:
@@ -297,6 +317,17 @@ def _open(
     dataset = _split(builder.as_streaming_dataset(), part, data)
     tables = hub_tables.parquet_tables(builder, lambda url: hub_tables.file_name(url, local_names), by_bytes=by_bytes)
     return *hub_tables.with_origin(dataset, columns, local_names, start, tables), recoded
+
+
+def _require_content(file: SourceFile, path: str) -> None:
+    """Raise NielsCacheError if the first bytes of a local file are not of its kind, because the loaders do not say what they found."""
+    with reading(file), open_seekable(file) if path == "parquet" else open_bytes(file, lambda damage: None) as stream:
+        head = first_bytes(stream)
+    found = content_of(head)
+    if not head or found is None or path == "text":
+        return
+    if found.what.startswith("an HTML page") or (found.what != "Parquet" if path == "parquet" else not found.is_text):
+        raise NielsCacheError(f"{file.name}: not {'Parquet' if path == 'parquet' else 'JSON lines'}{described(head)}")
 
 
 def _needs_decoding(local_names: Mapping[str, str], encoding: str) -> bool:

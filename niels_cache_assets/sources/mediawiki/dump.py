@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 from xml.parsers import expat
 
+from niels_cache_assets.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
 from niels_cache_assets.sources.reading.encodings import MARKS, UTF8, damage_of, encoding_of
-from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes, reading
 from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, refuse_length
 from niels_cache_assets.sources.reading.places import FilePosition
 from niels_cache_runtime.errors import NielsCacheError
@@ -215,7 +216,7 @@ def read_pages(
         on_damage(error)  # type: ignore[misc]
 
     with reading(file), open_bytes(file, remember if on_damage else None) as stream:
-        encoding = encoding_of(stream, encoding)
+        encoding, kind = encoding_of(stream, encoding), described(first_bytes(stream), "XML")
         header = _seek(stream, position)
         handler = _Handler(file.name, limit, position.offset_row)
         parser = handler.parser
@@ -239,7 +240,9 @@ def read_pages(
             problem = problem if handler.ended else "the dump ends before </mediawiki>"
         if problem and not damaged:
             where = f"near byte {_place(parser, given, offset)}"
-            error = DamagedFile(f"{file.name}: not a complete MediaWiki dump ({where}: {problem}); replace it, or set keep_damaged = true")
+            error = DamagedFile(
+                f"{file.name}: not a complete MediaWiki dump ({where}: {problem}); replace it, or set keep_damaged = true{kind}"
+            )
             if on_damage is None:
                 raise error
             on_damage(error)
@@ -300,7 +303,8 @@ def _parse(parser: expat.XMLParserType, text: str, name: str, *, last: bool = Fa
     except NielsCacheError:
         raise
     except ValueError as error:
-        raise NielsCacheError(f"{name}: not a MediaWiki dump: {error}; name the dump of pages (pages-articles.xml)") from error
+        kind = described(text[:HEAD_BYTES].encode(errors="replace"), "XML")
+        raise NielsCacheError(f"{name}: not a MediaWiki dump: {error}; name the dump of pages (pages-articles.xml){kind}") from error
     return ""
 
 

@@ -4,13 +4,15 @@ The suffix of a file decides its format. A file may hold several streams (member
 parallel compressors write them. The standard library's readers of bzip2 and xz treat all bytes that do not begin a stream as padding. So
 they end silently if the header of a later stream is damaged. In this module, bytes that are neither a stream nor padding are an error.
 Formats: RFC 1952 (gzip; zero bytes may follow), bzip2, the .xz file format 1.2 (padding: zero bytes in multiples of four), RFC 8878
-(Zstandard). Time and memory are those of the decompressors, and a few megabytes more, even if a small file becomes very large. This module
-does not open files or interpret their content.
+(Zstandard). Time and memory are those of the decompressors, and a few megabytes more, even if a small file becomes very large. The header
+of a zstd frame or an xz block names its window: how much of the earlier content a decompressor keeps in memory, here at most 2 GiB. It uses
+no more of this memory than there is content. This module does not interpret the content of files.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
@@ -29,7 +31,11 @@ def with_compressions(*endings: str) -> tuple[str, ...]:
 _OTHERS = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".z", ".lz", ".lz4", ".lzma", ".lzo", ".br", ".sz", ".snappy")
 _COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time; damage costs at most the output of one block
 _ZSTD_PIECE = 1 << 9
-_XZ_MEMORY = 1 << 28  # the header says how much memory to use: 65 MiB for xz -9, up to 4 GiB in a hostile header
+MOST_WINDOW = 1 << 31  # bytes: that of `zstd --ultra --long=31`
+_XZ_MEMORY = MOST_WINDOW + (1 << 24)  # the dictionary, which is the window, and what the decompressor needs itself
+_XZ_LZMA2 = 0x21
+_ZSTD_HEADER = 18  # the longest header of a frame, in bytes
+_ZSTD_SKIPPABLE = range(0x184D2A50, 0x184D2A60)
 _BLOCK = 1 << 18
 
 
@@ -82,7 +88,7 @@ class _ZstdStream:
     def __init__(self) -> None:
         import zstandard
 
-        self._object: Any = zstandard.ZstdDecompressor().decompressobj()  # for windows up to 128 MiB
+        self._object: Any = zstandard.ZstdDecompressor(max_window_size=MOST_WINDOW).decompressobj()
         self._input = memoryview(b"")
         self._waiting = memoryview(b"")
 
@@ -170,6 +176,63 @@ def decompression_errors() -> tuple[type[Exception], ...]:
     return (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
+def _is_of_window(error: Exception) -> bool:
+    """Return whether a decompressor refused a window, which is no damage. Both libraries say so only in words."""
+    return isinstance(error, decompression_errors()) and bool(re.search("requires too much memory|Memory usage limit", str(error)))
+
+
+def window_bytes(stream: IO[bytes], name: str) -> int:
+    """Return the memory that a decompressor needs for the window of the first zstd frame or xz block, in bytes.
+
+    `stream`: the file, open at its beginning and seekable. Return 0 for other files, and for a header that cannot be read.
+    """
+    suffix = compression_of(name)
+    try:
+        return _zstd_window(stream) if suffix == ".zst" else _xz_window(stream.read(1 << 10)) if suffix == ".xz" else 0
+    except LookupError:
+        return 0
+    except decompression_errors():
+        return 0
+
+
+def _zstd_window(stream: IO[bytes]) -> int:
+    import zstandard
+
+    while int.from_bytes((head := stream.read(_ZSTD_HEADER))[:4], "little") in _ZSTD_SKIPPABLE:
+        stream.seek(8 + int.from_bytes(head[4:8], "little") - len(head), io.SEEK_CUR)
+    found = zstandard.get_frame_parameters(head)
+    return min(found.window_size, found.content_size)  # an unknown size of the content is a very high number
+
+
+def _xz_window(head: bytes) -> int:
+    """Return the size of the dictionary that the first block header names: .xz file format 1.2, sections 3.1 and 5.3.1."""
+    place = 12  # after the header of the stream
+
+    def number() -> int:
+        nonlocal place
+        value, shift = 0, 0
+        while True:
+            byte = head[place]
+            place += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                return value
+
+    flags = head[place + 1]
+    place += 2
+    for is_there in (flags & 0x40, flags & 0x80):  # the sizes of the block
+        if is_there:
+            number()
+    for _ in range((flags & 3) + 1):
+        kind, size = number(), number()
+        if kind == _XZ_LZMA2:
+            bits = head[place]
+            return (2 | bits & 1) << (bits // 2 + 11)
+        place += size
+    return 0
+
+
 class _Decompressed(io.RawIOBase):
     """All streams of a file, one after the other."""
 
@@ -208,6 +271,11 @@ class _Decompressed(io.RawIOBase):
                     self._offset += len(data)
                     return len(data)
         except Exception as error:
+            if _is_of_window(error):
+                raise NielsCacheError(
+                    f"{self._name}: cannot be decompressed: its header asks for a window of more than {MOST_WINDOW >> 30} GiB; decompress "
+                    "it with the tool that made it, or compress it again with a smaller window"
+                ) from error
             plain = type(error) is OSError and error.errno is None  # raised by bz2; errors of disk and network have a number or a subclass
             if not plain and not isinstance(error, decompression_errors()):
                 raise

@@ -7,7 +7,6 @@ content.
 
 from __future__ import annotations
 
-import difflib
 import glob
 import hashlib
 import io
@@ -18,15 +17,17 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple, NoReturn, cast
+from typing import IO, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
+from niels_cache_assets.first_bytes import HEAD_BYTES, refuse_content
 from niels_cache_assets.sources.errors import SourceUnavailable, endless_redirect, first_line, is_of_network, shown
-from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
+from niels_cache_assets.sources.finding.globs import Found, Links, files_below, glob_files, links_among
+from niels_cache_assets.sources.finding.missing import advice_for_missing
+from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors, window_bytes
 from niels_cache_runtime.errors import NielsCacheError
-
-_MOST_NAMES = 10_000  # number of names in a folder that are read to find a name similar to a missing name
 
 
 class SourceFile(NamedTuple):
@@ -48,9 +49,37 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
     """Return the files that match any of the globs, each once, sorted by name. A glob without a match is an error.
 
     A local folder stands for all files below it with one of the `endings`; a folder without such files is an error. Names are relative to
-    the deepest folder that all patterns share before their first wildcard. So a new file never changes the names of other files.
+    the deepest folder that all patterns share before their first wildcard. So a new file never changes the names of other files. If links
+    lead to a local file by several paths, the first path in sorted order names it (sources/notes.py says so).
     """
-    return _named(_matches(patterns, endings))
+    found = find_matches(patterns, endings)
+    return _named(found.once(links_among(found.local)))
+
+
+def find_splits(groups: Sequence[Sequence[str]], endings: tuple[str, ...] = ()) -> list[list[SourceFile]]:
+    """Return the files of each list of globs, which are the splits of a data set. Names are relative to the folder that all lists share.
+
+    Raises NielsCacheError as `find_files`, and for a file in two lists.
+    """
+    if len({pattern.rpartition("://")[0] for patterns in groups for pattern in patterns}) > 1:
+        named = [find_files(patterns, endings) for patterns in groups]
+    else:
+        matches = [find_matches(patterns, endings) for patterns in groups]
+        links = links_among(chain.from_iterable(each.local for each in matches))
+        root = posixpath.commonpath([each.root for each in matches])
+        once = [each.once(links)._replace(root=root) for each in matches]
+        taken: dict[str, str] = {}
+        for path in chain.from_iterable(each.urls for each in once):
+            if taken.setdefault(links.first.get(path, path), path) != path or sum(path in each.urls for each in once) > 1:
+                raise NielsCacheError(
+                    f"{shown(path)}: files and val_files both match it, so it would be in train and in val; let them differ"
+                )
+        named = [_named(each) for each in once]
+    names = [file.name for files in named for file in files]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise NielsCacheError(f"files and val_files: both have a file named {twice!r}; put all files in one place, in folders of their own")
+    return named
 
 
 def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings: tuple[str, ...] = ()) -> list[list[SourceFile]]:
@@ -60,54 +89,73 @@ def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings
     group are relative to the deepest folder that it shares with the first patterns. Raises NielsCacheError for a pattern without a match,
     if two lists in `added` match the same file, and if no file is left in the first group.
     """
-    _refuse_mixed([*patterns, *itertools.chain.from_iterable(added)])
-    first = _matches(patterns, endings)
-    groups = [_matches(each, endings) for each in added]
-    taken: dict[str, int] = {}
-    for number, group in enumerate(groups):
+    _refuse_mixed([*patterns, *chain.from_iterable(added)])
+    matches = [find_matches(each, endings) for each in (patterns, *added)]
+    links = links_among(chain.from_iterable(each.local for each in matches))
+    first, *groups = [each.once(links) for each in matches]
+    taken: set[str] = set()
+    for group in groups:
         for path in sorted(group.urls):
-            if path in taken:
+            if links.first.get(path, path) in taken:
                 raise NielsCacheError(f"added: {path!r} is in two tables; let their files differ")
-            taken[path] = number
-    rest = {path: url for path, url in first.urls.items() if path not in taken}
+        taken.update(links.first.get(path, path) for path in group.urls)
+    rest = {path: url for path, url in first.urls.items() if links.first.get(path, path) not in taken}
     if not rest and first.urls:
         raise NielsCacheError(f"added: the tables take all files of {shown(patterns[0])!r}; leave some, or remove a table")
     named = [
         _named(first._replace(urls=rest)),
-        *(_named(_Matches(each.urls, posixpath.commonpath([first.root, each.root]))) for each in groups),
+        *(_named(each._replace(root=posixpath.commonpath([first.root, each.root]))) for each in groups),
     ]
     names: set[str] = set()
-    for file in itertools.chain.from_iterable(named):
+    for file in chain.from_iterable(named):
         if file.name in names:
             raise NielsCacheError(f"added: two files have the name {file.name!r}; move one of them into another folder")
         names.add(file.name)
     return named
 
 
-class _Matches(NamedTuple):
-    """The files that globs match, as {comparable path: url}, and the folder that names are relative to."""
+class Matches(NamedTuple):
+    """The files that globs match, as {comparable path: url}; the folder that names are relative to; and the folders that links name again
+    (see `Found`).
+    """
 
     urls: dict[str, str]
     root: str
+    again: dict[str, str]
+
+    @property
+    def local(self) -> Iterable[str]:
+        """The paths of files on this machine."""
+        return (path for path, url in self.urls.items() if "://" not in url)
+
+    def once(self, links: Links) -> Matches:
+        """Return the matches with the first path of each file only. links: those of all paths."""
+        first: dict[str, str] = {}
+        for path in sorted(self.urls):
+            first.setdefault(links.first.get(path, path), path)
+        return self._replace(urls={path: self.urls[path] for path in first.values()})
 
 
-def _matches(patterns: Sequence[str], endings: tuple[str, ...]) -> _Matches:
+def find_matches(patterns: Sequence[str], endings: tuple[str, ...]) -> Matches:
+    """Return every path that the globs match, with those that lead to one file. Raises the errors of `find_files`."""
     if not patterns:
         raise NielsCacheError('files is empty: set it to a list of globs, for example files = ["data/*.jsonl"]')
     _refuse_mixed(patterns)
     found: dict[str, str] = {}  # comparable path -> url
+    again: dict[str, str] = {}
     roots = []
     for pattern in patterns:
-        path_pattern, matches = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern, endings)
+        path_pattern, matches, repeated = _remote_matches(pattern) if "://" in pattern else _local_matches(pattern, endings)
         if not matches:
-            mend = "check the path" if "://" in pattern else advice_for_missing(pattern)
+            mend = advice_for_missing(pattern)
             raise NielsCacheError(f"files: {shown(pattern)!r} matches no file; {mend} (relative paths start at the configuration file)")
         twice = next((path for path, url in matches.items() if found.get(path, url) != url), None)
         if twice is not None:  # addresses with different queries
             raise NielsCacheError(f"files: two addresses name the same path {twice!r}; make a data set of each")
         found.update(matches)
+        again.update(repeated)
         roots.append(posixpath.dirname(path_pattern) if path_pattern in matches else _fixed_folder(path_pattern))
-    return _Matches(found, posixpath.commonpath(roots))
+    return Matches(found, posixpath.commonpath(roots), again)
 
 
 def _refuse_mixed(patterns: Sequence[str]) -> None:
@@ -115,27 +163,15 @@ def _refuse_mixed(patterns: Sequence[str]) -> None:
         raise NielsCacheError("files: local files and URLs, or different kinds of URLs, cannot be mixed; make a data set of each")
 
 
-def _named(matches: _Matches) -> list[SourceFile]:
-    named = sorted((posixpath.relpath(path, matches.root or "."), url) for path, url in matches.urls.items())
-    return [SourceFile(url, writable(name)) for name, url in named]
+def _named(matches: Matches) -> list[SourceFile]:
+    below = f"{matches.root.rstrip('/')}/"
 
+    def name(path: str, url: str) -> str:
+        if "://" not in url and path.startswith(below):
+            return path.removeprefix(below)  # many times as fast as relpath
+        return posixpath.relpath(path, matches.root or ".")
 
-def advice_for_missing(pattern: str) -> str:
-    """Return advice for a local path or glob that matches nothing.
-
-    Raises NielsCacheError if the user may not list one of the folders in the path.
-    """
-    path = Path(pattern).expanduser().absolute()
-    for folder, name in zip(reversed(path.parents), path.parts[1:], strict=True):
-        for found in filter(os.path.isdir, glob.iglob(str(folder), recursive=True)):  # `glob` skips folders that it may not list
-            try:
-                os.stat(os.path.join(found, os.curdir))
-                if glob.has_magic(name):
-                    os.scandir(found).close()
-            except PermissionError as error:
-                _raise(error)
-    near = _near_path(pattern)
-    return f"did you mean {near!r}?" if near else "check the path"
+    return [SourceFile(url, writable(each)) for each, url in sorted((name(path, url), url) for path, url in matches.urls.items())]
 
 
 def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
@@ -152,53 +188,33 @@ def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) ->
     return sum(os.path.getsize(path) for path in found)
 
 
-def _near_path(path: str) -> str | None:
-    """Return the path up to its first missing name, with the nearest existing name in place of the missing name.
-
-    Return None if nothing is missing, or if no name is near. In a glob, only the names before the first wildcard are checked.
-    """
-    folder = Path()
-    for part in Path(path).parts:
-        if glob.has_magic(part):
-            return None
-        if not os.path.lexists((folder / part).expanduser()):
-            try:
-                with os.scandir(folder.expanduser()) as entries:
-                    names = [entry.name for entry in itertools.islice(entries, _MOST_NAMES)]
-            except OSError:
-                return None
-            near = difflib.get_close_matches(part, names, n=1)
-            return str(folder / near[0]) if near else None
-        folder /= part
-    return None
-
-
-def _local_matches(pattern: str, endings: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+def _local_matches(pattern: str, endings: tuple[str, ...]) -> tuple[str, dict[str, str], dict[str, str]]:
     pattern = os.path.abspath(os.path.expanduser(pattern))
     if os.path.isdir(pattern) and endings:
-        found = walk_folder(pattern, endings)
-        if not found:
+        found = files_below(pattern)
+        urls = {path.replace(os.sep, "/"): path for path in found.paths if path.lower().endswith(endings)}
+        if not urls:
             raise NielsCacheError(f"files: {pattern!r} holds no file that ends in {', '.join(endings)}; name the files, or another folder")
-        return Path(glob.escape(pattern), "**").as_posix(), {Path(file.url).as_posix(): file.url for file in found}
+        return Path(glob.escape(pattern), "**").as_posix(), urls, found.again
     if os.path.isdir(pattern):
         raise NielsCacheError(f"files: {pattern!r} is a folder; name the files in it, for example {os.path.join(pattern, '*.jsonl')!r}")
-    paths = [pattern] if os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    return Path(pattern).as_posix(), {Path(path).as_posix(): path for path in paths if not os.path.isdir(path)}
+    found = Found([pattern], {}) if os.path.exists(pattern) else glob_files(pattern)
+    return Path(pattern).as_posix(), {path.replace(os.sep, "/"): path for path in found.paths}, found.again
 
 
-def _remote_matches(pattern: str) -> tuple[str, dict[str, str]]:
+def _remote_matches(pattern: str) -> tuple[str, dict[str, str], dict[str, str]]:
     with reading(SourceFile(pattern, shown(pattern))):
         filesystem, path = _filesystem(pattern)
         if pattern.startswith(("http://", "https://")):
             name = urlsplit(pattern).path
             if glob.has_magic(name):
                 raise NielsCacheError(f"files: {shown(pattern)!r}: http(s) addresses take no wildcards; name each file")
-            return name, {name: pattern} if filesystem.exists(path) else {}
+            return name, {name: pattern} if filesystem.exists(path) else {}, {}
         if glob.has_magic(path):
             paths = [match for match in filesystem.glob(path) if not filesystem.isdir(match)]
         else:
             paths = [path] if _exists(filesystem, path) else []
-        return path, {match: filesystem.unstrip_protocol(match) for match in paths}
+        return path, {match: filesystem.unstrip_protocol(match) for match in paths}, {}
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
@@ -230,27 +246,15 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
     """Return the files below a folder with one of the (lower-case) suffixes, sorted by relative path.
 
     `skip`: names of folders not to enter. Files and folders whose names start with a dot (.git, .obsidian) are left out. Links are followed
-    to any place, because people keep parts of their notes in other places. Each real folder is entered once, so loops end. A linked file is
-    returned with the path of the link and not of the target, because a cache records only paths below `path`. So if other users can write
-    to the folder, their links decide which files are read.
+    to any place, because people keep parts of their notes in other places. So if other users can write to the folder, their links decide
+    which files are read. Each file is returned once, with the first of its paths below `path`, because a cache records only these paths.
     """
     if not os.path.isdir(path):
         raise NielsCacheError(f"path = {path!r} is not a folder; set it to the folder that holds the files")
-    files = []
-    seen = set()
-    for folder, subfolders, names in os.walk(path, followlinks=True, onerror=_raise):
-        real = os.path.realpath(folder)
-        if real in seen:
-            subfolders.clear()
-            continue
-        seen.add(real)
-        entered = [name for name in subfolders if not name.startswith(".") and name not in skip]
-        subfolders[:] = sorted(entered, key=lambda name: (os.path.islink(os.path.join(folder, name)), name))  # a real folder keeps its name
-        for name in names:
-            if not name.startswith(".") and name.lower().endswith(suffixes):
-                full = os.path.join(folder, name)
-                files.append((Path(os.path.relpath(full, path)).as_posix(), full))
-    return [SourceFile(full, writable(name)) for name, full in sorted(files)]
+    paths = [each for each in files_below(path, skip).paths if each.lower().endswith(suffixes)]
+    first = links_among(paths).first
+    named = sorted((Path(os.path.relpath(each, path)).as_posix(), each) for each in paths if first[each] == each)
+    return [SourceFile(full, writable(name)) for name, full in named]
 
 
 def files_of_folder(path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
@@ -259,10 +263,6 @@ def files_of_folder(path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     if not files:
         raise NielsCacheError(f"path = {path!r} holds no file that ends in {' or '.join(suffixes)}; set it to the folder that holds them")
     return files
-
-
-def _raise(error: OSError) -> NoReturn:
-    raise NielsCacheError(f"{os.path.normpath(error.filename)}: cannot be listed ({error.strerror}); make it readable") from error
 
 
 @contextmanager
@@ -298,14 +298,38 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]
     """Open a file for reading. Its suffix decides how it is decompressed (compressed.py). Call this inside `reading(file)`.
 
     Local pipes can be read, too. Damaged compressed data raise DamagedFile. With `on_damage`, the error is passed to this function instead,
-    and the stream ends before the damage.
+    and the stream ends before the damage. A file that must not be read as text raises NielsCacheError (first_bytes.py), and so does one
+    whose compression is not that of its suffix.
     """
-    compression_of(file.name)  # called before opening, so that the message names the unknown compression
+    compression = compression_of(file.name)  # called before opening, so that the message names the unknown compression
+    stream = _opened(file)
+    try:
+        refuse_content(first_bytes(stream), file.name, compression)
+        if compression is not None:
+            stream = decompressed(stream, file.name, on_damage)
+            refuse_content(first_bytes(stream), file.name, None)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _opened(file: SourceFile) -> IO[bytes]:
     if "://" not in file.url:
-        return decompressed(open(file.url, "rb"), file.name, on_damage)
+        return open(file.url, "rb")
     filesystem, path = _filesystem(file.url)
-    stream = io.BufferedReader(filesystem.open(path, "rb"), 1 << 18)  # in many file systems, a file object cannot read a line up to a limit
-    return decompressed(stream, file.name, on_damage)
+    return cast(IO[bytes], io.BufferedReader(filesystem.open(path, "rb"), 1 << 18))  # many file objects cannot read a line up to a limit
+
+
+def open_seekable(file: SourceFile) -> IO[bytes]:
+    """Open a file whose reader begins at its end, such as one of Parquet. Nothing is read yet. Call this inside `reading(file)`."""
+    return decompressed(_opened(file), file.name)
+
+
+def first_bytes(stream: IO[bytes]) -> bytes:
+    """Return the first bytes of a stream that `open_bytes` has just opened. No byte is taken from it."""
+    peek = getattr(stream, "peek", None)
+    return b"" if peek is None else peek(HEAD_BYTES)[:HEAD_BYTES]
 
 
 def files_digest(files: Iterable[SourceFile]) -> str:
@@ -326,6 +350,14 @@ def file_size(file: SourceFile) -> int:
             return os.stat(file.url).st_size
         filesystem, path = _filesystem(file.url)
         return int(filesystem.info(path).get("size") or 0)
+
+
+def window_of_file(file: SourceFile) -> int:
+    """Return the memory in bytes that the window of a compressed local file takes while it is read. See `window_bytes`."""
+    if not file.name.lower().endswith((".zst", ".xz")):
+        return 0
+    with reading(file), open(file.url, "rb") as stream:
+        return window_bytes(stream, file.name)
 
 
 def file_digest(file: SourceFile) -> str:

@@ -20,7 +20,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVa
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_assets.first_bytes import HEAD_BYTES, described
+from niels_cache_assets.sources.reading.files import SourceFile, open_seekable, reading
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys
 
@@ -65,14 +66,16 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
     """Open a Parquet file. All errors name the file, including errors that occur later, while rows are read."""
     import pyarrow as pa
 
-    with reading(file), open_bytes(file) as stream:
+    with reading(file), open_seekable(file) as stream:
         try:
             # Arrow reads a path faster than a Python stream.
             yield ParquetTable(stream if "://" in file.url else file.url, file.name)
         except NielsCacheError:
             raise
         except pa.ArrowException as error:
-            raise NielsCacheError(f"{file.name}: not a Parquet file, or damaged ({error}); replace the file") from error
+            stream.seek(0)
+            kind = described(stream.read(HEAD_BYTES))
+            raise NielsCacheError(f"{file.name}: not a Parquet file, or damaged ({error}); replace the file{kind}") from error
         except (ValueError, LookupError, ArithmeticError) as error:
             raise NielsCacheError(f"{file.name}: holds a value that cannot be read ({error}); correct the file, or leave it out") from error
 

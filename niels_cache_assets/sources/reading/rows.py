@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
+from niels_cache_assets.first_bytes import described
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage, compression_of
 from niels_cache_assets.sources.reading.encodings import MARK, MARKS, UTF8, DamagedRow, damage_of, marked_values, read_lines, unmarked
-from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading, writable
+from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes, reading, writable
 from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, refuse_length
 from niels_cache_assets.sources.reading.parquet_files import is_string_type, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition, RowsPass
@@ -200,6 +201,7 @@ def json_rows(
         on_damage(error)  # type: ignore[misc]
 
     with reading(file), open_bytes(file, remember if on_damage else None) as stream:
+        head, has_rows = first_bytes(stream), False
         for index, line, marked in read_lines(stream, position or FilePosition(), file.name, limit, encoding):
             if not line.strip(_BLANKS):
                 continue
@@ -212,12 +214,16 @@ def json_rows(
             except ValueError as error:
                 if index == 0 and line.lstrip(_BLANKS).startswith("["):
                     _refuse_array(file, error)
-                raise NielsCacheError(f"{file.name}: line {index + 1} is not valid JSON ({error}); a line must hold one object") from error
+                kind = "" if has_rows else described(head)
+                raise NielsCacheError(
+                    f"{file.name}: line {index + 1} is not valid JSON ({error}); a line must hold one object{kind}"
+                ) from error
             if not isinstance(row, dict):
                 if index == 0 and isinstance(row, list) and all(isinstance(item, dict) for item in row):
                     _refuse_array(file)
                 raise NielsCacheError(f"{file.name}: line {index + 1} is a JSON {type(row).__name__}; each line must hold one object")
             yield index, row if marked is None else DamagedRow.of_json(row, marked)
+            has_rows = True
 
 
 def _refuse_array(file: SourceFile, error: ValueError | None = None) -> NoReturn:

@@ -1,0 +1,70 @@
+"""What a build says about the local files of a source before it reads them: links, hard links, empty files, files that are not text.
+
+This opens each file once, for its first bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from itertools import chain
+
+from niels_cache_assets.first_bytes import HEAD_BYTES, Content, content_of, refuse_content
+from niels_cache_assets.sources.added import AddedFiles
+from niels_cache_assets.sources.finding.globs import links_among
+from niels_cache_assets.sources.reading.compressed import compression_of
+from niels_cache_assets.sources.reading.files import find_matches
+from niels_cache_assets.sources.types import Source
+
+
+def notes_on_source(source: Source) -> list[str]:
+    """Return what the user should know about the local files of a table, in one line for each problem.
+
+    Raises NielsCacheError for a file that a reader would refuse for its first bytes, because a build might reach it only after hours.
+    """
+    path = getattr(source, "path", None)
+    lists = [[path] if path else [], getattr(source, "files", None) or [], getattr(source, "val_files", None) or []]
+    added = [each.files for each in getattr(source, "added", ()) if isinstance(each, AddedFiles)]
+    local = [patterns for patterns in (*lists, *added) if patterns and "://" not in patterns[0]]
+    found = [find_matches(patterns, source.endings) for patterns in local]
+    links = links_among(chain.from_iterable(each.local for each in found))
+    again = {path: first for path, first in links.first.items() if path != first}
+    for each in found:
+        again |= each.again
+    contents = {path: content for path, first in links.first.items() if path == first and (content := _content(path)) is not None}
+    empty = [path for path, content in contents.items() if content.what.startswith("empty")]
+    strange = {path: content for path, content in contents.items() if source.source != "parquet" and _is_strange(path, content)}
+    others = {path: f"{content.what} ({content.advice})" for path, content in strange.items()}
+    return [
+        *_line(again, "path leads", "paths lead", "to what is read by another path, such as {} to {}; each file is read once"),
+        *_line(dict.fromkeys(empty, ""), "file is", "files are", "empty (0 bytes), such as {}"),
+        *_line(others, "file holds", "files hold", "no text, such as {}, which is {}", warns=True),
+        *_line(links.hard, "file is", "files are", "a hard link, such as {} to {}; each is read, so the text is there again", warns=True),
+    ]
+
+
+def _content(path: str) -> Content | None:
+    if not os.path.isfile(path):  # pipes can be read only once
+        return None
+    try:
+        with open(path, "rb") as stream:
+            head = stream.read(HEAD_BYTES)
+    except OSError:  # reported when the file is read
+        return None
+    refuse_content(head, path, compression_of(path))
+    return content_of(head)
+
+
+def _is_strange(path: str, content: Content) -> bool:
+    """Return whether a file that is to be read as text holds something else, such as gzip in a file without .gz."""
+    is_named = path.lower().endswith(".parquet") or compression_of(path) is not None
+    return not content.is_text and not content.what.startswith("empty") and not is_named
+
+
+def _line(found: Mapping[str, str], one: str, many: str, rest: str, *, warns: bool = False) -> list[str]:
+    """Return the line for these paths, or nothing. `rest`: takes the first path and its value."""
+    if not found:
+        return []
+    path = min(found)
+    count = f"1 {one}" if len(found) == 1 else f"{len(found):,} {many}"
+    return [f"{'warning: ' if warns else ''}{count} {rest.format(path, found[path])}"]

@@ -1,0 +1,69 @@
+"""Unicode's normalization form C of texts, for models whose own code normalizes a text before it encodes it, and places in such texts.
+
+The form joins letters with the marks behind them, so characters move. `nfc_with_places` finds where: a text is cut in front of characters
+that join nothing before them, and the pieces are normalized one by one. Normalizing text that is in this form already costs a tenth of
+encoding it. The tables are those of Python's unicodedata, as in the models' own code.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Final
+
+_FORM: Final = "NFC"
+_HANGUL_VOWELS_AND_FINALS = {*range(0x1161, 0x1176), *range(0x11A8, 0x11C3)}  # these join the syllable before them
+
+
+def nfc(text: str) -> str:
+    """Return the text in normalization form C."""
+    return text if text.isascii() or unicodedata.is_normalized(_FORM, text) else unicodedata.normalize(_FORM, text)
+
+
+def nfc_with_places(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:
+    """Return `nfc` of a text, and where spans of its characters are in the result.
+
+    A character of the result belongs to a span if a part of it was in the span, as a token does that is partly in a span.
+    """
+    normalized = nfc(text)
+    if normalized is text or normalized == text:
+        return normalized, list(spans)
+    bounds = {place: _cuts_around(text, place) for span in spans for place in span}
+    cuts = sorted({0, len(text), *(cut for pair in bounds.values() for cut in pair)})
+    places, length = {0: 0}, 0
+    for start, end in pairwise(cuts):
+        length += len(nfc(text[start:end]))
+        places[end] = length
+    return normalized, [(places[bounds[start][0]], max(places[bounds[start][0]], places[bounds[end][1]])) for start, end in spans]
+
+
+def _cuts_around(text: str, place: int) -> tuple[int, int]:
+    """Return the nearest places before and after `place` where a cut does not change the result. `place` itself may be both."""
+    before = after = place
+    while 0 < before < len(text) and not _begins(text[before]):
+        before -= 1
+    while 0 < after < len(text) and not _begins(text[after]):
+        after += 1
+    if before < place and nfc(text[before:after]) == nfc(text[before:place]) + nfc(text[place:after]):
+        return place, place
+    return before, after
+
+
+@cache
+def _begins(character: str) -> bool:
+    """Return whether a character joins nothing before it, and does not change places with it."""
+    first = unicodedata.normalize("NFD", character)[0]
+    return not unicodedata.combining(first) and ord(first) not in _joining()
+
+
+@cache
+def _joining() -> frozenset[int]:
+    """Return the code points that join a character before them, and are no marks with a combining class. This takes half a second."""
+    found = set(_HANGUL_VOWELS_AND_FINALS)
+    for code in range(0x110000):
+        parts = unicodedata.decomposition(chr(code)).split()
+        if len(parts) == 2 and not parts[0].startswith("<"):
+            found.add(int(parts[1], 16))
+    return frozenset(found)
