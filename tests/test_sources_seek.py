@@ -92,13 +92,6 @@ def test_the_text_field_stays_what_the_first_rows_said(tmp_path: Path) -> None:
     assert last[-1].text == texts(2)[-1]
 
 
-def test_rows_that_are_read_ahead_have_no_place_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "PEEK_ROWS", 6)
-    (tmp_path / "a.jsonl").write_bytes(json_file([{"text": text} for text in texts(1)]))
-    context = StreamContext(seed=1)
-    assert [context.report.place is None for _ in Jsonl(files=[str(tmp_path / "a.jsonl")]).documents(context)] == [True] * 3 + [False] * 4
-
-
 @pytest.mark.parametrize("row_group", [1, 3, 100])
 def test_parquet_starts_at_every_place(tmp_path: Path, row_group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("niels_cache_assets.sources.parquet.MOST_ROWS", 4)  # two groups in a batch

@@ -15,7 +15,7 @@ from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged, RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile, writable
 from niels_cache_assets.sources.reading.places import FilePass
-from niels_cache_assets.sources.text_column import MISSING, ROWS, choose_text_field, count_file_without, require_field
+from niels_cache_assets.sources.text_column import MISSING, ROWS, TEXT, choose_text_field, count_file_without, require_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 
@@ -43,9 +43,8 @@ class Jsonl(KeepsDamaged, RowFileSource):
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         found = self.files_of(context)
-        text_field, id_field = self.text_field_at(found, context), self.id_field or "id"
-        if text_field is None:
-            return
+        text_field = self.text_field_at(found, context) or TEXT  # without rows there is no field, but files may be damaged
+        id_field = self.id_field or "id"
         report, files, held = context.report, FilePass(found, context), rows.HeldText(text_field)
         decoding, text_of = Decoding(self, context, of_files=self.reads_files), lambda row: [row.get(text_field)]
         waiting, where = RowCollector(files), self.condition
