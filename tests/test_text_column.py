@@ -378,9 +378,10 @@ def test_a_build_warns_of_files_without_the_field_in_one_line(project: PartsProj
     assert outcomes[f"pretrain/{NAME}"].meta["dropped"] == {"missing_text_field": len(TEXTS)}
 
 
-def test_a_corpus_and_the_cache_that_is_built_from_it_have_the_field(project: PartsProject) -> None:
+@pytest.mark.parametrize(("parts", "more"), [(1, ""), (2, "tokens_in_parts = true\n")])
+def test_a_corpus_and_the_cache_that_is_built_from_it_have_the_field(project: PartsProject, parts: int, more: str) -> None:
     rename(project)
-    outcomes = build(project.graph(1, 'prepare = ["dedup"]\nval_frac = 0.0'))
+    outcomes = build(project.graph(parts, f'prepare = ["dedup"]\n{more}val_frac = 0.1'))
     for key in (f"corpus/{NAME}", f"pretrain/{NAME}"):
         assert outcomes[key].meta["source"]["text_field"] == "content"
 

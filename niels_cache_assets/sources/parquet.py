@@ -80,7 +80,7 @@ class Parquet(RowFileSource):
                     continue
                 columns = parquet.columns
             if self.text_field is not None:
-                if self._columns(files, self.text_field)[1] is None:
+                if self.text_field not in columns and self._columns(files, self.text_field)[1] is None:
                     require_field(self.text_field, columns, file.name)
                 return self.text_field
             return named_text(columns) or choose_text_field(self._first_rows(file), file.name)

@@ -258,7 +258,12 @@ def with_text_field(source: Mapping[str, Any], facts: Mapping[str, Any]) -> dict
 
 def facts_of(meta: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts of the passes that made a cache or corpus with this meta.json. `with_text_field` moves them to their entries."""
-    return {**meta["facts"], **{key: value for key, value in meta["source"].items() if key == FACT}}
+    return {**meta["facts"], **field_of(meta)}
+
+
+def field_of(meta: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fact that names the field of the text, from the meta.json of a cache or corpus. Empty without rows."""
+    return {key: value for key, value in meta["source"].items() if key == FACT}
 
 
 def reading_warning(meta: Mapping[str, Any]) -> str | None:
