@@ -279,6 +279,7 @@ def reading_warning(meta: Mapping[str, Any]) -> str | None:
         of = f"{found['files']:,} files have" if many else f"{name} has"
         told.append(
             f"{of} no field {field!r} in any row, so nothing of {'them' if many else 'it'} is in the data set "
-            f"({f'the first is {name}, with ' if many else ''}fields: {found['fields'] or 'none'})"
+            f"({f'the first is {name}, with ' if many else ''}fields: {found['fields'] or 'none'}); "
+            f"rename the field, or make a data set of {'these files' if many else 'this file'}"
         )
     return "; ".join([*told, *filter(None, [decoding_warning(meta)])]) or None
