@@ -112,9 +112,9 @@ def streams_of_all_parts(source: SourceWithParts, *, revision: str | None, seed:
     if source.plan is not None:
         groups = [(group.listed, group.revision, group.text_field) for group in source.plan.groups(revision)]
     else:
-        groups = [_listed_now(source, number, revision) for number in range(1 + len(source.added))]
-        text_field = planned_text_field(source, groups[0][0], groups[0][1])
-        return [part_stream(source, files, revision=own, text_field=text_field, seed=seed) for files, own in groups]
+        now = [_listed_now(source, number, revision) for number in range(1 + len(source.added))]
+        field = planned_text_field(source, *now[0])
+        groups = [(files, own, field) for files, own in now]
     return [part_stream(source, files, revision=own, text_field=text_field, seed=seed) for files, own, text_field in groups]
 
 
