@@ -59,7 +59,10 @@ def _question_fields(files: Iterable[SourceFile], log: Callable[[str], None]) ->
         if any(isinstance(values.get(field), str) for values in head for field in QUESTION_FIELDS):
             return QUESTION_FIELDS
         if head:
-            field = choose_text_field(head, file.name, key=None)
+            try:
+                field = choose_text_field(head, file.name, key=None)
+            except NielsCacheError as error:
+                raise NielsCacheError(f"{error}; questions are read from the fields {', '.join(QUESTION_FIELDS)}") from error
             log(f"{file.name}: {chosen_note(field)}")
             return (field,)
     return QUESTION_FIELDS
