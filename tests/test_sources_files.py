@@ -138,13 +138,13 @@ def test_parquet_rows_carry_their_file_and_row_across_row_groups(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", [Jsonl, Parquet])
 def test_rows_without_usable_text_are_dropped_and_counted(tmp_path: Path, kind: type[Jsonl | Parquet]) -> None:
-    rows = [{"body": "good", "n": 1}, {"body": None, "n": 2}, {"body": "  ", "n": 3}, {"body": "", "n": 4}]
+    rows = [{"body": "good text", "n": 1}, {"body": None, "n": 2}, {"body": "  ", "n": 3}, {"body": "", "n": 4}]
     content = json_lines(rows)
     if kind is Parquet:
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
         content = (tmp_path / "rows.parquet").read_bytes()
     documents, context = read(kind(files=one_file(tmp_path, "rows.any", content)))
-    assert [(document.text, document.source_id) for document in documents] == [("good", "rows.any#0")]
+    assert [(document.text, document.source_id) for document in documents] == [("good text", "rows.any#0")]
     assert context.report.dropped == {"null_text": 1, "empty": 2}
 
 
@@ -181,7 +181,7 @@ def test_the_titles_of_parquet_rows_are_read_where_they_are_strings(tmp_path: Pa
 
 
 def test_rows_without_any_string_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match=r"no text field.* text_field .*: n, m"):
+    with pytest.raises(NielsCacheError, match=r"no field 'text'.*fields: n \(1\), m \(null\)"):
         read(Jsonl(files=one_file(tmp_path, "rows.jsonl", json_lines([{"n": 1, "m": None}]))))
 
 

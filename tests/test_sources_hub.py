@@ -216,10 +216,10 @@ def test_val_files_are_a_split_of_their_own(tmp_path: Path) -> None:
     }
 
 
-def test_null_text_is_dropped_and_counted_and_the_first_string_field_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(parquet([{"n": 1, "body": "one"}, {"n": 2, "body": None}, {"n": 3, "body": " "}]))
+def test_null_text_is_dropped_and_counted_and_the_only_field_of_text_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet([{"n": 1, "body": "one text"}, {"n": 2, "body": None}, {"n": 3, "body": " "}]))
     documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.parquet")], shuffle_buffer=0))
-    assert [(document.text, document.source_id) for document in documents] == [("one", "a.parquet#0")]
+    assert [(document.text, document.source_id) for document in documents] == [("one text", "a.parquet#0")]
     assert context.report.dropped == {"null_text": 1, "empty": 1}
 
 

@@ -60,6 +60,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "PARQUET_ROWS", 2)
     monkeypatch.setattr("niels_cache_assets.sources.parquet.MOST_ROWS", 2)
     monkeypatch.setattr(rows, "PEEK_ROWS", 3)
+    monkeypatch.setattr("niels_cache_assets.sources.jsonl.ROWS", 3)
     monkeypatch.setattr(mediawiki, "_BLOCK", 701)
 
 
@@ -90,13 +91,6 @@ def test_the_text_field_stays_what_the_first_rows_said(tmp_path: Path) -> None:
     place, *counted = places_of(source)[-2]
     (last,) = [batch for batch in batches_of(source, started_at(place, *counted))][-1:]
     assert last[-1].text == texts(2)[-1]
-
-
-def test_rows_that_are_read_ahead_have_no_place_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "PEEK_ROWS", 6)
-    (tmp_path / "a.jsonl").write_bytes(json_file([{"text": text} for text in texts(1)]))
-    context = StreamContext(seed=1)
-    assert [context.report.place is None for _ in Jsonl(files=[str(tmp_path / "a.jsonl")]).documents(context)] == [True] * 3 + [False] * 4
 
 
 @pytest.mark.parametrize("row_group", [1, 3, 100])

@@ -43,9 +43,10 @@ from niels_cache_assets.documents import Documents, SourceReport
 from niels_cache_assets.parts.excluded import ids_in_parts, removed_ids, with_held_ids, with_ids
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.sources.notes import notes_on_source
-from niels_cache_assets.sources.reading.encodings import decoding_warning, nothing_is_text
+from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
+from niels_cache_assets.sources.text_column import reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.streaming.held_out import HeldOut
@@ -192,7 +193,6 @@ class Corpus(Artifact):
             "dataset_name": self.name,
             "dataset_config": self.source.hub_config,
             "dataset_revision": work.revision,
-            "source": self.source.describe(),
             "seed": self.registry.build.seed,
             "prepare": sorted(self.source.prepare),
             "cleaning": cleaning_identity(self.registry, self.name),
@@ -201,7 +201,7 @@ class Corpus(Artifact):
             **counts.meta(),
             "dropped": dict(counts.report.dropped + dropped_by_source),
             "dropped_by_source": dict(+dropped_by_source),
-            "facts": facts,
+            **with_text_field(self.source.describe(), facts),
             "files": files,
             "content_sha256": content_sha256,
             "fingerprint": work.fingerprint,
@@ -302,7 +302,7 @@ def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -
         meta = corpus.meta_of(
             work, counts, dropped_by_source, context.report.facts, files=writer.files, content_sha256=writer.content_sha256
         )
-    return Written(meta=meta, resumed=resumed_characters, warning=decoding_warning(meta))
+    return Written(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 
 
 def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], report: SourceReport) -> str:

@@ -29,9 +29,9 @@ from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.parts.engines import refuse, refused
 from niels_cache_assets.parts.layout import refusals_dir
 from niels_cache_assets.sources.notes import notes_on_source
-from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.references import own_revision, with_references
+from niels_cache_assets.sources.text_column import reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.tokenizer.checked import EngineDiffers, EngineUse
@@ -210,8 +210,9 @@ class Dataset(Artifact):
                 build.note_difference(work.directory, work.resume, found)
                 work.log(f"{found}; starting again with {found.reference}, which also encodes the data sets after this one")
                 return None
+        meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
         # the corpus has already given this warning
-        warning = None if self.prepared else decoding_warning(meta)
+        warning = None if self.prepared else reading_warning(meta)
         return Written(meta=meta, resumed=resumed, warning=warning, engines=build.encoder.uses)
 
     def journal(self, revision: str | None) -> JournalFingerprint:

@@ -29,6 +29,7 @@ from niels_cache_assets.corpus.layout import documents_file, duplicates_file
 from niels_cache_assets.disk.table_file import rows_of
 from niels_cache_assets.documents import NO_SPLIT, Document, DocumentBatch, Documents, object_array
 from niels_cache_assets.sources.reading.rows import column_values
+from niels_cache_assets.sources.text_column import facts_of, field_of
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.errors import NielsCacheError
@@ -133,7 +134,7 @@ class PreparedCorpus:
         """
         if context.start is None:
             context.report.dropped.update(self.dropped)
-            context.report.facts.update(self.meta["facts"])
+            context.report.facts.update(facts_of(self.meta))
         yield from self._placed(context, range(self.meta["documents"]["kept"]))
 
     @property
@@ -152,6 +153,7 @@ class PreparedCorpus:
             exact = int(self._drop_list[1][within].sum())
             near = within.stop - within.start - exact
             context.report.dropped.update(+Counter({"exact_duplicate": exact, "near_duplicate": int(near)}))
+            context.report.facts.update(field_of(self.meta))
         yield from self._placed(context, ordinals)
 
     def _placed(self, context: StreamContext, ordinals: range) -> Iterator[DocumentBatch]:

@@ -59,6 +59,7 @@ class Wishes:
     roam: str | None = None
     hub: tuple[str, ...] = ()
     chats: tuple[str, ...] = ()
+    text_field: str | None = None
     cache_dir: str | None = None
     tokenizer: str | None = None
     vocab_size: int | None = None
@@ -186,8 +187,8 @@ def _proposals(wishes: Wishes) -> list[Proposal]:
         if "://" not in path and not Path(path).expanduser().exists() and not glob.has_magic(path):
             raise NielsCacheError(f"{path}: does not exist; correct --chats")
     found = [
-        *recognize(wishes.data),
-        *recognize(wishes.files, family="pretrain", option="--files"),
+        *recognize(wishes.data, text_field=wishes.text_field),
+        *recognize(wishes.files, family="pretrain", option="--files", text_field=wishes.text_field),
         *recognize(wishes.chats, family="sft", option="--chats"),
     ]
     merged: dict[Any, Proposal] = {}

@@ -25,6 +25,7 @@ from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading, walk_folder
 from niels_cache_assets.sources.reading.rows import file_rows, first_rows
 from niels_cache_assets.sources.roam import is_export
+from niels_cache_assets.sources.text_column import ROWS, choose_text_field, require_field
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
@@ -39,7 +40,6 @@ KINDS = {
 _ENDINGS = f"{', '.join(KINDS)}, with or without {', '.join(COMPRESSIONS)}"
 _DUMP_PART = re.compile(r"(?<=\.xml)-p[\d*]+p[\d*]+$")  # the name of a part of a dump ends in .xml-p1p41242.bz2; -p*p* means all parts
 _LOOKED_AT = 5  # number of files of a pattern that are looked at, spread over all its files
-_NOT_TEXT = re.compile(r"(^|_)(id|uuid|url|uri|hash|date|time|timestamp|lang|language|license|source|path|file|filename)$", re.IGNORECASE)
 _MOST_JSON = 64 << 20  # size in bytes of the largest .json file that is read as a whole
 
 
@@ -64,22 +64,35 @@ class Proposal:
     places: list[str] = field(default_factory=list)
 
 
-def recognize(paths: Sequence[str], *, family: Family | None = None, option: str = "") -> list[Proposal]:
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What the user wants to find. family: data of this family only, because the command-line option `option` requires it. text_field: the
+    field of the text; None applies the rule of builds.
+    """
+
+    family: Family | None
+    option: str
+    text_field: str | None
+
+
+def recognize(paths: Sequence[str], *, family: Family | None = None, option: str = "", text_field: str | None = None) -> list[Proposal]:
     """Return a table for each kind of data in these files, folders and globs.
 
-    `family`: accept only data of this family, because the command-line option `option` requires it. Raises NielsCacheError for missing
-    files, and for files without text or conversations.
+    `family`: accept only data of this family, because the command-line option `option` requires it. `text_field`: the field of the text in
+    rows; None applies the rule of builds. Raises NielsCacheError for missing files, and for files without text or conversations.
     """
+    wanted = _Wanted(family=family, option=option, text_field=text_field)
     found: dict[Kind | tuple[Kind, str], Proposal] = {}
     for given in paths:
         path = os.path.expanduser(given)
-        for kind, places in _kinds_of(path, family, option).items():
+        for kind, places in _kinds_of(path, wanted).items():
             key = kind if kind.place_key == "files" else (kind, path)  # a table with `path` has only one place
             found.setdefault(key, Proposal(kind)).places += places
     return list(found.values())
 
 
-def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[str]]:
+def _kinds_of(path: str, wanted: _Wanted) -> dict[Kind, list[str]]:
+    family = wanted.family
     if "://" in path:
         return {_by_name(path, family): [path]}
     if not os.path.isdir(path):
@@ -88,17 +101,17 @@ def _kinds_of(path: str, family: Family | None, option: str) -> dict[Kind, list[
         if not files:  # a broken link, or a glob of folders
             raise NielsCacheError(f"{path}: leads to no file; correct it, or give a folder by its own name")
         patterns = {path: files} if len(sources) == 1 else {glob.escape(file): [file] for file in files}
-        return _sorted_by_kind(patterns, family, option)
+        return _sorted_by_kind(patterns, wanted)
     files = files_in(path)
     if family != "sft" and all(file.lower().endswith(".md") for file in files):
         return {Kind("pretrain", "markdown_folder"): [path]}
     others = [file for file in files if not file.lower().endswith(".md")]
     if family != "sft" and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
         return {Kind("pretrain", "roam"): [path]}
-    return _sorted_by_kind(_patterns(path, files), family, option)
+    return _sorted_by_kind(_patterns(path, files), wanted)
 
 
-def _sorted_by_kind(patterns: dict[str, list[str]], family: Family | None, option: str) -> dict[Kind, list[str]]:
+def _sorted_by_kind(patterns: dict[str, list[str]], wanted: _Wanted) -> dict[Kind, list[str]]:
     """Return the places (files, folders and globs) of the data, grouped by kind.
 
     If all files of a pattern are of one kind, the place is the pattern; otherwise the files of the pattern are listed one by one. A file
@@ -107,9 +120,9 @@ def _sorted_by_kind(patterns: dict[str, list[str]], family: Family | None, optio
     kinds: dict[Kind, list[str]] = {}
     for pattern, files in patterns.items():
         step = -(-len(files) // _LOOKED_AT)
-        seen = {file: _kind_inside(file, family, option) for file in files[::step]}
+        seen = {file: _kind_inside(file, wanted) for file in files[::step]}
         if len({*seen.values()} - {None}) != 1:
-            seen = {file: seen.get(file) or _kind_inside(file, family, option) for file in files}
+            seen = {file: seen.get(file) or _kind_inside(file, wanted) for file in files}
         found = {file: kind for file, kind in seen.items() if kind is not None}
         if not found:
             raise NielsCacheError(f"{files[0]}: holds no row; leave it out")
@@ -137,14 +150,14 @@ def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
     return {os.path.join(glob.escape(folder), "**", f"*{ending}"): alike for ending, alike in by_ending.items()}
 
 
-def _kind_inside(path: str, family: Family | None, option: str) -> Kind | None:
+def _kind_inside(path: str, wanted: _Wanted) -> Kind | None:
     """Return the kind of data in a file. Return None for a file of rows that has no row."""
     if not os.path.isfile(path):
         raise NielsCacheError(f"{path}: not a regular file; write its content to a file")
-    named = kind_of(path)
+    named, family = kind_of(path), wanted.family
     if named in ("text", "wikipedia"):
         if family == "sft":
-            raise NielsCacheError(f"{path}: holds no conversations; {option} takes JSON lines or Parquet")
+            raise NielsCacheError(f"{path}: holds no conversations; {wanted.option} takes JSON lines or Parquet")
         if named == "wikipedia":
             Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
         with reading(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None):  # refuses what is never text
@@ -156,7 +169,7 @@ def _kind_inside(path: str, family: Family | None, option: str) -> Kind | None:
     if not rows:
         return None
     try:
-        chats = None if family == "pretrain" else _chats(rows)
+        chats = None if family == "pretrain" or wanted.text_field is not None else _chats(rows)
     except UnclearColumnsError as error:
         raise UnclearColumnsError(f"{path}: {error}") from error
     if chats is not None:
@@ -167,18 +180,13 @@ def _kind_inside(path: str, family: Family | None, option: str) -> Kind | None:
             f"{path}: holds no conversations: no field has a list of messages, and no two have an instruction and its answer (fields: "
             f'{shown}); set messages_field, or instruction_field and output_field, of source = "chat_jsonl" in the file yourself'
         )
-    text_field = _text_field(rows)
-    if text_field is None:
-        form = "of messages, each role must be system, user (human) or assistant (gpt)"
-        hint = f"{form}; or give a field of text" if any(isinstance(row[key], list) for row in rows for key in row) else "add one"
-        raise NielsCacheError(f"{path}: no field holds text (fields: {shown}); {hint}")
     assert named is not None
-    return Kind("pretrain", named, (("text_field", text_field),))
+    return Kind("pretrain", named, (("text_field", _text_field(path, rows, wanted)),))
 
 
 def _first_rows(path: str) -> list[dict[str, Any]]:
     try:
-        return [row for _, row in first_rows(file_rows(SourceFile(path, path)))]
+        return [row for _, row in first_rows(file_rows(SourceFile(path, path)), ROWS)]
     except NielsCacheError as error:
         if path.lower().endswith(".json") and _whole_json(path) is not None:
             target = f"{path.removesuffix('.json')}.jsonl"
@@ -213,19 +221,17 @@ def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
     return None if keys is None else Kind("sft", "chat_jsonl", tuple(keys.items()))
 
 
-def _text_field(rows: Sequence[dict[str, Any]]) -> str | None:
-    """Return `text` if there is such a field, otherwise the field with the most text.
-
-    Fields with names or addresses are chosen only if there are no other fields. Return None if no field holds text.
-    """
-    lengths: dict[str, int] = {}
-    for row in rows:
-        for name, value in row.items():
-            if isinstance(value, str):
-                lengths[name] = lengths.get(name, 0) + len(value)
-    if "text" in lengths:
-        return "text"
-    return max(lengths, key=lambda name: (not _NOT_TEXT.search(name), lengths[name]), default=None)
+def _text_field(path: str, rows: Sequence[dict[str, Any]], wanted: _Wanted) -> str:
+    """Return the field of the text, by the rule of builds. Raises NielsCacheError if the rows do not decide."""
+    if wanted.text_field is not None:
+        require_field(wanted.text_field, (name for row in rows for name in row), path, key="--text-field")
+        return wanted.text_field
+    try:
+        return choose_text_field(rows, path, key="--text-field")
+    except NielsCacheError as error:
+        if not any(isinstance(value, list) for row in rows for value in row.values()):
+            raise
+        raise NielsCacheError(f"{error}; lists are conversations if each role is system, user (human) or assistant (gpt)") from error
 
 
 def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[PretrainSource]:

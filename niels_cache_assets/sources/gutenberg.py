@@ -16,7 +16,7 @@ from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import Decoding, read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, files_of_folder
 from niels_cache_assets.sources.reading.places import FilePass, RowsPass
-from niels_cache_assets.sources.reading.rows import HeldText, batched, choose_text_field
+from niels_cache_assets.sources.reading.rows import HeldText, batched
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 
 _FLAGS = re.MULTILINE | re.IGNORECASE
@@ -71,9 +71,9 @@ class Gutenberg(HubData, PretrainSource):
 
     def _hub_books(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
         decoding, held = Decoding(self, context, of_files=self.reads_files), HeldText()
-        choose = lambda fields: [choose_text_field(None, fields, self.origin, has_key=False)]  # noqa: E731
         for part, start in places.parts(self.upstream_splits()):
-            for columns, files, rows, damaged in self.stream(part, context, choose, start=start):
+            choose = lambda fields, part=part: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731
+            for columns, files, rows, damaged in self.stream(part, context, choose, start=start, without=set()):
                 ((held.field, texts),) = columns.items()
                 for index, (text, file, row) in enumerate(zip(texts, files, rows, strict=True)):
                     places.file, places.row = file, row + 1

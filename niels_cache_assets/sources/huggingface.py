@@ -24,9 +24,10 @@ from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import listed, located_among
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.keep import KeepsColumns
-from niels_cache_assets.sources.reading.places import RowsPass
-from niels_cache_assets.sources.reading.rows import HeldText, choose_text_field
+from niels_cache_assets.sources.reading.places import Part, RowsPass
+from niels_cache_assets.sources.reading.rows import HeldText
 from niels_cache_assets.sources.reading.where import ChoosesRows
+from niels_cache_assets.sources.text_column import MISSING, TEXT_FIELD_HELP
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, StreamContext
 from niels_cache_assets.sources.with_parts import FileReader, SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
@@ -51,10 +52,12 @@ _READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # by the load
 class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
     """One document per row of a hub data set."""
 
+    code_version: ClassVar[str] = "2"
+    files_code_version: ClassVar[str] = "3"
     shuffles_itself: ClassVar[bool] = True
 
     shuffle_buffer: NonNegativeInt = Field(defaults.SHUFFLE_BUFFER, description="Documents in Hugging Face's shuffle buffer; 0: no shuffle")
-    text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
+    text_field: str | None = Field(None, description=TEXT_FIELD_HELP)
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
 
     added: tuple[AddedOfHub, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
@@ -129,14 +132,17 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
         dropped, decoding = context.report.dropped, Decoding(self, context, of_files=self.reads_files)
         fields: dict[str, bool] = {}  # the fields of the current part
         where, id_field = self.condition, self.id_field or "id"
-
-        def choose(found: dict[str, bool]) -> list[str]:
-            fields.clear()
-            fields.update(found)
-            return self._columns(found)
+        without: set[str] = set()
 
         for part, begin in places.parts(self.upstream_splits()):
-            for columns, files, rows, damaged in self.stream(part, context, choose, shuffle_buffer=self.shuffle_buffer, start=begin):
+
+            def choose(found: dict[str, bool], part: Part = part) -> list[str]:
+                fields.clear()
+                fields.update(found)
+                return self._columns(found, part, context)
+
+            stream = self.stream(part, context, choose, shuffle_buffer=self.shuffle_buffer, start=begin, without=without)
+            for columns, files, rows, damaged in stream:
                 held.field = next(iter(columns))
                 values = columns[held.field]
                 texts = texts_of(values, limit=self.max_document_bytes, judged=self.reads_files, damaged=damaged)
@@ -153,7 +159,7 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
                         continue
                     replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
                     if problem := held.problem(values[index], files[index], rows[index]):
-                        dropped[problem] += 1
+                        dropped[MISSING if values[index] is None and files[index] in without else problem] += 1
                         kept[index] = False
                     else:
                         kept[index] = decoding.admits(files[index], values[index], replaced=replaced)
@@ -174,12 +180,12 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
                     yield batch[start : start + reading_rows.BATCH_DOCUMENTS]
         held.tell(context, fields, key="text_field")
 
-    def _columns(self, fields: dict[str, bool]) -> list[str]:
+    def _columns(self, fields: dict[str, bool], part: Part, context: StreamContext) -> list[str]:
         """Return the text field, the id field if the rows have one, and the columns of `where` and `keep`."""
         if self.condition is not None:
             self.condition.require(fields, self.origin)
         require_columns("keep", self.keep, fields, self.origin)
-        text_field = choose_text_field(self.text_field, fields, self.origin)
+        text_field = self.text_field_at(fields, part, context)
         id_field = self.id_field or "id"
         wanted = self.condition.columns if self.condition else ()
         return list(dict.fromkeys([text_field, *([id_field] if id_field in fields else []), *wanted, *self.keep]))

@@ -183,7 +183,7 @@ class Member:
     def _own_context(self, report: SourceReport) -> StreamContext:
         """Return the context in which the member's own build reads."""
         seed = self._context.seed if self._context.held_out is None else self._context.held_out.seed
-        return replace(self._context, seed=seed, revision=self._context.revisions[self._name], report=report)
+        return replace(self._context, seed=seed, revision=self._context.revisions[self._name], report=report, files=None, text_field=None)
 
     def _sorted(self, documents: Iterator[Document]) -> Iterator[tuple[Document, str | None]]:
         if self._context.held_out is not None:

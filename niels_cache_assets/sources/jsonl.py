@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, ClassVar, Literal
 
 from niels_cache_assets.documents import DocumentBatch
@@ -14,6 +15,7 @@ from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged, RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile, writable
 from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.text_column import MISSING, ROWS, TEXT, choose_text_field, count_file_without, require_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 
@@ -22,44 +24,31 @@ class Jsonl(KeepsDamaged, RowFileSource):
     index of its line in the file. Blank lines are counted too.
     """
 
-    code_version: ClassVar[str] = "2"
+    code_version: ClassVar[str] = "3"
     endings: ClassVar[tuple[str, ...]] = with_compressions(".jsonl", ".ndjson", ".json")
 
     source: Literal["jsonl"] = "jsonl"
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         context = StreamContext(seed=0)
-        stream = self._rows(FilePass(self.readable_files(), context), context)
-        head = [*rows.first_rows(stream)]
-        if not head:
+        files = self.readable_files()
+        text_field = self.text_field_of(files)
+        if text_field is None:
             return
-        fields = _fields(head)
-        self._require_columns(fields, head[0][0])
-        held = rows.HeldText(rows.choose_text_field(self.text_field, fields, head[0][0]))
-        for name, row, values in chain(head, rows.rows_of_proof(stream)):
-            if held.problem(values.get(held.field), name, row) in (None, "empty"):
+        held = rows.HeldText(text_field)
+        for name, row, values in rows.rows_of_proof(self._rows(FilePass(files, context), context)):
+            if held.problem(values.get(text_field), name, row) in (None, "empty"):
                 return
-        rows.require_text(held, fields)
+        rows.require_text(held, _fields(self._first_rows(files)))
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        report, files = context.report, FilePass(self.files_of(context), context)
-        stream = self._rows(files, context)
-        head: list[tuple[str, int, dict[str, Any]]] = []
-        fields: dict[str, bool] = {}
-        if context.text_field is not None:
-            files.state["text_field"] = context.text_field
-        if "text_field" not in files.state:  # otherwise an earlier pass chose the field by the first rows
-            head = [*rows.first_rows(stream)]
-            if not head:
-                return
-            fields = _fields(head)
-            self._require_columns(fields, head[0][0])
-            files.state["text_field"] = rows.choose_text_field(self.text_field, fields, head[0][0])
-        text_field, id_field = files.state["text_field"], self.id_field or "id"
-        held = rows.HeldText(text_field)
+        found = self.files_of(context)
+        text_field = self.text_field_at(found, context) or TEXT  # without rows there is no field, but files may be damaged
+        id_field = self.id_field or "id"
+        report, files, held = context.report, FilePass(found, context), rows.HeldText(text_field)
         decoding, text_of = Decoding(self, context, of_files=self.reads_files), lambda row: [row.get(text_field)]
         waiting, where = RowCollector(files), self.condition
-        for name, row, values in files.replayed(head, stream):
+        for name, row, values in self._rows(files, context, text_field):
             if where is not None and (problem := where.problem(values)):
                 report.dropped[problem] += 1
                 continue
@@ -67,7 +56,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
             if type(values) is not dict or not is_plain(text):
                 replaced = 0 if type(values) is dict else decoding.count_row(name, values, text_of)
                 if problem := held.problem(text, name, row):
-                    report.dropped[problem if text_field in values else "missing_text_field"] += 1
+                    report.dropped[problem if text_field in values else MISSING] += 1
                     continue
                 if not decoding.admits(name, text, replaced=replaced):  # type: ignore[arg-type]
                     continue
@@ -79,12 +68,27 @@ class Jsonl(KeepsDamaged, RowFileSource):
                 yield waiting.batch()
         if waiting:
             yield waiting.batch()
-        held.tell(context, fields, key="text_field")
+        if held.is_wrong:
+            held.tell(context, _fields(self._first_rows(found)), key="text_field")
 
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
+        head = self._first_rows(files)
+        if not head:
+            return None
+        place, fields = head[0][0], _fields(head)
+        self._require_columns(fields, place)
+        if self.text_field is None:
+            return choose_text_field([values for _, _, values in head], place)
+        if not any(self.text_field in _fields(self._first_rows([file])) for file in files):
+            require_field(self.text_field, fields, place)
+        return self.text_field
+
+    def _first_rows(self, files: Sequence[SourceFile]) -> list[tuple[str, int, dict[str, Any]]]:
+        """Return the first rows of the first of these files that has rows."""
         context = StreamContext(seed=0)
-        head = [*rows.first_rows(self._rows(FilePass(files, context), context))]
-        return rows.choose_text_field(self.text_field, _fields(head), head[0][0]) if head else None
+        for _, of_file in groupby(self._rows(FilePass(files, context), context), key=itemgetter(0)):
+            return [*rows.first_rows(of_file, ROWS)]
+        return []
 
     def _require_columns(self, fields: Mapping[str, bool], place: str) -> None:
         """Raise NielsCacheError if no row has a column of `where` or `keep`. `fields`: those of the first rows."""
@@ -92,12 +96,18 @@ class Jsonl(KeepsDamaged, RowFileSource):
             self.condition.require(fields, place)
         require_columns("keep", self.keep, fields, place)
 
-    def _rows(self, files: FilePass, context: StreamContext) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    def _rows(self, files: FilePass, context: StreamContext, text_field: str | None = None) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Yield (name of the file, row, values). Files in which no row has `text_field` are recorded; a pass begins after a text."""
         on_damage = self.on_damage(context, files)
         how: dict[str, Any] = {"encoding": self.encoding, "limit": self.max_document_bytes, "on_damage": on_damage}
         for file in files.files():
+            is_there, fields = text_field is None or files.position.row > 0, None
             for row, values in rows.json_rows(file, files.position, **how):
+                if not is_there and not (is_there := text_field in values):
+                    fields = {**(fields or {}), **dict.fromkeys(values)} if fields is None or len(fields) < ROWS else fields
                 yield file.name, row, values
+            if fields is not None and not is_there:
+                count_file_without(context.report, file.name, fields)
 
 
 def _fields(head: Sequence[tuple[str, int, dict[str, Any]]]) -> dict[str, bool]:

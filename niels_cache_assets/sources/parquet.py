@@ -15,9 +15,10 @@ from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.limits import refuse_length
-from niels_cache_assets.sources.reading.parquet_files import NumberedRows, is_string_type, is_text_type, joined, made_ahead, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import NumberedRows, is_text_type, joined, made_ahead, may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.where import DROPPED
+from niels_cache_assets.sources.text_column import MISSING, ROWS, choose_text_field, count_file_without, named_text, require_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.strings import Objects, Strings, repeated
 
@@ -31,16 +32,17 @@ MOST_ROWS = 2048  # of a joined batch: as many short documents as one task of th
 class Parquet(RowFileSource):
     """Parquet files. Only the text and id columns, a string column `title`, and the columns of `where` and `keep` are read."""
 
-    code_version: ClassVar[str] = "2"
+    code_version: ClassVar[str] = "3"
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
 
     source: Literal["parquet"] = "parquet"
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         found = self.files_of(context)
-        files = FilePass(found, context)
-        fields, text_field, kind = self._columns(found[0]) if context.text_field is None else ({}, context.text_field, None)
-        held = rows.HeldText(text_field)
+        text_field = self.text_field_at(found, context)
+        if text_field is None:
+            return
+        files, held = FilePass(found, context), rows.HeldText(text_field)
 
         def left_out(rows: int) -> None:
             context.report.dropped[DROPPED] += rows
@@ -49,11 +51,15 @@ class Parquet(RowFileSource):
         for file in files.files():
             yield from self._file_documents(file, files, text_field, held, collector, context)
         yield from collector.rest()
-        held.tell(context, fields, key="text_field", kind=kind)
+        if held.is_wrong:
+            fields, kind = self._columns(found, text_field)
+            held.tell(context, fields, key="text_field", kind=kind)
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         found = self.readable_files()
-        fields, text_field, kind = self._columns(found[0])
+        text_field = self.text_field_of(found)
+        if text_field is None:
+            return
         held = rows.HeldText(text_field)
         for file in found if "://" not in found[0].url else found[:1]:  # the columns are at the end of a file: this reads little
             with open_parquet(file) as parquet:
@@ -63,18 +69,34 @@ class Parquet(RowFileSource):
                 self.require_kept(parquet.columns, file.name)
             if column is not None:
                 held.problem("" if is_text_type(column) else column, file.name, 0)
-        rows.require_text(held, fields, kind=kind)
+        if held.is_wrong:
+            fields, kind = self._columns(found, text_field)
+            rows.require_text(held, fields, kind=kind)
 
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
-        return self._columns(files[0])[1]
+        for file in files:
+            with open_parquet(file) as parquet:
+                if not parquet.rows:
+                    continue
+                columns = parquet.columns
+            if self.text_field is not None:
+                if self.text_field not in columns and self._columns(files, self.text_field)[1] is None:
+                    require_field(self.text_field, columns, file.name)
+                return self.text_field
+            return named_text(columns) or choose_text_field(self._first_rows(file), file.name)
+        return None
 
-    def _columns(self, file: SourceFile) -> tuple[dict[str, bool], str, str]:
-        """Return whether each column of a file holds strings, the column to read, and its type."""
-        with open_parquet(file) as parquet:
-            kinds = parquet.columns
-        fields = {name: is_string_type(kind) for name, kind in kinds.items()}
-        text_field = rows.choose_text_field(self.text_field, fields, file.name)
-        return fields, text_field, str(kinds[text_field])
+    def _first_rows(self, file: SourceFile) -> list[dict[str, Any]]:
+        found = rows.parquet_rows(file, encoding=self.encoding, limit=self.max_document_bytes)
+        return [values for _, values in rows.first_rows(found, ROWS)]
+
+    def _columns(self, files: Sequence[SourceFile], text_field: str) -> tuple[dict[str, bool], str | None]:
+        """Return whether each column holds strings, in the first file that has the column `text_field`, and the type of this column."""
+        for file in files:
+            with open_parquet(file) as parquet:
+                if text_field in parquet.columns:
+                    return {name: may_hold_text(kind) for name, kind in parquet.columns.items()}, str(parquet.columns[text_field])
+        return {}, None
 
     def _file_documents(
         self,
@@ -96,10 +118,12 @@ class Parquet(RowFileSource):
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
-                dropped["missing_text_field"] += parquet.rows
+                dropped[MISSING] += parquet.rows
+                if parquet.rows:
+                    count_file_without(context.report, name, fields)
                 return
             has_id = id_field in fields and id_field != text_field
-            has_title = text_field != "title" and "title" in fields and is_string_type(fields["title"])
+            has_title = text_field != "title" and "title" in fields and may_hold_text(fields["title"])
             if where is not None:
                 where.require_types(fields, name)
             self.require_kept(fields, name)

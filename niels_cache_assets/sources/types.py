@@ -48,7 +48,8 @@ class StreamContext:
     this place, and the source adds to them. `revisions`: the revisions of the siblings, by name. The first pass of a build fills this
     mapping for all passes, because a branch may move between two passes. `held_out`: the val documents of the siblings. If it is None, as
     for the training sample of a tokenizer, val documents are read like all others. `files`, `text_field`: for a part of a data set, the
-    files to read instead of those of the table, and the field of their text; None without parts. `building`: the key of the cache that
+    files to read instead of those of the table, and the field of their text; None without parts. `decided`: the field of the text by
+    table, which the first pass of a build fills for all passes (text_column.py). `building`: the key of the cache that
     is built from this pass, such as sft/chats; None for a pass that only looks at texts. Only a build stops at a broken row.
     """
 
@@ -62,6 +63,7 @@ class StreamContext:
     held_out: HeldOut | None = None
     files: Sequence[SourceFile] | None = None
     text_field: str | None = None
+    decided: dict[str, str] = field(default_factory=dict)
     building: str | None = None
 
 

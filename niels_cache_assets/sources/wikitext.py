@@ -16,7 +16,7 @@ from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, Damage, Decoding
 from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, refuse_length
 from niels_cache_assets.sources.reading.places import Part, RowsPass
-from niels_cache_assets.sources.reading.rows import HeldText, batched, choose_text_field
+from niels_cache_assets.sources.reading.rows import HeldText, batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 _HEADING = re.compile(r" ?= (?!=)(.*\S) =\s*")
@@ -48,8 +48,8 @@ class Wikitext(HubData, PretrainSource):
         held.tell(context, {}, key=None)
 
     def _rows(self, part: Part, context: StreamContext, start: tuple[str, int] | None, held: HeldText) -> Iterator[Row]:
-        choose = lambda fields: [choose_text_field(None, fields, self.origin, has_key=False)]  # noqa: E731
-        for columns, files, rows, damaged in self.stream(part, context, choose, keep_linebreaks=True, start=start):
+        choose = lambda fields: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731
+        for columns, files, rows, damaged in self.stream(part, context, choose, keep_linebreaks=True, start=start, without=set()):
             ((held.field, texts),) = columns.items()
             for text, file, row in zip(texts, files, rows, strict=True):
                 held.problem(text, file, row)

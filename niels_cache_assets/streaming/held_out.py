@@ -286,7 +286,7 @@ def reference_texts(registry: Registry, source: PretrainSource, context: StreamC
                     yield Place(name, document.file, document.row), document.text
         for pattern in source.decontaminate_against:
             if not is_name(pattern):
-                for question in questions(pattern):
+                for question in questions(pattern, context.log):
                     if not has_lone_surrogate(question.text):
                         yield Place("", question.file, question.row), question.text
 

@@ -79,7 +79,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("dataset_name", "text or null", _DATASETS, "Name of the data set's table; null fits any folder (if the builder got no name)"),
     MetaKey("dataset_config", "text or null", _DATASETS, "The configuration of the data set on the hub"),
     MetaKey("dataset_revision", "text or null", _DATASETS, "The revision that was read: the hub's commit, or a digest of local files"),
-    MetaKey("source", "a table", _DATASETS, "`kind` of the source, and the keys that identify the data; no absolute path"),
+    MetaKey("source", "a table", _DATASETS, "`kind` of the source, keys that identify the data, `text_field` of rows; no absolute path"),
     MetaKey("split_rule", "text or null", _FAMILIES, "The rule that divided train and val, in one line"),
     MetaKey("decontaminate", "a table", ("pretrain",), "If copies of val were removed from train: `kind`, `threshold`, code version"),
     MetaKey(

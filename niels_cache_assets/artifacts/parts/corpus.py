@@ -48,8 +48,8 @@ from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.parts.seal import joined_facts
 from niels_cache_assets.sources.excluding import excluded_ids
-from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
+from niels_cache_assets.sources.text_column import facts_of, reading_warning
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
@@ -150,7 +150,7 @@ class JoinedCorpus(AfreshUnderLease, Corpus):
 
         build_free_parts_first(parts, passing_over(build, log=work.log))
         meta = _join(self, [(part.directory, metas[part.number]) for part in parts], work)
-        return Written(meta=self.of_removed_ids(meta, work), warning=decoding_warning(meta))
+        return Written(meta=self.of_removed_ids(meta, work), warning=reading_warning(meta))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +291,7 @@ def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work
     write_measures(work.directory, counts.report, files)
     for directory, meta in members:
         corpus_identity.require_unchanged(directory, meta)  # otherwise the links may be those of another build
-    facts = joined_facts([meta["facts"] for _, meta in members])
+    facts = joined_facts([facts_of(meta) for _, meta in members])
     meta = corpus.meta_of(work, counts, _added(members, "dropped_by_source"), facts, files=files, content_sha256=digest.hexdigest())
     parts = [
         {"name": directory.name, "documents": meta["documents"]["kept"], "meta_sha256": meta["meta_sha256"]} for directory, meta in members

@@ -38,16 +38,16 @@ class Growth:
     cache: Path
     how_to_make: str
 
-    def groups(self, fresh: Callable[[int], PlannedGroup], *, log: Log) -> list[PlannedGroup]:
+    def groups(self, fresh: Callable[[int, str | None], PlannedGroup], *, log: Log) -> list[PlannedGroup]:
         """Return the first parts, and then those of each table `added`.
 
-        fresh: returns a group as upstream is now, by its number. Raises NielsCacheError for files of built parts that were changed or
-        deleted.
+        fresh: returns a group as upstream is now, by its number and the field of the text of the first parts. Raises NielsCacheError for
+        files of built parts that were changed or deleted.
         """
         then = () if self.last is None else Plan.of(self.last).groups
-        found = []
+        found: list[PlannedGroup] = []
         for number in range(1 + len(self.source.added)):
-            now = fresh(number)
+            now = fresh(number, found[0].text_field if found else None)
             if number < len(then):
                 found.append(self._kept(then[number], now, log))
             else:

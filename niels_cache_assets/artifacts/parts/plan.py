@@ -23,6 +23,7 @@ from niels_cache_assets.sources.added import patterns_without_folders
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
+from niels_cache_assets.sources.text_column import TEXT, chosen_note
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
@@ -163,6 +164,9 @@ class PartsPlan(Artifact):
             work.log(note)
         source = self.source
         groups = self.grown(work) if source.added else [self.group(0, work.revision)]
+        field = groups[0].text_field
+        if field not in (None, TEXT) and getattr(source, "text_field", None) is None:
+            work.log(chosen_note(field))
         files = [file for group in groups for file in group.listed]
         budgets = [source.train_tokens, *(each.train_tokens for each in source.added)]
         proposed = proposed_shard_bytes(
@@ -176,7 +180,7 @@ class PartsPlan(Artifact):
             "kind": "plan",
             "dataset_name": self.name,
             "dataset_revision": work.revision,
-            "text_field": groups[0].text_field,
+            "text_field": field,
             "shard_bytes": self.build.shard_bytes,
             "proposed_shard_bytes": proposed,
             "seed": self.build.seed,
@@ -198,15 +202,18 @@ class PartsPlan(Artifact):
             how_to_make=self.how_to_make,
         )
         if work.force:
-            groups = [self.group(number, work.revision) for number in range(1 + len(self.source.added))]
+            groups = [self.group(0, work.revision)]
+            numbers = range(1, 1 + len(self.source.added))
+            groups += [self.group(number, work.revision, text_field=groups[0].text_field) for number in numbers]
             growth.check(groups)
             return groups
-        return growth.groups(lambda number: self.group(number, work.revision), log=work.log)
+        return growth.groups(lambda number, text_field: self.group(number, work.revision, text_field=text_field), log=work.log)
 
-    def group(self, number: int, revision: str | None, *, hashed: bool = True) -> PlannedGroup:
+    def group(self, number: int, revision: str | None, *, text_field: str | None = None, hashed: bool = True) -> PlannedGroup:
         """Return a group of parts for the files of upstream at `revision`. number: 0 for the first parts, then the tables `added`.
 
-        hashed: if False, only sizes and names are read, for an estimate. Raises NielsCacheError if the files cannot be divided.
+        text_field: that of the first parts, for the tables `added`. hashed: if False, only sizes and names are read, for an estimate.
+        Raises NielsCacheError if the files cannot be divided.
         """
         source = self.source
         if number:
@@ -219,11 +226,13 @@ class PartsPlan(Artifact):
         if source.prepare:  # budgets apply to the joined corpus
             budgets = dict.fromkeys(budgets)
         own = source.revision_of_files(number, revision) if hashed else revision
-        made_of = recordable(self.identity_of_group(number, own))
+        if hashed and text_field is None:
+            text_field = planned_text_field(source, files, own)
+        made_of = recordable({**self.identity_of_group(number, own), **({"text_field": text_field} if number else {})})
         meta = {
             "dataset_name": self.name,
             "dataset_revision": own,
-            "text_field": planned_text_field(source, files, own) if hashed else None,
+            "text_field": text_field,
             "made_of": made_of,
             "fingerprint": fingerprint_of(made_of),
             **plan_parts(files, parts, **budgets),

@@ -46,7 +46,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", metavar="REASON", help="print examples of this reason only")
     parser.add_argument("--limit", metavar="N", type=at_least(1), help="read the first N documents only")
     parser.add_argument(
-        "--text-field", metavar="FIELD", help="field with the text in .jsonl and .parquet (default: text, else the first string)"
+        "--text-field", metavar="FIELD", help="field with the text in .jsonl and .parquet (default: text, else the only one that can be it)"
     )
     parser.add_argument("--like", metavar="NAME", help="use the thresholds of this data set")
     parser.add_argument(

@@ -66,6 +66,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--chats", metavar="PATH", nargs="+", action="extend", default=[], help="like PATH, but always conversations: .jsonl, .parquet"
     )
+    start.add_argument(
+        "--text-field", metavar="FIELD", help="field with the text in .jsonl and .parquet (default: text, else the only one that can be it)"
+    )
     how = parser.add_argument_group("how")
     how.add_argument("--cache-dir", metavar="DIR", help="root of the caches (default: cache, beside the file)")
     how.add_argument(
@@ -155,6 +158,7 @@ def _given(arguments: argparse.Namespace) -> Wishes:
         roam=arguments.roam,
         hub=tuple(arguments.hub),
         chats=tuple(arguments.chats),
+        text_field=arguments.text_field,
         cache_dir=arguments.cache_dir,
         tokenizer=arguments.tokenizer,
         vocab_size=arguments.vocab_size,

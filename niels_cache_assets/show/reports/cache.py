@@ -25,7 +25,7 @@ from niels_cache_assets.show.reports.history import Check, History, Outcome, Rec
 from niels_cache_assets.show.reports.mixture import Mixture, all_mixtures
 from niels_cache_assets.show.shared_texts import SharedTexts, advice_against, shared_texts
 from niels_cache_assets.show.wording import counted, label
-from niels_cache_assets.sources.reading.encodings import decoding_warning
+from niels_cache_assets.sources.text_column import reading_warning
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
@@ -252,7 +252,7 @@ class CacheReport:
         newest = recorded.upstream.newest
         if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
             texts.append(f"built from revision {item.revision}; upstream was last observed at {newest}")
-        if not has_corpus and (warning := decoding_warning(item.meta)):
+        if not has_corpus and (warning := reading_warning(item.meta)):
             texts.append(warning)
         return texts
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 import glob
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import IO, Any, ClassVar, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.first_bytes import content_of, described
 from niels_cache_assets.sources.errors import shown
 from niels_cache_assets.sources.hub import tables as hub_tables
@@ -26,9 +28,10 @@ from niels_cache_assets.sources.reading.compressed import decompressed
 from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, UTF8, Damage, DecodesText, damage_of, encoding_of
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_splits, first_bytes, open_bytes, open_seekable, reading
 from niels_cache_assets.sources.reading.limits import refuse_length
-from niels_cache_assets.sources.reading.parquet_files import is_string_type
+from niels_cache_assets.sources.reading.parquet_files import may_hold_text
 from niels_cache_assets.sources.reading.places import Part
 from niels_cache_assets.sources.reading.rows import refuse_long_lines
+from niels_cache_assets.sources.text_column import ROWS, choose_text_field, decided_field, named_text, require_field
 from niels_cache_assets.sources.types import ConfigPath, ListedFile, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -150,6 +153,37 @@ class HubData(DecodesText):
             return [Part(self.val_split, "val", None), Part(self.split, "train", None)]
         return [Part(self.split, None, None)]
 
+    def text_field_at(self, fields: Mapping[str, bool], part: Part, context: StreamContext, *, key: str | None = "text_field") -> str:
+        """Return the field of the text for this pass. The data of train decide.
+
+        `fields`: those of `part`, by whether they hold strings. `key`: the key of the table that names the field; None if it has none.
+        """
+        given = getattr(self, key) if key else None
+        train = self.upstream_splits()[-1]
+
+        def decide() -> str:
+            if given is None and part == train and (field := named_text(fields)) is not None:
+                return field
+            return given or choose_text_field(*self._first_rows(train, context), key=key)
+
+        field = decided_field(self, context, decide, given=given)  # type: ignore[arg-type]
+        assert field is not None
+        require_field(field, fields, self.origin, key=key)
+        return field
+
+    def _first_rows(self, part: Part, context: StreamContext) -> tuple[list[dict[str, Any]], str]:
+        """Return the first rows of the first file of a part, and the name of this file."""
+        found: list[dict[str, Any]] = []
+        named = self.origin
+        with closing(self.stream(part, replace(context, report=SourceReport()), list)) as batches:
+            for columns, files, _, _ in batches:
+                named = named if found else files[0]
+                count = next((index for index, file in enumerate(files) if file != named), len(files))
+                found += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)][:count]
+                if count < len(files) or len(found) >= ROWS:
+                    break
+        return found[:ROWS], named
+
     def stream(
         self,
         part: Part,
@@ -160,16 +194,21 @@ class HubData(DecodesText):
         keep_linebreaks: bool = False,
         start: tuple[str, int] | None = None,
         texts: Collection[str] = (),
-    ) -> Iterator[HubRows]:
+        without: set[str] | None = None,
+    ) -> Generator[HubRows]:
         """Yield rows of a part in batches, lazily. `choose_columns` gets {field: holds strings} and returns the fields to read.
 
         `texts`: the fields whose damage is reported. If `texts` is empty, the first field is used. `keep_linebreaks` is for plain text
         files, where each row is a line. `start`: the file and row to begin at; only used without a shuffle. Files before this file are not
-        opened. Closing the iterator early is quick.
+        opened. `without`: gets the names of the files in which no row so far has the first field; those that end so are in the report.
+        Closing the iterator early is quick.
         """
         with hub_errors(self.origin, context.revision):
             shuffled = shuffle_buffer > 0
-            dataset, names, recoded = _open(self, part, context, choose_columns, keep_linebreaks, start, by_bytes=not shuffled)
+            lacking = hub_tables.FilesWithoutText(context.report if without is not None else SourceReport())
+            if without is not None:
+                lacking.names = without
+            dataset, names, recoded = _open(self, part, context, choose_columns, keep_linebreaks, start, lacking, by_bytes=not shuffled)
             if shuffled:
                 dataset = dataset.shuffle(seed=context.seed, buffer_size=shuffle_buffer)
             batches = hub_tables.row_batches(dataset, shuffled=shuffled)
@@ -275,6 +314,7 @@ def _open(
     choose_columns: Callable[[dict[str, bool]], list[str]],
     keep_linebreaks: bool,
     start: tuple[str, int] | None,
+    without: hub_tables.FilesWithoutText,
     *,
     by_bytes: bool,
 ) -> tuple[Any, list[str], bool]:
@@ -310,13 +350,13 @@ def _open(
     dataset = _split(builder.as_streaming_dataset(), part, data)
     columns = choose_columns({"text": True} if read_tables else _fields(dataset))
     if hasattr(builder.config, "on_mixed_types"):
-        hub_tables.decode_late_json(builder)
+        hub_tables.decode_late_json(builder, without)
     if not hasattr(builder.config, "columns"):
-        return *hub_tables.with_origin(dataset, columns, local_names, start, read_tables), recoded
+        return *hub_tables.with_origin(dataset, columns, local_names, start, read_tables, without=without), recoded
     builder = _builder(datasets, data, path, {**settings, "columns": columns})  # for Parquet, only these columns are downloaded
     dataset = _split(builder.as_streaming_dataset(), part, data)
-    tables = hub_tables.parquet_tables(builder, lambda url: hub_tables.file_name(url, local_names), by_bytes=by_bytes)
-    return *hub_tables.with_origin(dataset, columns, local_names, start, tables), recoded
+    tables = hub_tables.parquet_tables(builder, lambda url: hub_tables.file_name(url, local_names), by_bytes=by_bytes, without=without)
+    return *hub_tables.with_origin(dataset, columns, local_names, start, tables, without=without), recoded
 
 
 def _require_content(file: SourceFile, path: str) -> None:
@@ -376,6 +416,6 @@ def _loader(name: str) -> str:
 def _fields(dataset: Any) -> dict[str, bool]:
     """Return {field: whether it holds strings}. If the loader has no schema, the first row decides."""
     if dataset.features is not None:
-        return {name: is_string_type(kind.type) for name, kind in zip(dataset.features, dataset.features.arrow_schema, strict=True)}
+        return {name: may_hold_text(kind.type) for name, kind in zip(dataset.features, dataset.features.arrow_schema, strict=True)}
     first: dict[str, Any] = next(iter(dataset), {})
     return {name: isinstance(value, str) for name, value in first.items()}

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import FunctionType, MethodType, SimpleNamespace
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from niels_cache_assets.sources.reading.encodings import (
     CARRIED_MARKS,
@@ -32,7 +32,11 @@ from niels_cache_assets.sources.reading.encodings import (
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
 from niels_cache_assets.sources.reading.parquet_files import BATCH_BYTES, ParquetTable, in_pieces
 from niels_cache_assets.sources.reading.rows import column_values
+from niels_cache_assets.sources.text_column import count_file_without
 from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    from niels_cache_assets.documents import SourceReport
 
 ITER_ROWS = 1024  # rows that become Python values at once; smaller batches cost more per row
 FILE, ROW, DAMAGE = "__niels_cache_file", "__niels_cache_row", "__niels_cache_damage"
@@ -46,25 +50,58 @@ def file_name(url: str, local_names: dict[str, str]) -> str:
     return local_names.get(url) or re.sub(r"^hf://datasets/[^@]+@[^/]+/", "", url)
 
 
+class FilesWithoutText:
+    """The files of a pass in which no row so far has the field of the text. A loader fills missing columns with nulls, so that a row does
+    not tell whether its file has the column.
+
+    names: the files. column: the field. fields: those of the table that is read now; None if its loader does not tell them.
+    """
+
+    def __init__(self, report: SourceReport) -> None:
+        self._report = report
+        self.names: set[str] = set()
+        self.column = ""
+        self.fields: list[str] | None = None
+
+    def watched(self, file: str, tables: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+        """Yield the tables of a file. If the file ends without the field, it is counted in the report."""
+        fields: dict[str, None] = {}
+        self.fields, is_there, rows = None, False, 0
+        for key, table in tables:
+            is_there = is_there or self.fields is None or self.column in self.fields
+            rows += len(table)
+            if is_there:
+                self.names.discard(file)
+            else:
+                self.names.add(file)
+                fields |= dict.fromkeys(self.fields or ())
+            yield key, table
+        if rows and not is_there:
+            count_file_without(self._report, file, fields)
+
+
 def with_origin(
     dataset: Any,
     columns: list[str],
     local_names: dict[str, str],
     start: tuple[str, int] | None,
     read_tables: Callable[..., Iterator[tuple[Any, Any]]] | None = None,
+    *,
+    without: FilesWithoutText,
 ) -> tuple[Any, list[str]]:
     """Return the data set with two more columns, and the file names by index. The columns are the index of the file, and the row in this
     file.
 
     Hugging Face's streams do not give the origin of a row, and there is no public hook between the file reader and the shuffle. So this
     function wraps the generator that yields the Arrow tables of a file (the generator of the loader, or `read_tables`). The library calls
-    the generator for one file at a time, and the order after a shuffle does not change. Rows before `start` are left out.
+    the generator for one file at a time, and the order after a shuffle does not change. Rows before `start` are left out. `without`: gets
+    the files without the first of `columns`.
     """
     import pyarrow as pa
     from datasets import Features, IterableDataset, Value
     from datasets.iterable_dataset import ArrowExamplesIterable
 
-    inner = dataset._ex_iterable
+    without.column, inner = columns[0], dataset._ex_iterable
     if not isinstance(inner, ArrowExamplesIterable):
         raise NielsCacheError("this data set does not hold rows of text; choose one in Parquet, JSON, CSV or text files")
     urls = _shard_urls(inner.kwargs)
@@ -83,7 +120,7 @@ def with_origin(
         if index < first:
             return
         try:
-            for key, table in (read_tables or inner.generate_tables_fn)(**kwargs):
+            for key, table in without.watched(names[index], (read_tables or inner.generate_tables_fn)(**kwargs)):
                 end = row + len(table)
                 before = min(first_row - row, len(table)) if index == first and row < first_row else 0
                 row += before
@@ -158,8 +195,9 @@ def _decoded(value: str | None) -> Any:
         return value
 
 
-def decode_late_json(builder: Any) -> None:
-    """Decode columns in which values of different types appear only after the first 10 MB, when the schema already says string.
+def decode_late_json(builder: Any, without: FilesWithoutText) -> None:
+    """Decode columns in which values of different types appear only after the first 10 MB, when the schema already says string. Also leave
+    out columns that are not in the schema, because they are not in the first rows; the library would refuse their file.
 
     The JSON loader of `datasets` then encodes the values of such a column as JSON strings, and nothing in the schema shows this encoding.
     This function decodes the strings. Every value that is not a string becomes null, because the schema has no type for such a value.
@@ -175,8 +213,11 @@ def decode_late_json(builder: Any) -> None:
                 values = [_decoded(value) for value in table[name].to_pylist()]
                 strings = pa.array([value if isinstance(value, str) else None for value in values], pa.string())
                 table = table.set_column(table.column_names.index(name), name, strings)
+        without.fields = [*table.column_names]
         if builder.info.features is None:
             json_field_paths = [path for path in json_field_paths if len(path) > 1]
+        else:
+            table = table.select([name for name in table.column_names if name in builder.info.features])
         return cast(table, json_field_paths=json_field_paths)
 
     builder._cast_table = decoding
@@ -274,10 +315,12 @@ class _Recoded(io.RawIOBase):
         super().close()
 
 
-def parquet_tables(builder: Any, name_of: Callable[[str], str], *, by_bytes: bool) -> Callable[..., Iterator[tuple[Any, Any]]]:
+def parquet_tables(
+    builder: Any, name_of: Callable[[str], str], *, by_bytes: bool, without: FilesWithoutText
+) -> Callable[..., Iterator[tuple[Any, Any]]]:
     """Return a reader that replaces the reader of the Parquet loader and yields up to a thousand rows at a time.
 
-    `by_bytes`: whether to yield fewer rows at a time if rows are long.
+    `by_bytes`: whether to yield fewer rows at a time if rows are long. `without`: is told the fields of each file.
 
     The loader's own scanner reads up to 1 GiB of decoded text ahead of a slow consumer, and tokenizing is slow. No setting changes this.
     The order of the library's shuffle depends on the boundaries of the tables, so for a shuffle the boundaries must always be the same.
@@ -294,6 +337,7 @@ def parquet_tables(builder: Any, name_of: Callable[[str], str], *, by_bytes: boo
                 parquet = ParquetTable(stream, name_of(file))
                 batches = parquet.batches(builder.config.columns, most_rows=ITER_ROWS, by_bytes=by_bytes)
                 for first, batch in batches:
+                    without.fields = [*parquet.columns]
                     yield (index, first), builder._cast_table(pa.Table.from_batches([batch]))
 
     return tables

@@ -16,6 +16,7 @@ import numpy as np
 
 from niels_cache_assets.documents import NO_SPLIT, Divider, DocumentBatch, object_array
 from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.sources.reading.parquet_files import as_strings
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.strings import Objects, Strings, buffers_of, int64_array
 from niels_cache_runtime.errors import NielsCacheError
@@ -60,8 +61,10 @@ def texts_of_column(
 ) -> tuple[Sequence[Any] | Strings | Objects, Texts, dict[int, str]]:
     """Return the values of an Arrow column, its texts (see `texts_of`), and the marked text of each row with replaced bytes.
 
-    A column of valid strings without nulls is checked in Arrow's buffers. Only rows that may be odd are looked at one by one.
+    A column of valid strings without nulls is checked in Arrow's buffers. Only rows that may be odd are looked at one by one. Bytes are
+    strings that old writers have stored.
     """
+    column = as_strings(column)
     strings = valid_strings(column)
     if strings is None:
         damaged: dict[int, str] = {}
@@ -112,6 +115,7 @@ def _characters_of(column: pa.Array, content: np.ndarray, offsets: np.ndarray) -
 
 def ids_of_column(column: pa.Array, encoding: str) -> Sequence[Any] | Strings | Objects:
     """Return the values of a column of ids, for `batch_of`."""
+    column = as_strings(column)
     strings = valid_strings(column)
     return rows.column_values(column, encoding) if strings is None else strings
 

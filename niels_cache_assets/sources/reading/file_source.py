@@ -20,6 +20,7 @@ from niels_cache_assets.sources.reading.files import SourceFile, file_digest, fi
 from niels_cache_assets.sources.reading.keep import KeepsColumns
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.where import ChoosesRows
+from niels_cache_assets.sources.text_column import TEXT_FIELD_HELP, decided_field
 from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, ListedFile, PretrainSource, Source, StreamContext
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
@@ -65,7 +66,7 @@ class FileSource(DecodesText, PretrainSource):
 
 class RowFileSource(ChoosesRows, KeepsColumns, FileSource, SourceWithParts):
     added: tuple[AddedFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
-    text_field: str | None = Field(None, description="Field of the text; None takes `text`, else the first string field")
+    text_field: str | None = Field(None, description=TEXT_FIELD_HELP)
     id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
 
     def files_of(self, context: StreamContext) -> list[SourceFile]:
@@ -104,6 +105,10 @@ class RowFileSource(ChoosesRows, KeepsColumns, FileSource, SourceWithParts):
     @abstractmethod
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
         """Return the field of the text, from the first rows of these files. Return None if the files hold no rows."""
+
+    def text_field_at(self, files: Sequence[SourceFile], context: StreamContext) -> str | None:
+        """Return the field of the text for this pass over `files`, or None if they hold no rows."""
+        return decided_field(self, context, lambda: self.text_field_of(files), given=self.text_field)
 
 
 def listed(files: Iterable[SourceFile], split: Split | None, *, hashed: bool = True) -> list[ListedFile]:

@@ -49,14 +49,8 @@ class KeepsColumns(Source):
         return value
 
     def require_kept(self, schema: Mapping[str, pa.DataType], place: str) -> None:
-        """Raise NielsCacheError if a Parquet file lacks a column of `keep`, or holds binary data there."""
-        import pyarrow.types as types
-
+        """Raise NielsCacheError if a Parquet file lacks a column of `keep`."""
         require_columns("keep", self.keep, schema, place)
-        for name in self.keep:
-            kind = schema[name]
-            if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
-                raise NielsCacheError(f"{place}: keep: the column {name!r} holds binary data ({kind}); leave it out")
 
     def kept_of(self, values: Mapping[str, Any], file: str, row: int) -> str | None:
         """Return the kept values of a row as JSON, or None without `keep`. Numbers that JSON does not know (NaN, infinities) become null.
@@ -71,7 +65,8 @@ class KeepsColumns(Source):
         except RecursionError as error:
             raise NielsCacheError(f"{file}: row {row}: keep: the values are nested too deeply; leave the column out") from error
         except _BinaryError as error:
-            raise NielsCacheError(f"{file}: row {row}: keep: a value holds binary data; leave its column out") from error
+            named = next(name for name in self.keep if _holds_bytes(kept[name]))
+            raise NielsCacheError(f"{file}: row {row}: keep: the column {named!r} holds binary data; leave it out") from error
         if len(text) > MOST_CHARACTERS:
             longest = max(self.keep, key=lambda name: len(_encode_finite(kept[name])))
             raise NielsCacheError(
@@ -106,6 +101,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         raise _BinaryError
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _holds_bytes(value: Any) -> bool:
+    try:
+        _encode_finite(value)
+    except _BinaryError:
+        return True
+    return False
 
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain).encode

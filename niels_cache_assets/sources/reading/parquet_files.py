@@ -176,7 +176,7 @@ class ParquetTable:
         self._parquet = self._open()
         schema = self._parquet.schema_arrow
         self.rows: int = self._parquet.metadata.num_rows
-        self.columns: dict[str, pa.DataType] = {field.name: field.type for field in schema}
+        self.columns: dict[str, pa.DataType] = {field.name: _plain_type(field.type) for field in schema}
         self.json_forms = {name: form for name, kind in self.columns.items() if (form := json_form(kind)) is not None}
         self._repeated = [*_repeated_names(schema)]
 
@@ -278,15 +278,38 @@ def is_string_type(arrow_type: Any) -> bool:
     return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_string_view(arrow_type))
 
 
-def is_text_type(arrow_type: Any) -> bool:
-    """Return whether a column of this type may hold strings.
-
-    For a dictionary, the type of its values decides. A column of nulls has no type yet, so it may hold strings.
-    """
+def is_bytes_type(arrow_type: Any) -> bool:
+    """Return whether a column of this type holds bytes. Old writers store strings as bytes."""
     import pyarrow.types as types
 
-    value_type = arrow_type.value_type if types.is_dictionary(arrow_type) else arrow_type
-    return is_string_type(value_type) or bool(types.is_null(value_type))
+    binary = (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view)
+    return any(is_kind(arrow_type) for is_kind in binary)
+
+
+def may_hold_text(arrow_type: Any) -> bool:
+    """Return whether a column of this type holds strings, or bytes that may be strings."""
+    return is_string_type(arrow_type) or is_bytes_type(arrow_type)
+
+
+def is_text_type(arrow_type: Any) -> bool:
+    """Return whether a column of this type may hold strings. A column of nulls has no type yet, so it may."""
+    import pyarrow.types as types
+
+    return may_hold_text(arrow_type) or bool(types.is_null(arrow_type))
+
+
+def as_strings(column: pa.Array) -> pa.Array:
+    """Return a column of bytes as a column of strings, which need not be UTF-8. Other columns are returned unchanged. Bytes are not copied,
+    except those of views and of values of one size.
+    """
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if not is_bytes_type(column.type):
+        return column
+    if not (types.is_binary(column.type) or types.is_large_binary(column.type)):
+        column = column.cast(pa.large_binary())
+    return column.view(pa.string() if types.is_binary(column.type) else pa.large_string())
 
 
 def json_form(arrow_type: Any) -> Callable[[Any], Any] | None:
@@ -341,17 +364,30 @@ def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> I
 
 
 def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with plain columns instead of dictionaries.
+    """Return the batch with plain columns instead of dictionaries and views.
 
     The schema of a file may ask for dictionaries, and each row would then keep a whole dictionary in memory.
     """
     import pyarrow as pa
     import pyarrow.types as types
 
-    if not any(types.is_dictionary(kind) for kind in batch.schema.types):
+    if all(kind == _plain_type(kind) for kind in batch.schema.types):
         return batch
     columns = [column.dictionary_decode() if types.is_dictionary(column.type) else column for column in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+    plain = [column if column.type == _plain_type(column.type) else column.cast(_plain_type(column.type)) for column in columns]
+    return pa.RecordBatch.from_arrays(plain, names=batch.schema.names)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a column after `_decoded`."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if types.is_string_view(kind):
+        return pa.large_string()
+    return pa.large_binary() if types.is_binary_view(kind) else kind
 
 
 def _dictionaries(column: Any, path: str) -> Iterator[tuple[str, int]]:

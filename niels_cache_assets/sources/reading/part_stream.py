@@ -107,20 +107,21 @@ def part_stream(
 def streams_of_all_parts(source: SourceWithParts, *, revision: str | None, seed: int) -> list[PartStream]:
     """Return the streams of all files of a data set in parts, in order: of the first files, and of each table `added`.
 
-    Without a plan, list the files, and read the field of the text.
+    Without a plan, list the files, and read the field of the text from the first ones.
     """
     if source.plan is not None:
         groups = [(group.listed, group.revision, group.text_field) for group in source.plan.groups(revision)]
     else:
-        groups = [_listed_now(source, number, revision) for number in range(1 + len(source.added))]
+        now = [_listed_now(source, number, revision) for number in range(1 + len(source.added))]
+        field = planned_text_field(source, *now[0])
+        groups = [(files, own, field) for files, own in now]
     return [part_stream(source, files, revision=own, text_field=text_field, seed=seed) for files, own, text_field in groups]
 
 
-def _listed_now(source: SourceWithParts, number: int, revision: str | None) -> tuple[tuple[ListedFile, ...], str | None, str | None]:
-    """Return the files of a group as upstream lists them, its revision, and the field of the text."""
+def _listed_now(source: SourceWithParts, number: int, revision: str | None) -> tuple[tuple[ListedFile, ...], str | None]:
+    """Return the files of a group as upstream lists them, and its revision."""
     listed = source.list_added(number - 1, revision) if number else source.list_files(revision)
-    own = source.revision_of_files(number, revision)
-    return tuple(listed), own, planned_text_field(source, listed, own)
+    return tuple(listed), source.revision_of_files(number, revision)
 
 
 def heads_of_parts(source: SourceWithParts, *, revision: str | None, seed: int) -> Iterator[tuple[int, PartStream]]:
@@ -133,8 +134,12 @@ def heads_of_parts(source: SourceWithParts, *, revision: str | None, seed: int) 
 
 
 def planned_text_field(source: SourceWithParts, files: Sequence[ListedFile], revision: str | None) -> str | None:
-    """Return the field of the text in every file, from the first rows, as without parts. Return None if the files hold no rows."""
-    return source.file_reader([file.name for file in files]).text_field_of(source.located(files, revision))
+    """Return the field of the text in every file of a data set and its tables `added`. Return None if the files hold no rows.
+
+    `files`: the first ones of the data set. Those of train decide, as without parts.
+    """
+    of_train = [file for file in files if file.split != "val"] or files
+    return source.file_reader([file.name for file in of_train]).text_field_of(source.located(of_train, revision))
 
 
 def require_unchanged(files: Sequence[tuple[ListedFile, SourceFile]]) -> None:

@@ -9,9 +9,9 @@ rows again without parsing them. A row costs two numbers. The readers define row
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from niels_cache_assets.documents import Place
 from niels_cache_assets.sources.reading.compressed import bytes_read
@@ -21,8 +21,6 @@ from niels_cache_runtime.format.layout import Split
 if TYPE_CHECKING:
     from niels_cache_assets.sources.reading.files import SourceFile
     from niels_cache_assets.sources.types import StreamContext
-
-Row = TypeVar("Row")
 
 
 class FilePosition:
@@ -96,7 +94,6 @@ class FilePass:
         self.state: dict[str, Any] = {}
         self._sizes = [_size(file.url) for file in files]
         self._ends = [*accumulate(self._sizes if any(self._sizes) else [1] * len(files), initial=0)]
-        self._ahead = False
         if context.start is not None:
             self._start_at(context.start)
 
@@ -115,16 +112,6 @@ class FilePass:
             self.number += 1
             self.position = FilePosition()
 
-    def replayed(self, head: Iterable[Row], rest: Iterable[Row]) -> Iterator[Row]:
-        """Yield the rows in `head`, and then the rows in `rest`. No place is reported before `rest` begins.
-
-        `head`: rows that were already read from the start of these files.
-        """
-        self._ahead = True
-        yield from head
-        self._ahead = False
-        yield from rest
-
     def _share(self) -> float | None:
         """Return the share of the bytes that was read. For remote files, whose sizes are not requested, return the share of the files."""
         done: float = self._ends[self.number]
@@ -137,8 +124,6 @@ class FilePass:
 
     def report_place(self) -> None:
         """Report where the next batch begins. Call this immediately before a batch is yielded."""
-        if self._ahead:
-            return
         self._report.share = self._share()
         at = self.position
         self._report.place = {

@@ -7,15 +7,16 @@ A name of a data set has no slash, no dot and no star. Everything else is a glob
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.sources.added import growth_that_counts
 from niels_cache_assets.sources.config_path import is_name
 from niels_cache_assets.sources.reading.compressed import with_compressions
-from niels_cache_assets.sources.reading.files import files_digest, find_files
-from niels_cache_assets.sources.reading.rows import json_rows
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
+from niels_cache_assets.sources.reading.rows import first_rows, json_rows
+from niels_cache_assets.sources.text_column import ROWS, choose_text_field, chosen_note
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -33,20 +34,38 @@ class Question(NamedTuple):
     row: int
 
 
-def questions(pattern: str) -> Iterator[Question]:
+def questions(pattern: str, log: Callable[[str], None] = lambda message: None) -> Iterator[Question]:
     """Yield the texts of the files that match a glob, in order: of each row, every string in one of QUESTION_FIELDS.
 
-    Raises NielsCacheError if no file matches, if a row has none of these fields, and for a file that is not JSON Lines.
+    If the first rows have none of these fields, the rule of text_column.py chooses one field for all files, and `log` gets its name.
+    Raises NielsCacheError if no file matches, if a row has none of the fields, and for a file that is not JSON Lines.
     """
-    for file in find_files([pattern], ENDINGS):
+    files = find_files([pattern], ENDINGS)
+    fields = _question_fields(files, log)
+    for file in files:
         for row, values in json_rows(file):
-            texts = [values[field] for field in QUESTION_FIELDS if isinstance(values.get(field), str)]
+            texts = [values[field] for field in fields if isinstance(values.get(field), str)]
             if not texts:
                 raise NielsCacheError(
-                    f"{file.name}: line {row + 1} has no string in any of the fields {', '.join(QUESTION_FIELDS)}, so its question is not "
+                    f"{file.name}: line {row + 1} has no string in any of the fields {', '.join(fields)}, so its question is not "
                     "known; rename the field that has the question"
                 )
             yield from (Question(text, file.name, row) for text in texts)
+
+
+def _question_fields(files: Iterable[SourceFile], log: Callable[[str], None]) -> Sequence[str]:
+    for file in files:
+        head = [values for _, values in first_rows(json_rows(file), ROWS)]
+        if any(isinstance(values.get(field), str) for values in head for field in QUESTION_FIELDS):
+            return QUESTION_FIELDS
+        if head:
+            try:
+                field = choose_text_field(head, file.name, key=None)
+            except NielsCacheError as error:
+                raise NielsCacheError(f"{error}; questions are read from the fields {', '.join(QUESTION_FIELDS)}") from error
+            log(f"{file.name}: {chosen_note(field)}")
+            return (field,)
+    return QUESTION_FIELDS
 
 
 def named_data_sets(references: Sequence[str], siblings: Mapping[str, PretrainSource]) -> dict[str, PretrainSource]:

@@ -1,4 +1,4 @@
-"""Rows of JSON Lines and Parquet files, and the choice of their text field.
+"""Rows of JSON Lines and Parquet files.
 
 Pretrain and SFT sources share these readers, and the sources give rows their meaning. A line costs one json.loads. parquet_files.py
 describes the cost of Parquet.
@@ -10,15 +10,25 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from niels_cache_assets.first_bytes import described
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage, compression_of
-from niels_cache_assets.sources.reading.encodings import MARK, MARKS, UTF8, DamagedRow, damage_of, marked_values, read_lines, unmarked
+from niels_cache_assets.sources.reading.encodings import (
+    MARK,
+    MARKS,
+    UTF8,
+    DamagedRow,
+    damage_of,
+    marked_values,
+    read_lines,
+    unmarked,
+)
 from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes, reading, writable
 from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, refuse_length
-from niels_cache_assets.sources.reading.parquet_files import is_string_type, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, is_string_type, may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition, RowsPass
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys
@@ -70,13 +80,14 @@ def batched(
         yield batch
 
 
-def first_rows(stream: Iterator[Row]) -> Iterator[Row]:
-    """Yield the first hundred rows. Stop earlier after a few megabytes of text, because the caller holds all of these rows in memory.
+def first_rows(stream: Iterator[Row], count: int | None = None) -> Iterator[Row]:
+    """Yield the first `count` rows, a hundred by default. Stop earlier after a few megabytes of text, because the caller holds all of these
+    rows in memory.
 
     The last element of a row holds its values.
     """
     characters = 0
-    for row in islice(stream, PEEK_ROWS):
+    for row in islice(stream, PEEK_ROWS if count is None else count):
         yield row
         characters += sum(len(value) for value in row[-1].values() if isinstance(value, str))
         if characters >= _PEEK_CHARACTERS:
@@ -141,11 +152,16 @@ class HeldText:
         """Remember that some row has text."""
         self._is_there = True
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether no row had text in the field, but some row had a different value."""
+        return not self._is_there and self._other is not None
+
     def tell(self, context: StreamContext, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> None:
         """Add a hint to the report at the end of a pass, if no row had text in the field but some rows had a different value.
 
-        fields: see choose_text_field. key: the key that names the field in the configuration, or None. kind: the type of the column, if the
-        file gives a type.
+        fields: a mapping of each field to whether it holds strings. key: the key that names the field in the configuration, or None. kind:
+        the type of the column, if the file gives a type.
         """
         hint = self.hint(fields, key=key, kind=kind)
         if hint is not None and context.start is None:  # the values in rows of an earlier run are unknown
@@ -153,8 +169,9 @@ class HeldText:
 
     def hint(self, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> str | None:
         """Return the hint of `tell`: the problem and advice. Return None if a row had text in the field, or if no row had a value."""
-        if self._is_there or self._other is None:
+        if not self.is_wrong:
             return None
+        assert self._other is not None
         file, row, found = self._other
         return f"{file}: row {row}: {self.field!r} holds {kind or found}, and no row has text there; {_advice(self.field, fields, key)}"
 
@@ -254,11 +271,13 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
     """Return the Python values of an Arrow column. Strings are converted with NumPy, which is several times faster.
 
     Strings that are not UTF-8 are decoded as `encoding`. If bytes of a string were replaced, its marked text is stored in `damaged` under
-    its index.
+    its index. Bytes count as strings.
     """
     import pyarrow as pa
     import pyarrow.types as types
 
+    if is_bytes_type(column.type):
+        return marked_values(column.cast("large_binary").to_pylist(), encoding, errors, {} if damaged is None else damaged)
     if types.is_string(column.type) or types.is_large_string(column.type):
         try:
             return cast(list[Any], column.to_numpy(zero_copy_only=False).tolist())
@@ -268,16 +287,23 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
 
 
 def rows_in(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
-    """Return the rows of a batch. Strings that are not UTF-8 are decoded as `encoding`, also inside lists and structs."""
-    try:
-        return cast(list[dict[str, Any]], batch.to_pylist())
-    except UnicodeDecodeError:
-        columns = [
-            [_marked(value, column.type, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()]
-            for column in batch.columns
-        ]
+    """Return the rows of a batch. Strings that are not UTF-8 are decoded as `encoding`, also inside lists and structs.
+
+    Bytes are decoded too, because old writers store strings so. Bytes stay bytes if they have a NUL, or if a
+    quarter of them would be replaced, such as pictures.
+    """
+    if not any(map(_has_bytes, batch.schema.types)):
+        with suppress(UnicodeDecodeError):
+            return cast(list[dict[str, Any]], batch.to_pylist())
+    columns = [
+        [_marked(value, column.type, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()] for column in batch.columns
+    ]
     rows = [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
     return [_settled(row) for row in rows]
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    return is_bytes_type(kind) or any(_has_bytes(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _with_bytes(kind: pa.DataType) -> pa.DataType:
@@ -300,11 +326,14 @@ def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
 
     if value is None:
         return None
-    if is_string_type(kind):
+    if may_hold_text(kind):
         try:
             return value.decode()
         except UnicodeDecodeError:
-            return value.decode(encoding, MARKS)
+            if is_bytes_type(kind) and b"\0" in value:
+                return value
+            marked = value.decode(encoding, MARKS)
+            return value if is_bytes_type(kind) and damage_of(marked).size * 4 > len(value) else marked
     if types.is_list(kind) or types.is_large_list(kind):
         return [_marked(inner, kind.value_type, encoding) for inner in value]
     if types.is_struct(kind):
@@ -376,24 +405,3 @@ def file_rows(
     if file.name.lower().endswith(".parquet"):
         return parquet_rows(file, position, encoding=encoding, limit=limit, columns=columns)
     return json_rows(file, position, encoding=encoding, limit=limit, on_damage=on_damage)
-
-
-def choose_text_field(configured: str | None, fields: dict[str, bool], where: str, *, has_key: bool = True) -> str:
-    """Return the configured field or, if there is none, `text` or the first string field.
-
-    fields: a mapping of each field to whether it holds strings.
-
-    has_key: whether the source has the key text_field.
-    """
-    names = ", ".join(fields) or "none"
-    if configured is not None:
-        if configured not in fields:
-            raise NielsCacheError(f"{where}: no field {configured!r}; set text_field to one of: {names}")
-        return configured
-    if "text" in fields:
-        return "text"
-    for name, is_string in fields.items():
-        if is_string:
-            return name
-    advice = f"set text_field to one of: {names}" if has_key else f"the fields are: {names}"
-    raise NielsCacheError(f"{where}: no text field found; {advice}")

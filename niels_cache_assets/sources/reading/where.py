@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from niels_cache_assets.sources.reading.columns import require_columns
+from niels_cache_assets.sources.reading.parquet_files import as_strings
 from niels_cache_assets.sources.reading.where_grammar import GRAMMAR, Column, Path, WrongType, choices_of, kind_of, operand_of, pairs_of
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.errors import NielsCacheError
@@ -272,6 +273,7 @@ def _arrow_value(operand: Any, batch: pa.RecordBatch) -> Any:
         found = compute.struct_field(found, name)
     if types.is_dictionary(found.type):
         found = found.dictionary_decode()
+    found = as_strings(found)
     if types.is_string(found.type) or types.is_string_view(found.type):
         return found.cast(pa.large_string())
     if types.is_unsigned_integer(found.type) or types.is_signed_integer(found.type):

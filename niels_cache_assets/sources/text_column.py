@@ -1,0 +1,285 @@
+"""The rule for the column of the text, for data sets without `text_field`, and the recognition of columns that hold no text.
+
+    first 256 rows of the first file --> columns of strings --> those that are not ids, addresses, ... --> `text`, or the only one
+
+A column of ids, URLs, dates, hashes, labels, languages or paths is known by its name, or by its values. If the rows do not decide, the rule
+raises an error, because a wrong column would become a cache of ids. The rule is applied once for a build, which costs the first rows of a
+file, and of Parquet without a column `text` the first row group. This module opens no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from niels_cache_assets.sources.reading.encodings import decoding_warning
+from niels_cache_runtime.errors import NielsCacheError
+
+if TYPE_CHECKING:
+    from niels_cache_assets.documents import SourceReport
+    from niels_cache_assets.sources.types import PretrainSource, StreamContext
+
+TEXT = "text"
+TEXT_FIELD_HELP = "Field of the text; None takes `text`, else the only field that can hold text; if that is not certain, an error"
+ROWS = 256  # number of rows that decide
+MISSING = "missing_text_field"
+FACT = "text_field"  # the fact of a pass that names the column; meta.json has it in `source`
+WITHOUT = "files_without_text_field"
+
+_WORDS = {
+    "ids": "id ids uid uuid guid urn doi isbn issn pmid identifier docid docno rowid idx index key",
+    "URLs": "url urls uri uris href link links permalink domain host hostname",
+    "dates": "date dates datetime time timestamp created updated published modified year month day",
+    "hashes": "hash hashes md sha crc digest checksum etag fingerprint",
+    "labels": "label labels class category categories tag tags type kind split subset license licence",
+    "languages": "lang language languages locale",
+    "paths": "path paths filepath filename dir directory folder",
+}
+_KINDS = {word: kind for kind, words in _WORDS.items() for word in words.split()}
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_a-zA-Z]+")
+
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
+_DATE = (
+    r"(?:\d{4}[-/.]\d{1,2}(?:[-/.]\d{1,2})?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}"
+    rf"|(?:(?:mon|tue|wed|thu|fri|sat|sun)[a-z]*,? )?(?:\d{{1,2}}\.? {_MONTH},? \d{{4}}|{_MONTH} \d{{1,2}}(?:st|nd|rd|th)?,? \d{{4}}))"
+)
+_TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?: ?[ap]m)?(?: ?(?:z|utc|gmt|[+-]\d{2}:?\d{2}))?"
+_FORMS = {
+    "URLs": r"(?:[a-z][a-z0-9+.-]*://|www\.)\S+|[a-z0-9-]+(?:\.[a-z0-9-]+)*\.(?:com|org|net|edu|gov|io|info|[a-z]{2})(?:/\S*)?",
+    "dates": rf"{_DATE}(?:[t ]+{_TIME})?|{_TIME}",
+    "hashes": r"(?:[a-z0-9]+[:-])?[0-9a-f]{16,}",
+    "paths": r"(?:[a-z]:|\.{1,2}|~)?(?:[\\/][^\\/\r\n]+)+[\\/]?|[^\\/\r\n]+(?:[\\/][^\\/\r\n]+)+\.\w{1,5}",
+    "languages": r"[a-z]{2,3}(?:[-_][a-z]{2,4})?",
+    "ids": r"[!-~]{1,128}|(?=[!-~]*\d)(?=[!-~]*[a-z])[a-z0-9+/=_-]+",  # a word of ASCII without blanks; encoded bytes of any length
+}
+_OF_VALUES = {kind: re.compile(form, re.IGNORECASE) for kind, form in _FORMS.items()}
+_MOST_LABELS = 8  # a column is of labels if each of its values is there so often on average,
+_LEAST_LABELS = 16  # in so many rows,
+_LABEL_CHARACTERS = 64  # and short
+_MOST_PATH = 1024
+_MOST_DAMAGED = 0.25  # of the characters of a value; above this, it is binary data
+_SAMPLE = 32  # characters
+_MOST_SHOWN = 20
+
+
+def kind_of_name(name: str) -> str | None:
+    """Return what the last word of a column's name says that it holds instead of text ("ids", "URLs", ...), or None."""
+    words = _WORD.findall(name)
+    return _KINDS.get(words[-1].lower()) if words else None
+
+
+def kind_of_value(value: str) -> str | None:
+    """Return the form of a string that is no text ("ids", "URLs", ...), or None."""
+    value = value.strip()
+    if "\0" in value or value.count("\ufffd") > _MOST_DAMAGED * len(value):
+        return "binary data"
+    forms = _OF_VALUES.items()
+    return next((kind for kind, form in forms if form.fullmatch(value) and (kind != "paths" or len(value) <= _MOST_PATH)), None)
+
+
+def kind_of_column(name: str, values: Iterable[Any]) -> str | None:
+    """Return what a column of strings holds instead of text, by its name or its values. Return None if it may hold text.
+
+    values: of some rows. The kinds are "ids", "URLs", "dates", "hashes", "labels", "languages", "paths" and "binary data", and "no text" if
+    no value is a string with visible characters.
+    """
+    return _Column(name, values).kind
+
+
+class _Column:
+    """A column, by its first values.
+
+    kind: see kind_of_column. is_mixed: whether most values, but not all, have a form that is no text. characters: of all strings, and
+    `inner` of each string inside objects and lists, by its path.
+    """
+
+    def __init__(self, name: str, values: Iterable[Any]) -> None:
+        self.name = name
+        self.values = [value for value in values if value is not None]
+        strings = [value for value in self.values if isinstance(value, str)]
+        texts = [value for value in strings if value and not value.isspace()]
+        self.holds_strings = bool(strings)
+        self.characters = sum(map(len, texts))
+        kinds = [kind_of_value(value) for value in texts]
+        found = [kind for kind in kinds if kind is not None]
+        self.is_mixed = len(texts) / 2 < len(found) < len(texts)
+        self.kind = kind_of_name(name) or ("no text" if not texts else None)
+        if self.kind is None and len(found) == len(texts):
+            self.kind = max(dict.fromkeys(found), key=found.count)
+        if self.kind is None and _are_labels(texts):
+            self.kind = "labels"
+        self.inner: dict[str, int] = {}
+        for value in self.values:
+            for path, size in _inner(value, name):
+                self.inner[path] = self.inner.get(path, 0) + size
+
+    def shown(self) -> str:
+        """Return the column with a sample of its values, for a message."""
+        if not self.values:
+            return f"{self.name} (null)"
+        value = self.values[0]
+        if isinstance(value, str):
+            value = next((each for each in self.values if isinstance(each, str) and each.strip()), value)
+            sample = repr(value if len(value) <= _SAMPLE else f"{value[:_SAMPLE]}…")
+            return f"{self.name} ({sample}{f', {self.kind}' if self.kind not in (None, 'no text') else ''})"
+        if isinstance(value, Mapping):
+            return f"{self.name} (an object with {', '.join(map(str, [*value][:_MOST_SHOWN])) or 'nothing'})"
+        return f"{self.name} ({'a list' if isinstance(value, list) else f'{value!r:.{_SAMPLE}}'})"
+
+
+def _are_labels(texts: Sequence[str]) -> bool:
+    is_short = max(map(len, texts), default=0) <= _LABEL_CHARACTERS
+    return is_short and len(texts) >= _LEAST_LABELS and len({*texts}) * _MOST_LABELS <= len(texts)
+
+
+def _inner(value: Any, path: str) -> Iterator[tuple[str, int]]:
+    """Yield (path, characters) of each text inside an object or a list."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if isinstance(inner, str):
+                if kind_of_name(name) is None and kind_of_value(inner) is None:
+                    yield f"{path}.{name}", len(inner)
+            else:
+                yield from _inner(inner, f"{path}.{name}")
+    elif isinstance(value, list):
+        for inner in value:
+            if isinstance(inner, str):
+                yield f"{path}[]", len(inner)
+            else:
+                yield from _inner(inner, f"{path}[]")
+
+
+def named_text(names: Iterable[str]) -> str | None:
+    """Return the name `text` if there is one, in any case if it is unique. Otherwise return None."""
+    alike = [name for name in names if name.lower() == TEXT]
+    return TEXT if TEXT in alike else alike[0] if len(alike) == 1 else None
+
+
+def require_field(field: str, names: Iterable[str], where: str, *, key: str | None = "text_field") -> None:
+    """Raise NielsCacheError if a field is not among these fields. `key`: see choose_text_field."""
+    if field not in (names := list(dict.fromkeys(names))):
+        advice = f"set {key} to one of" if key else "the fields are"
+        raise NielsCacheError(f"{where}: no field {field!r}; {advice}: {', '.join(names) or 'none'}")
+
+
+def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str | None = "text_field") -> str:
+    """Return the field that holds the text of these rows.
+
+    Args:
+        rows: the first ROWS rows of the first file with rows. Their strings are decoded; U+FFFD stands for damaged bytes.
+        where: the name of the file, for the error.
+        key: the key of the configuration that names the field; None if the source has no such key.
+
+    Raises:
+        NielsCacheError: if no field or more than one field may hold the text. The message lists the fields with samples.
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    if (text := named_text(names)) is not None:
+        return text
+    columns = [_Column(name, [row.get(name) for row in rows]) for name in names]
+    candidates = [column for column in columns if column.holds_strings and column.kind is None]
+    inner = {path: size for column in columns for path, size in column.inner.items()}
+    largest = max(inner, key=lambda path: inner[path], default=None)
+    if len(candidates) == 1 and not candidates[0].is_mixed and (largest is None or inner[largest] <= candidates[0].characters):
+        return candidates[0].name
+    if len(candidates) > 1:
+        why = f"and several fields may hold the text: {_listed(candidates)}"
+    elif candidates and candidates[0].is_mixed:
+        why = f"and most values of {candidates[0].name!r} are not text"
+    elif candidates:
+        why = f"and more text is inside {largest!r} than in {candidates[0].name!r}"
+    else:
+        why = "and no field is certain to hold text"
+    others = [column for column in columns if len(candidates) < 2 or column not in candidates]
+    shown = f" ({'other ' if len(candidates) > 1 else ''}fields: {_listed(others)})" if others else ""
+    raise NielsCacheError(f"{where}: no field 'text', {why}{shown}; {_advice(columns, candidates, largest, key)}")
+
+
+def _advice(columns: Sequence[_Column], candidates: Sequence[_Column], largest: str | None, key: str | None) -> str:
+    """Return what to do if the rows do not decide. largest: the path of the most text inside objects and lists."""
+    advice = []
+    if largest is not None and len(candidates) < 2:
+        how = f" (JSON Lines: jq -c '.text = .{largest}')" if all(map(str.isidentifier, largest.split("."))) else ""
+        advice.append(f"copy the text inside {largest!r} to a field `text` of its own, because nested fields are not read{how}")
+    if any(column.holds_strings for column in columns):
+        named = ", ".join(column.name for column in candidates)
+        if key is None:
+            advice.append("rename the field of the text to `text`, because this source has no key for it")
+        elif len(candidates) > 1:
+            advice.append(f"set {key} to one of: {named}")
+        else:
+            advice.append(f"set {key} if {f'{named!r}' if candidates else 'one of these fields'} is the text all the same")
+    return "; or ".join(advice) or "add a field `text` with strings"
+
+
+def _listed(columns: Sequence[_Column]) -> str:
+    more = f", and {len(columns) - _MOST_SHOWN} more" if len(columns) > _MOST_SHOWN else ""
+    return ", ".join(column.shown() for column in columns[:_MOST_SHOWN]) + more
+
+
+def decided_field(source: PretrainSource, context: StreamContext, decide: Callable[[], str | None], *, given: str | None) -> str | None:
+    """Return the field of the text for a pass over `source`, and record it as a fact of the pass.
+
+    It is the field of the plan of a data set in parts, or that of an earlier pass of the build, or the one that `decide` returns. `given`:
+    `text_field` of the table. A field that is neither given nor `text` is logged. Return None if `decide` finds no row.
+    """
+    key, report = source.model_dump_json(), context.report
+    recorded = None if report.within else report.facts.get(FACT)
+    field: str | None = context.text_field or recorded or context.decided.get(key)
+    if field is None:
+        field = decide()
+        if field is None:
+            return None
+        context.decided[key] = field
+        if given is None and field != TEXT:
+            context.log(chosen_note(field))
+    if not report.within:
+        report.facts[FACT] = field
+    return field
+
+
+def chosen_note(field: str) -> str:
+    """Return the line of the log that names a field that the rule has chosen."""
+    return f"text is read from the field {field!r} (no field 'text')"
+
+
+def count_file_without(report: SourceReport, file: str, fields: Iterable[str]) -> None:
+    """Record in the facts of a report that no row of a file has the field of the text. fields: those that the file has."""
+    old = report.facts.get(WITHOUT, {"files": 0, "first": f"{report.within}{file}", "fields": ", ".join([*fields][:_MOST_SHOWN])})
+    report.facts[WITHOUT] = {**old, "files": old["files"] + 1}  # a new object: positions of the stream still hold the old one
+
+
+def with_text_field(source: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries `source` and `facts` of meta.json. The field of the text, which a pass records as a fact, stands in `source`."""
+    named = {FACT: facts[FACT]} if FACT in facts else {}
+    return {"source": {**source, **named}, "facts": {key: value for key, value in facts.items() if key != FACT}}
+
+
+def facts_of(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of the passes that made a cache or corpus with this meta.json. `with_text_field` moves them to their entries."""
+    return {**meta["facts"], **field_of(meta)}
+
+
+def field_of(meta: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fact that names the field of the text, from the meta.json of a cache or corpus. Empty without rows."""
+    return {key: value for key, value in meta["source"].items() if key == FACT}
+
+
+def reading_warning(meta: Mapping[str, Any]) -> str | None:
+    """Return one line about what a build could not read as text: files without the field, and bytes that are not of their encoding.
+
+    Return None if there is nothing to say. `meta`: the meta.json of the build.
+    """
+    found = meta.get("facts", {}).get(WITHOUT)
+    told = []
+    if found is not None:
+        field = meta.get("source", {}).get(FACT, TEXT)
+        many, name = found["files"] > 1, found["first"]
+        of = f"{found['files']:,} files have" if many else f"{name} has"
+        told.append(
+            f"{of} no field {field!r} in any row, so nothing of {'them' if many else 'it'} is in the data set "
+            f"({f'the first is {name}, with ' if many else ''}fields: {found['fields'] or 'none'}); "
+            f"rename the field, or make a data set of {'these files' if many else 'this file'}"
+        )
+    return "; ".join([*told, *filter(None, [decoding_warning(meta)])]) or None

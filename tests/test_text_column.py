@@ -1,0 +1,456 @@
+"""The column of the text of a data set without `text_field`: one rule for all kinds, parts, references and `init`, or an error."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from niels_cache_assets.cli import main
+from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.own_data.recognizing import recognize
+from niels_cache_assets.sources.huggingface import Huggingface
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.parquet import Parquet
+from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.reading.references import questions
+from niels_cache_assets.sources.reading.rows import parquet_rows
+from niels_cache_assets.sources.text_column import ROWS, choose_text_field, kind_of_column, kind_of_name
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
+from tests.hub_repositories import json_lines, parquet
+from tests.loopback_hub import LoopbackHub
+from tests.messages import missing
+from tests.parts_project import NAME, PartsProject, build, stream_of
+from tests.read_sources import read_from
+from tests.tiny import sentences
+
+Rows = list[dict[str, Any]]
+TEXTS = sentences(40)
+IDS: Rows = [
+    {"id": f"{number:08x}-aaaa", "url": f"https://example.org/{number}", "lang": "en", "content": text} for number, text in enumerate(TEXTS)
+]
+
+
+def write_jsonl(path: Path, rows: Rows) -> Path:
+    path.with_suffix(".jsonl").write_bytes(json_lines(rows))
+    return path.with_suffix(".jsonl")
+
+
+def write_parquet(path: Path, rows: Rows) -> Path:
+    table = pa.Table.from_pylist(rows) if rows else pa.table({"content": pa.array([], pa.string())})
+    pq.write_table(table, path.with_suffix(".parquet"))
+    return path.with_suffix(".parquet")
+
+
+def hub_of(files: list[str], **keys: Any) -> Huggingface:
+    return Huggingface(dataset="ours/rows", files=files, shuffle_buffer=0, **keys)
+
+
+Kind = tuple[Callable[..., PretrainSource], Callable[[Path, Rows], Path]]
+KINDS: dict[str, Kind] = {
+    "jsonl": (Jsonl, write_jsonl),
+    "parquet": (Parquet, write_parquet),
+    "huggingface of json": (hub_of, write_jsonl),
+    "huggingface of parquet": (hub_of, write_parquet),
+}
+of_each_kind = pytest.mark.parametrize(("source", "write"), KINDS.values(), ids=KINDS)
+
+
+def read(source: PretrainSource, log: list[str] | None = None) -> tuple[list[str], StreamContext]:
+    context = StreamContext(seed=1, log=(log if log is not None else []).append)
+    return [document.text for batch in source.documents(context) for document in batch], context
+
+
+@of_each_kind
+def test_ids_urls_and_languages_are_not_the_text_and_the_choice_is_logged(tmp_path: Path, source: Any, write: Any) -> None:
+    log: list[str] = []
+    texts, context = read(source(files=[str(write(tmp_path / "a", IDS))]), log)
+    assert texts == TEXTS
+    assert [line for line in log if missing(line, "'content'", "no field 'text'") == []] == log != []
+    assert context.report.dropped == {}
+
+
+@of_each_kind
+@pytest.mark.parametrize("name", ["Text", "TEXT", "text"])
+def test_text_wins_in_any_case(tmp_path: Path, source: Any, write: Any, name: str) -> None:
+    rows = [{"abstract": "an abstract of it", name: text} for text in TEXTS]
+    log: list[str] = []
+    assert read(source(files=[str(write(tmp_path / "a", rows))]), log)[0] == TEXTS
+    assert bool(log) is (name != "text")
+
+
+UNDECIDED: list[tuple[Rows, tuple[str, ...]]] = [
+    (
+        [{"title": f"A title {number}", "body": text} for number, text in enumerate(TEXTS)],
+        ("title ('A title 0'", "set text_field to one of: title, body")[1:],
+    ),
+    (
+        [{"id": f"a-{number}", "url": f"http://a.b/{number}"} for number in range(9)],
+        ("'a-0', ids", "'http://a.b/0', URLs", "set text_field if"),
+    ),
+    (
+        [{"data": {"content": text}, "id": f"x-{number}"} for number, text in enumerate(TEXTS)],
+        ("data (an object with content)", "'data.content'", ".text = .data.content"),
+    ),
+    ([{"name": f"A name {len(text)}", "data": {"content": text}} for text in TEXTS[:9]], ("'data.content'", "'name'")),
+    ([{"code": code} for code in ["a-1", "b-2", "c-3", "d e"]], ("'code'", "not text")),
+    ([{"Text": "a b", "TEXT": "c d"}], ("set text_field to one of: Text, TEXT",)),
+    ([{"n": number} for number in range(3)], ("n (0)", "add a field `text`")),
+]
+
+
+@of_each_kind
+@pytest.mark.parametrize(("rows", "said"), UNDECIDED, ids=["two", "ids", "nested", "longer inside", "mixed", "cases", "numbers"])
+def test_rows_that_do_not_decide_are_one_error_that_lists_the_fields(
+    tmp_path: Path, source: Any, write: Any, rows: Rows, said: tuple[str, ...]
+) -> None:
+    file = write(tmp_path / "a", rows)
+    for use in (lambda each: read(each), lambda each: each.check_input({})):
+        with pytest.raises(NielsCacheError) as caught:
+            use(source(files=[str(file)]))
+        assert missing(str(caught.value), file.name, "no field 'text'", *said) == []
+        assert "\n" not in str(caught.value)
+
+
+@of_each_kind
+def test_an_explicit_field_is_used_as_it_is(tmp_path: Path, source: Any, write: Any) -> None:
+    log: list[str] = []
+    rows = [{**row, "text": "not this"} for row in IDS]
+    texts, _ = read(source(files=[str(write(tmp_path / "a", rows))], text_field="url"), log)
+    assert texts == [row["url"] for row in rows]
+    assert log == []
+
+
+@of_each_kind
+def test_a_first_file_without_rows_does_not_decide(tmp_path: Path, source: Any, write: Any) -> None:
+    write(tmp_path / "a", [])
+    files = [str(write(tmp_path / name, rows)) for name, rows in (("a", []), ("b", IDS))]
+    assert read(source(files=files))[0] == TEXTS
+
+
+@of_each_kind
+def test_the_first_256_rows_of_the_first_file_decide(tmp_path: Path, source: Any, write: Any) -> None:
+    first = [{"content": f"some text {row}", "other": "12"} for row in range(ROWS)]
+    files = [
+        str(write(tmp_path / "a", [*first, {"content": "some more", "other": "now a text"}])),
+        str(write(tmp_path / "b", [{"content": "the last", "other": "a longer text than that"}])),
+    ]
+    assert read(source(files=files))[0][-2:] == ["some more", "the last"]
+
+
+@of_each_kind
+def test_files_without_the_field_are_counted_and_named_and_no_other_field_is_read(tmp_path: Path, source: Any, write: Any) -> None:
+    rows: dict[str, Rows] = {
+        "a": [{"text": text} for text in TEXTS[:5]],
+        "b": [{"content": text, "url": "u"} for text in TEXTS[5:9]],
+        "c": [{"text": text} for text in TEXTS[9:12]],
+        "d": [{"body": text} for text in TEXTS[12:14]],
+    }
+    files = [str(write(tmp_path / name, each)) for name, each in rows.items()]
+    texts, context = read(source(files=files))
+    assert texts == [*TEXTS[:5], *TEXTS[9:12]]
+    assert context.report.dropped == {"missing_text_field": 6}
+    suffix = Path(files[0]).suffix
+    assert context.report.facts["files_without_text_field"] == {"files": 2, "first": f"b{suffix}", "fields": "content, url"}
+
+
+@pytest.mark.parametrize(("source", "write"), [KINDS["jsonl"], KINDS["parquet"]], ids=["jsonl", "parquet"])
+def test_an_explicit_field_may_be_missing_in_the_first_file(tmp_path: Path, source: Any, write: Any) -> None:
+    files = [str(write(tmp_path / "a", IDS)), str(write(tmp_path / "b", [{"body": text} for text in TEXTS]))]
+    texts, context = read(source(files=files, text_field="body"))
+    assert texts == TEXTS
+    assert context.report.dropped == {"missing_text_field": len(IDS)}
+
+
+def test_a_file_that_has_the_field_in_one_row_is_not_named(tmp_path: Path) -> None:
+    rows = [{"text": "a text"}, {"other": "b"}]
+    (tmp_path / "a.jsonl").write_bytes(json_lines([{"text": "first"}]))
+    (tmp_path / "b.jsonl").write_bytes(json_lines(rows[::-1]))
+    _, context = read(Jsonl(files=[str(tmp_path / "*.jsonl")]))
+    assert context.report.dropped == {"missing_text_field": 1}
+    assert "files_without_text_field" not in context.report.facts
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "ids") for name in ("id", "doc_id", "docId", "pageID", "uuid", "ID", "text-id")),
+        *((name, "URLs") for name in ("url", "page_url", "pageUrl", "URL", "uri")),
+        *((name, "dates") for name in ("date", "crawl_date", "timestamp", "createdTime")),
+        *((name, "hashes") for name in ("hash", "sha256", "md5", "content_hash")),
+        *((name, "labels") for name in ("label", "category", "license")),
+        *((name, "languages") for name in ("lang", "language")),
+        *((name, "paths") for name in ("path", "file_path", "filename")),
+        *((name, None) for name in ("content", "body", "url_text", "idea", "candidate", "Inhalt", "数据", "", "source")),
+    ],
+)
+def test_the_last_word_of_a_name_tells_what_a_column_holds(name: str, kind: str | None) -> None:
+    assert kind_of_name(name) == kind
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["https://a.org/b", "www.c.org"], "URLs"),
+        (["example.org/path", "a.com"], "URLs"),
+        (["2024-01-31", "2024-02-01T10:20:30Z", "1 Jan 2024"], "dates"),
+        (["d41d8cd98f00b204e9800998ecf8427e", "sha256:" + "0" * 64], "hashes"),
+        (["/data/a b/c.txt", "docs/my file.md"], "paths"),
+        (["en", "de", "pt-BR"], "languages"),
+        (["train-0001", "<urn:uuid:1-2>"], "ids"),
+        (["very good", "very bad"] * 20, "labels"),
+        (["\ufffd\ufffdPNG\0"], "binary data"),
+        ([None, " ", ""], "no text"),
+        (["a text"], None),
+        (["en", "a sentence of it"], None),
+        (["这是一个文件", "другой"], None),
+        (["ACGT" * 80], None),
+    ],
+)
+def test_values_tell_what_a_column_holds(values: list[Any], kind: str | None) -> None:
+    assert kind_of_column("x", values) == kind
+
+
+# Bytes, which old writers store in place of strings.
+
+BYTES = [None if text is None else text.encode("latin-1") for text in ("naïve text", "café au lait", None, "the third")]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
+@pytest.mark.parametrize("source", [Parquet, hub_of], ids=["parquet", "huggingface"])
+@pytest.mark.parametrize("name", ["text", "content"])
+def test_bytes_are_decoded_as_text(tmp_path: Path, source: Any, kind: pa.DataType, name: str) -> None:
+    ids, file = pa.array([b"i1", b"i2", b"i3", b"i4"]), tmp_path / "a.parquet"
+    pq.write_table(pa.table({"id": ids, name: pa.array(BYTES, kind), "url": ["u"] * 4}), file)
+    context = StreamContext(seed=1)
+    found = [each for batch in source(files=[str(file)], encoding="latin-1").documents(context) for each in batch]
+    assert [(each.text, each.source_id) for each in found] == [("naïve text", "i1"), ("café au lait", "i2"), ("the third", "i4")]
+    assert context.report.dropped == {"null_text": 1}
+    texts, context = read(source(files=[str(file)], max_replaced_share=1.0))
+    assert texts == ["na\ufffdve text", "caf\ufffd au lait", "the third"]
+    assert context.report.facts["replaced"]["bytes"] == 2
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([b"a text!!", b"another!"], pa.binary(8)),
+        pa.array(["a text!!", "another!"]).dictionary_encode(),
+        pa.array([b"a text!!", b"another!"]).dictionary_encode(),
+        pa.array(["a text!!", "another!"], pa.string_view()),
+        pa.array(["a text!!", "another!"], pa.large_string()),
+    ],
+    ids=lambda column: str(column.type),
+)
+@pytest.mark.parametrize("source", [Parquet, hub_of], ids=["parquet", "huggingface"])
+def test_each_form_of_strings_is_read(tmp_path: Path, source: Any, column: pa.Array) -> None:
+    pq.write_table(pa.table({"id": ["1", "2"], "content": column}), tmp_path / "a.parquet")
+    source = source(files=[str(tmp_path / "a.parquet")])
+    source.check_input({})
+    assert read(source)[0] == ["a text!!", "another!"]
+
+
+def test_rows_of_chats_have_text_in_place_of_bytes_but_pictures_stay(tmp_path: Path) -> None:
+    picture = b"\x89PNG\r\n\0\xff"
+    turns = [[{"role": b"user", "content": "é".encode()}], [{"role": b"user", "content": "è".encode("latin-1") + b" and more"}]]
+    pq.write_table(pa.table({"messages": turns, "image": [{"bytes": picture}] * 2, "id": [b"a", b"b"]}), tmp_path / "a.parquet")
+    (first, second) = (row for _, row in parquet_rows(SourceFile(str(tmp_path / "a.parquet"), "a.parquet"), encoding="latin-1"))
+    assert first == {"messages": [{"role": "user", "content": "é"}], "image": {"bytes": picture}, "id": "a"}
+    assert second["messages"][0]["content"] == "è and more"
+
+
+def test_pictures_are_not_the_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": [b"\x89PNG\r\n\0\xff" * 20] * 3, "caption": ["a cat", "a dog", "a tree"]}), tmp_path / "a.parquet")
+    assert read(Parquet(files=[str(tmp_path / "a.parquet")]))[0] == ["a cat", "a dog", "a tree"]
+
+
+def test_columns_of_bytes_are_compared_and_kept(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"lang": [b"en", b"de"], "text": ["a b", "c d"]}), tmp_path / "a.parquet")
+    (document,) = (
+        each
+        for batch in Parquet(files=[str(tmp_path / "a.parquet")], where="lang == 'de'", keep=("lang",)).documents(StreamContext(seed=1))
+        for each in batch
+    )
+    assert (document.text, document.kept) == ("c d", '{"lang":"de"}')
+
+
+# The hub.
+
+
+def test_streams_of_the_hub_follow_the_same_rule(tmp_path: Path) -> None:
+    two = [{"title": f"A title {number}", "body": text} for number, text in enumerate(TEXTS)]
+    half = [{"text": text} for text in TEXTS[:4]]
+    repositories = {
+        "ours/ids": {"data/train-0.parquet": parquet(IDS)},
+        "ours/lines": {"a.jsonl": json_lines(IDS)},
+        "ours/two": {"data/train-0.parquet": parquet(two)},
+        "ours/half": {"data/train-0.parquet": parquet(half), "data/train-1.parquet": parquet(IDS[:3])},
+        "ours/bytes": {"data/train-0.parquet": parquet([{"id": b"a", "content": b"some text"}])},
+        "ours/splits": {
+            "data/train-0.parquet": parquet(IDS),
+            "data/validation-0.parquet": parquet([{"content": "x", "title": "A long text"}]),
+        },
+    }
+    hub = LoopbackHub(repositories, tmp_path)
+    try:
+        tables = [{"source": "huggingface", "dataset": name, "shuffle_buffer": 5} for name in repositories]
+        tables[-1]["val_split"] = "validation"
+        ids, lines, refused, halved, of_bytes, splits = read_from(hub, *tables)
+    finally:
+        hub.close()
+    assert {each["text"] for each in ids["items"]} == {each["text"] for each in lines["items"]} == {*TEXTS}
+    assert ids["facts"]["text_field"] == "content"
+    assert missing(refused["error"], "data/train-0.parquet", "set text_field to one of: title, body") == []
+    assert (len(halved["items"]), halved["dropped"]) == (4, {"missing_text_field": 3})
+    assert halved["facts"]["files_without_text_field"]["first"] == "data/train-1.parquet"
+    assert [each["text"] for each in of_bytes["items"]] == ["some text"]
+    assert {each["text"] for each in splits["items"] if each["split"] == "val"} == {"x"}, "the data of train decide"
+
+
+# Builds.
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
+    found = PartsProject(tmp_path, tiny_model)
+    found.write([9, 9, 9, 9, 9, 9])
+    return found
+
+
+def rename(project: PartsProject, *, folder: str = "texts", **others: str) -> None:
+    """Rename the field `text` of all files in a folder to `content`, and add other fields."""
+    for path in (project.folder / folder).iterdir():
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_bytes(json_lines([{"id": row["id"], "content": row["text"], **others} for row in rows]))
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_build_logs_the_field_once_and_meta_json_has_it_in_source(project: PartsProject, parts: int) -> None:
+    rename(project)
+    log: list[str] = []
+    build(project.graph(parts, "val_frac = 0.2\nshuffle_buffer = 4"), log=log.append)
+    assert len([line for line in log if "text is read from the field 'content'" in line]) == 1
+    meta = json.loads((project.cache() / "meta.json").read_text())
+    assert meta["source"]["text_field"] == "content"
+    assert "text_field" not in meta["facts"]
+
+
+def test_parts_and_added_files_use_what_the_plan_has_decided(project: PartsProject) -> None:
+    rename(project)
+    project.write([5, 5], first=10, folder="more")
+    rename(project, folder="more", title="Another text that is longer than the content of it, and would be a candidate alone")
+    added = f"val_frac = 0.0\n[[pretrain.{NAME}.added]]\nfiles = ['more/*']\nparts = 2"
+    build(project.graph(2, added))
+    plan = json.loads((project.folder / f"cache/pretrain/.parts/{NAME}/plan.json").read_text())
+    assert [group["text_field"] for group in plan["groups"]] == ["content", "content"]
+    for path in (project.folder / "more").iterdir():
+        path.rename(project.folder / "texts" / path.name)
+    build(project.graph(1, 'val_frac = 0.0\ntext_field = "content"', root="one"))
+    assert stream_of(project.cache()) == stream_of(project.cache("one"))
+
+
+def test_a_first_file_that_decides_otherwise_is_another_build(project: PartsProject) -> None:
+    rename(project)
+    (first,) = [outcome for key, outcome in build(project.graph(1)).items() if key.startswith("pretrain/")]
+    assert build(project.graph(1))[first.key].state == "cache_hit"
+    (project.folder / "texts" / "f000.jsonl").write_bytes(json_lines([{"Text": "Now this one.", "content": "not any more"}]))
+    second = build(project.graph(1))[first.key]
+    assert (second.state, second.meta["source"]["text_field"]) == ("built", "Text")
+    assert second.meta["fingerprint"] != first.meta["fingerprint"]
+    assert missing(second.warning or "", "5 files", "'Text'", "f001.jsonl", "id, content") == []
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_build_warns_of_files_without_the_field_in_one_line(project: PartsProject, parts: int) -> None:
+    path = project.folder / "texts" / "f005.jsonl"
+    path.write_bytes(json_lines([{"content": text, "url": "u"} for text in TEXTS]))
+    outcomes = build(project.graph(parts))
+    said = [outcome.warning for outcome in outcomes.values() if outcome.warning]
+    assert [missing(line, "f005.jsonl", "no field 'text'", "content, url") for line in said] == [[]]
+    assert outcomes[f"pretrain/{NAME}"].meta["dropped"] == {"missing_text_field": len(TEXTS)}
+
+
+@pytest.mark.parametrize(("parts", "more"), [(1, ""), (2, "tokens_in_parts = true\n")])
+def test_a_corpus_and_the_cache_that_is_built_from_it_have_the_field(project: PartsProject, parts: int, more: str) -> None:
+    rename(project)
+    outcomes = build(project.graph(parts, f'prepare = ["dedup"]\n{more}val_frac = 0.1'))
+    for key in (f"corpus/{NAME}", f"pretrain/{NAME}"):
+        assert outcomes[key].meta["source"]["text_field"] == "content"
+
+
+def test_members_of_a_mixture_have_a_field_each(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a", IDS)
+    write_jsonl(tmp_path / "b", [{"body": text} for text in TEXTS])
+    tables: dict[str, Any] = {name: {"source": "jsonl", "files": [str(tmp_path / f"{name}.jsonl")], "val_frac": 0.0} for name in "ab"}
+    mixture = {"source": "interleave", "members": {"a": 1.0, "b": 1.0}, "val_frac": 0.0}
+    registry = load_registry(profile="quickstart", overrides={"pretrain": {**tables, "mix": mixture}})
+    log: list[str] = []
+    context = StreamContext(seed=1, log=log.append, siblings=registry.pretrain)
+    found = {document.text for batch in registry.pretrain["mix"].documents(context) for document in batch}
+    assert len(found) > 20
+    assert found <= {*TEXTS}
+    assert sum("text is read from" in line for line in log) == 2
+
+
+# References and `init`.
+
+
+def test_questions_of_an_evaluation_follow_the_rule_if_no_known_field_has_them(tmp_path: Path) -> None:
+    log: list[str] = []
+    assert [each.text for each in questions(str(write_jsonl(tmp_path / "a", IDS)), log.append)] == TEXTS
+    assert missing(" ".join(log), "a.jsonl", "'content'") == []
+    rows = [{"question": "What is it?", "explanation": "a text of it"}]
+    assert [each.text for each in questions(str(write_jsonl(tmp_path / "b", rows)))] == ["What is it?"]
+    with pytest.raises(NielsCacheError, match=r"c\.jsonl.*title.*body"):
+        [*questions(str(write_jsonl(tmp_path / "c", [{"title": "A b", "body": "c d"}])))]
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_init_writes_the_field_and_asks_for_it_where_rows_do_not_decide(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_jsonl(in_folder / "a", IDS)
+    assert main(["init", "a.jsonl"]) == DONE
+    assert 'text_field = "content"' in (in_folder / "niels_cache.toml").read_text()
+    write_jsonl(in_folder / "b", [{"title": f"A title {number}", "body": text} for number, text in enumerate(TEXTS)])
+    assert main(["init", "--force", "b.jsonl"]) != DONE
+    assert missing(capsys.readouterr().err, "b.jsonl", "set --text-field to one of: title, body") == []
+    assert main(["init", "--force", "b.jsonl", "--text-field", "body"]) == DONE
+    assert 'text_field = "body"' in (in_folder / "niels_cache.toml").read_text()
+    assert main(["init", "--force", "b.jsonl", "--text-field", "bdy"]) != DONE
+    assert missing(capsys.readouterr().err, "'bdy'", "title, body") == []
+
+
+VALUES = st.sampled_from(["en", "2024-01-01", "http://a.b/c", "a/b.txt", "x-17", "a text of words", "noch ein Text", "", "это", None, 3])
+NAMES = st.sampled_from(["id", "content", "body", "Text", "lang", "meta", "title"])
+INNER = st.dictionaries(st.sampled_from(["content", "id"]), VALUES, min_size=1, max_size=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(st.dictionaries(NAMES, VALUES | INNER, min_size=1, max_size=4), min_size=1, max_size=4))
+def test_init_and_builds_choose_the_same_field(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> None:
+    path = tmp_path_factory.mktemp("rows", numbered=True) / "a.jsonl"
+    path.write_bytes(json_lines(rows))
+    chosen = of_build = None
+    with suppress(NielsCacheError):
+        ((_, chosen),) = recognize([str(path)], family="pretrain")[0].kind.keys
+    with suppress(NielsCacheError):
+        of_build = Jsonl(files=[str(path)]).text_field_of([SourceFile(str(path), "a.jsonl")])
+    assert chosen == of_build
+
+
+def test_a_column_of_ids_is_never_chosen() -> None:
+    for name in ("id", "key", "ref"):
+        with pytest.raises(NielsCacheError):
+            choose_text_field([{name: f"{number}-a", "data": {"content": "a text"}} for number in range(300)], "a.jsonl")
