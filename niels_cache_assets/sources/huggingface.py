@@ -15,7 +15,8 @@ from pydantic import Field, NonNegativeInt, model_validator
 from niels_cache_assets.config import defaults
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.added import AddedOfHub
-from niels_cache_assets.sources.hub.data import HubData, format_of, hub_files
+from niels_cache_assets.sources.hub.data import HubData, hub_files
+from niels_cache_assets.sources.hub.local_files import format_of
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import rows as reading_rows

@@ -9,7 +9,6 @@ twice. The sources give rows their meaning.
 
 from __future__ import annotations
 
-import json
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,6 @@ from numpy.typing import NDArray
 from niels_cache_assets.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.sources.reading.files import SourceFile, open_seekable, reading
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.meta import unique_keys
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -177,7 +175,6 @@ class ParquetTable:
         schema = self._parquet.schema_arrow
         self.rows: int = self._parquet.metadata.num_rows
         self.columns: dict[str, pa.DataType] = {field.name: _plain_type(field.type) for field in schema}
-        self.json_forms = {name: form for name, kind in self.columns.items() if (form := json_form(kind)) is not None}
         self._repeated = [*_repeated_names(schema)]
 
     def _open(self, **settings: Any) -> pq.ParquetFile:
@@ -310,33 +307,6 @@ def as_strings(column: pa.Array) -> pa.Array:
     if not (types.is_binary(column.type) or types.is_large_binary(column.type)):
         column = column.cast(pa.large_binary())
     return column.view(pa.string() if types.is_binary(column.type) else pa.large_string())
-
-
-def json_form(arrow_type: Any) -> Callable[[Any], Any] | None:
-    """Return a function that turns the Python values of a nested column into those that JSON Lines would hold. None: they already are.
-
-    In Arrow, every struct has all keys of its type, and the keys that a row lacks are null. So null keys of structs are left out. A key
-    that was null in the data cannot be told from such padding. Nulls in lists and maps stay. Maps become objects, and texts of the type
-    `arrow.json` (Json of `datasets`) are decoded.
-    """
-    import pyarrow.types as types
-
-    if getattr(arrow_type, "extension_name", None) == "arrow.json":
-        return lambda value: None if value is None else json.loads(value, object_pairs_hook=unique_keys)
-    if types.is_struct(arrow_type):
-        inner = {field.name: json_form(field.type) or _unchanged for field in arrow_type}
-        return lambda value: None if value is None else {key: inner[key](each) for key, each in value.items() if each is not None}
-    if types.is_map(arrow_type):
-        of_item = json_form(arrow_type.item_type) or _unchanged
-        return lambda value: None if value is None else {key: of_item(each) for key, each in value}
-    if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
-        of_value = json_form(arrow_type.value_type)
-        return of_value and (lambda value: None if value is None else [of_value(each) for each in value])
-    return None
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def in_pieces(table: Any) -> Iterator[Any]:

@@ -10,32 +10,27 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from niels_cache_assets.first_bytes import described
+from niels_cache_assets.sources.arrow_rows import json_forms, rows_in
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage, compression_of
 from niels_cache_assets.sources.reading.encodings import (
-    MARK,
     MARKS,
     UTF8,
     DamagedRow,
-    damage_of,
     marked_values,
     read_lines,
-    unmarked,
 )
 from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes, reading, writable
 from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, refuse_length
-from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, is_string_type, may_hold_text, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition, RowsPass
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from niels_cache_assets.sources.types import StreamContext
 
 Item = TypeVar("Item")
@@ -286,80 +281,6 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
     return cast(list[Any], column.to_pylist())
 
 
-def rows_in(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
-    """Return the rows of a batch. Strings that are not UTF-8 are decoded as `encoding`, also inside lists and structs.
-
-    Bytes are decoded too, because old writers store strings so. Bytes stay bytes if they have a NUL, or if a
-    quarter of them would be replaced, such as pictures.
-    """
-    if not any(map(_has_bytes, batch.schema.types)):
-        with suppress(UnicodeDecodeError):
-            return cast(list[dict[str, Any]], batch.to_pylist())
-    columns = [
-        [_marked(value, column.type, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()] for column in batch.columns
-    ]
-    rows = [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
-    return [_settled(row) for row in rows]
-
-
-def _has_bytes(kind: pa.DataType) -> bool:
-    return is_bytes_type(kind) or any(_has_bytes(kind.field(index).type) for index in range(kind.num_fields))
-
-
-def _with_bytes(kind: pa.DataType) -> pa.DataType:
-    """Return the type with bytes in place of strings."""
-    import pyarrow as pa
-    import pyarrow.types as types
-
-    if is_string_type(kind):
-        return pa.large_binary()
-    if types.is_list(kind) or types.is_large_list(kind):
-        return pa.large_list(_with_bytes(kind.value_type))
-    if types.is_struct(kind):
-        return pa.struct([(field.name, _with_bytes(field.type)) for field in kind])
-    return kind
-
-
-def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
-    """Return the value with marked text in place of each string's bytes. `kind`: the type of the value before `_with_bytes`."""
-    import pyarrow.types as types
-
-    if value is None:
-        return None
-    if may_hold_text(kind):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            if is_bytes_type(kind) and b"\0" in value:
-                return value
-            marked = value.decode(encoding, MARKS)
-            return value if is_bytes_type(kind) and damage_of(marked).size * 4 > len(value) else marked
-    if types.is_list(kind) or types.is_large_list(kind):
-        return [_marked(inner, kind.value_type, encoding) for inner in value]
-    if types.is_struct(kind):
-        return {field.name: _marked(value[field.name], field.type, encoding) for field in kind}
-    return value
-
-
-def _settled(marked: dict[str, Any]) -> dict[str, Any]:
-    """Return a row that contains marks as a DamagedRow. A row without marks is returned unchanged."""
-    size = 0
-
-    def clean(value: Any) -> Any:
-        nonlocal size
-        if isinstance(value, list):
-            return [clean(inner) for inner in value]
-        if isinstance(value, dict):
-            return {key: clean(inner) for key, inner in value.items()}
-        if not isinstance(value, str):
-            return value
-        size += damage_of(value).size
-        return unmarked(value)
-
-    values = clean(marked)
-    return DamagedRow(values, marked, MARK, size) if size else marked
-
-
 def parquet_rows(
     file: SourceFile,
     position: FilePosition | None = None,
@@ -377,6 +298,7 @@ def parquet_rows(
     with open_parquet(file) as parquet:
         position.rows = parquet.rows
         wanted = None if columns is None else [name for name in columns if name in parquet.columns]
+        forms = json_forms(parquet.columns)
         for first, batch in parquet.batches(wanted, most_rows=PARQUET_ROWS, start=position.row):
             if batch.nbytes > limit:  # a single row may be longer than the limit
                 for row in range(len(batch)):
@@ -385,7 +307,7 @@ def parquet_rows(
             for row, values in enumerate(rows_in(batch, encoding), first):
                 position.row = row + 1
                 for each in (values, values.marked) if isinstance(values, DamagedRow) else (values,):
-                    each.update((name, form(each[name])) for name, form in parquet.json_forms.items() if name in each)
+                    each.update((name, form(each[name])) for name, form in forms.items() if name in each)
                 yield row, values
 
 
