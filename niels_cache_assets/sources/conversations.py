@@ -8,6 +8,7 @@ from typing import Any, cast
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.broken_rows import NO_ASSISTANT, UNKNOWN_ROLE
+from niels_cache_assets.sources.message_weights import weight_problem
 from niels_cache_assets.sources.messages import calls_or_thinks
 from niels_cache_assets.sources.pairs import pair_problem
 from niels_cache_assets.sources.reading.places import FilePass
@@ -21,8 +22,13 @@ def conversation_problem(messages: Sequence[Mapping[str, Any]], roles: Collectio
 
     Roles may come in any order. Each role must be in `roles`, and each message needs content. With the roles of chat templates, a message
     may call tools or think instead, and a tool may answer nothing. At least one message must be the assistant's, because the loss counts
-    only these messages. With the roles of chat templates, this message may not be empty.
+    only these messages. With the roles of chat templates, this message may not be empty. Keys that say whether to train on a message must
+    have clear values (see `message_weights`).
     """
+    return _problem_without_weights(messages, roles) or weight_problem(messages)
+
+
+def _problem_without_weights(messages: Sequence[Mapping[str, Any]], roles: Collection[str]) -> str | None:
     if not messages:
         return "empty_conversation"
     if TEMPLATE_ROLES & {*roles}:

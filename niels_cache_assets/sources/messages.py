@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from niels_cache_assets.documents import Message
+from niels_cache_assets.sources.message_weights import WEIGHT_KEYS
 
 MALFORMED_MESSAGES = "malformed_messages"
 BROKEN_CALL = "broken_json_in_call"
@@ -31,7 +32,7 @@ _MEDIA = ("image", "audio", "video")
 def plain_messages(value: Any) -> list[Message] | None:
     """Return the messages with the role names of this project, or None if the value is not a list of objects.
 
-    Other keys and empty system messages are left out.
+    Empty system messages are left out, and so are other keys, except those that say whether to train on a message.
     """
     return None if not _are_objects(value) else _read(value)
 
@@ -99,7 +100,8 @@ def _read(value: list[dict[str, Any]], *, roles: Mapping[str, str] = _ROLES, kee
     messages = []
     for message in _spoken(value):
         role = _role_of(message)
-        others = {key: each for key, each in message.items() if key not in _MESSAGE_KEYS and each is not None} if keeps_others else {}
+        names = [key for key in message if key not in _MESSAGE_KEYS and (keeps_others or key in WEIGHT_KEYS)]
+        others = {key: message[key] for key in names if message[key] is not None}
         messages.append({"role": roles.get(role, role) if isinstance(role, str) else role, "content": _content_of(message), **others})
     return cast(list[Message], messages)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from niels_cache_assets.documents import Message
+from niels_cache_assets.sources.message_weights import without_weights
 from niels_cache_runtime.format.meta import sha256_text
 
 EQUAL_SIDES = "equal_sides"
@@ -58,7 +59,8 @@ def _side(prompt: Any, side: Any, read: Read) -> list[Message] | str:
     before = _read(prompt, read)
     if isinstance(before, str):
         return before
-    return messages if messages[: len(before)] == before else [*before, *messages]
+    has_prompt = [*map(without_weights, messages[: len(before)])] == [*map(without_weights, before)]
+    return messages if has_prompt else [*before, *messages]
 
 
 def _of_text(prompt: Any, text: str, read: Read) -> list[Message] | str:
@@ -98,9 +100,13 @@ def dialogue(text: str) -> list[Message] | None:
 
 
 def prompt_length(chosen: Messages, rejected: Messages) -> int:
-    """Return the number of messages of the prompt: those that both sides begin with. Each side has at least one message after it."""
+    """Return the number of messages of the prompt: those that both sides begin with. Each side has at least one message after it.
+
+    Keys that say whether to train on a message do not count, because the prompt has no targets.
+    """
     most = min(len(chosen), len(rejected)) - 1
-    return next((number for number in range(most) if chosen[number] != rejected[number]), max(0, most))
+    differing = (number for number in range(most) if without_weights(chosen[number]) != without_weights(rejected[number]))
+    return next(differing, max(0, most))
 
 
 def pair_problem(chosen: Messages, rejected: Messages) -> str | None:
