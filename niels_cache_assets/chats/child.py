@@ -7,9 +7,10 @@ that there is no clock: `strftime_now` is not defined.
 The parent writes one JSON value per line, and gets one JSON value per line:
 
     {"template", "variables", "seconds", "memory"}          -> {"marks": whether the template marks targets} or {"error"}
-    [{"messages", "tools", "most"}, ...]                    -> for each: {"text", "spans"}, {"refused"} or {"error"}
+    [{"messages", "tools", "most"}, ...]                    -> for each: {"text", "spans", "owners"}, {"refused"} or {"error"}
 
-`spans` are pairs of character positions, the first and the one past the last character of each target. They come from the marks
+`spans` are pairs of character positions, the first and the one past the last character of each target. `owners` has the number of the
+message of each span, or None if it is not known. The spans come from the marks
 `{% generation %}` ... `{% endgeneration %}`. A template without marks is rendered up to each message of the assistant instead: the target
 is the text that this message adds.
 """
@@ -30,6 +31,8 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same 
 _MOST_SAID = 300  # characters of an error that are reported
 
 Span = tuple[int, int]
+Target = tuple[int, int, int | None]
+"""The first character, the character past the last one, and the number of the message."""
 
 
 class Refused(Exception):
@@ -90,8 +93,8 @@ class Renderer:
         self._variables = variables
         self._template = environment.from_string(text)
 
-    def render(self, messages: list[dict[str, Any]], tools: Any, *, most: int) -> tuple[str, list[Span]]:
-        """Return the text of a conversation and the spans of its targets, in characters.
+    def render(self, messages: list[dict[str, Any]], tools: Any, *, most: int) -> tuple[str, list[Target]]:
+        """Return the text of a conversation, and its targets, in characters.
 
         most: the most characters that the text may have. Raises Refused, Unfit, and whatever the template raises.
         """
@@ -105,7 +108,9 @@ class Renderer:
                 raise Unfit("a generation block is inside a macro or a set block, so the place of its text is not known")
             if made:
                 spans.append((start, start + len(made)))
-        return text, spans
+        speakers = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
+        owners = speakers if len(speakers) == len(spans) else [None] * len(spans)
+        return text, [(*span, owner) for span, owner in zip(spans, owners, strict=True)]
 
     def _render(self, messages: list[dict[str, Any]], tools: Any, *, most: int, prompt: bool = False) -> str:
         pieces: list[str] = []
@@ -118,7 +123,7 @@ class Renderer:
                 raise Unfit(f"it makes more than {most:,} characters of one conversation")
         return "".join(pieces)
 
-    def _added(self, text: str, messages: list[dict[str, Any]], tools: Any, *, most: int) -> Iterator[Span]:
+    def _added(self, text: str, messages: list[dict[str, Any]], tools: Any, *, most: int) -> Iterator[Target]:
         """Yield the span of the text that each message of the assistant adds to the messages before it."""
         for number, message in enumerate(messages):
             if message.get("role") != "assistant":
@@ -132,7 +137,7 @@ class Renderer:
                     "put {% generation %} and {% endgeneration %} around the words of the assistant"
                 )
             if len(before) < len(after):
-                yield len(before), len(after)
+                yield len(before), len(after), number
 
     def _opening(self, text: str, *, most: int) -> str | None:
         """Return the text before the words of a first message that is the assistant's, or None if it is not found.
@@ -197,12 +202,12 @@ def _limit(kind: int, most: int) -> None:
 
 def _answer(renderer: Renderer, task: dict[str, Any]) -> dict[str, Any]:
     try:
-        text, spans = renderer.render(task["messages"], task["tools"], most=task["most"])
+        text, targets = renderer.render(task["messages"], task["tools"], most=task["most"])
     except Refused as error:
         return {"refused": _said(error)}
     except Exception as error:  # whatever a template does is its error
         return {"error": _said(error)}
-    return {"text": text, "spans": spans}
+    return {"text": text, "spans": [target[:2] for target in targets], "owners": [target[2] for target in targets]}
 
 
 def main(lines: BinaryIO, out: BinaryIO) -> None:

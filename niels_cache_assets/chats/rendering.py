@@ -47,11 +47,14 @@ REFUSED = "refused_by_template"
 
 
 class Chat(NamedTuple):
-    """A conversation to render. name: for messages. tools: JSON schemas of tools, or None."""
+    """A conversation to render. name: for messages. tools: JSON schemas of tools, or None. masked: numbers of the assistant's messages
+    that are no targets.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     name: str
     tools: Sequence[Any] | None = None
+    masked: frozenset[int] = frozenset()
 
 
 class Rendering:
@@ -156,7 +159,11 @@ class _Child:
         answer = self._receive(chat.name)
         if "refused" in answer:
             return Refusal(REFUSED, f"{self._template.where}: refuses {chat.name}: {answer['refused']}")
-        return Rendered(answer["text"], [(start, end) for start, end in answer["spans"]])
+        if chat.masked and None in answer["owners"]:
+            said = f"{self._template.where}: does not show which words of {chat.name} are those of its messages with weight 0"
+            return Refusal(REFUSED, said)
+        spans = [(start, end) for (start, end), owner in zip(answer["spans"], answer["owners"], strict=True) if owner not in chat.masked]
+        return Rendered(answer["text"], spans)
 
     def _send(self, value: Any) -> None:
         assert self._process.stdin is not None
