@@ -19,7 +19,7 @@ from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.forecast.sample import sample_of_source
 from niels_cache_assets.build_cache import Resume, build_sft_cache
-from niels_cache_assets.build_cache.pairs import paired, spans_of_mask
+from niels_cache_assets.build_cache.pairs import paired
 from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.config.registry import Registry, load_registry
@@ -165,8 +165,6 @@ def test_targets_of_the_prompt_are_found_by_tokens_and_places() -> None:
     assert paired(chosen, chosen, most=None) == "equal_sides"
     assert paired(chosen, rejected, most=6) == "too_long"
     assert paired(chat([1, 2, 3], [(1, 2)]), chat([1, 2, 4], [(1, 2)]), most=None) == "no_target"
-    mask = np.array([True, False, True, True])
-    assert spans_of_mask(mask).tolist() == [[0, 1], [2, 4]]
 
 
 ASK, GOOD, BAD = message("user", "q"), message("assistant", "good"), message("assistant", "bad")

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.build_cache.pairs import spans_of_mask
 from niels_cache_assets.chats.encoding import NO_TARGET, ChatEncoder, EncodedChat
 from niels_cache_assets.chats.rendering import REFUSED, Chat
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
@@ -26,14 +25,14 @@ class EncodedConversations(NamedTuple):
     """The usable conversations of a chunk.
 
     kept: their numbers in the chunk. tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per
-    conversation. spans: with a chat template, the targets of each conversation, (m, 2), relative to its first token. hints: for each reason
-    of a template, what was said first.
+    conversation. spans: the targets of each conversation, (m, 2), relative to its first token. hints: for each reason of a template, what
+    was said first.
     """
 
     kept: list[int]
     tokens: np.ndarray
     lengths: np.ndarray
-    spans: list[np.ndarray] | None = None
+    spans: list[np.ndarray]
     hints: tuple[str, ...] = ()
 
 
@@ -57,36 +56,41 @@ class ConversationEncoder:
         return ROLE_TO_KEY.keys() if self.chats is None else ROLE_TO_KEY.keys() | TEMPLATE_ROLES
 
     def chats_of(self, found: EncodedConversations) -> list[EncodedChat]:
-        """Return the tokens and spans of each conversation. Without a template, sentinels mark the targets."""
-        ends = np.cumsum(found.lengths)
-        starts = ends - found.lengths
-        spans = found.spans
-        if spans is None:
-            from niels_cache_runtime.cache.sft import example_target_mask  # imports torch
+        """Return the tokens and spans of each conversation."""
+        tokens = np.split(found.tokens, np.cumsum(found.lengths)[:-1])
+        return [EncodedChat(*each) for each in zip(tokens, found.spans, strict=True)] if found.spans else []
 
-            asst = self.view.special_ids["asst"]
-            assert asst is not None  # the builder requires it
-            mask = example_target_mask(found.tokens, starts, asst, self.view.eot)
-            spans = [spans_of_mask(mask[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-        return [EncodedChat(found.tokens[start:end], each) for start, end, each in zip(starts.tolist(), ends.tolist(), spans, strict=True)]
-
-    def encode(self, chunk: list[Conversation], batch: int, problems: dict[int, str], names: Sequence[str]) -> EncodedConversations:
+    def encode(
+        self,
+        chunk: list[Conversation],
+        batch: int,
+        problems: dict[int, str],
+        names: Sequence[str],
+        masked: Sequence[frozenset[int]],
+    ) -> EncodedConversations:
         """Encode the usable conversations of a chunk. The reasons of the others are added to `problems`, by their numbers.
 
         Without a template, each message becomes the special token of its role, the ids of its content, and EOT. names: for messages.
+        masked: for each conversation, the numbers of the assistant's messages without targets.
         """
         found = ((number, conversation_problem(each.messages, self.roles)) for number, each in enumerate(chunk))
         problems |= {number: problem for number, problem in found if problem is not None}
         if self.chats is not None:
-            return self._encode_chats(self.chats, chunk, problems, names)
+            return self._encode_chats(self.chats, chunk, problems, names, masked)
         valid = np.array([number for number in range(len(chunk)) if number not in problems], dtype=np.int64)
         turns = np.fromiter((len(chunk[number].messages) for number in valid.tolist()), np.int64, len(valid))
         messages = [message for number in valid.tolist() for message in chunk[number].messages]
+        is_masked = (place in masked[number] for number in valid.tolist() for place in range(len(chunk[number].messages)))
+        learned = np.fromiter(
+            (message["role"] == "assistant" and not mask for message, mask in zip(messages, is_masked, strict=True)), bool, len(messages)
+        )
         encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
         owner = np.repeat(valid, turns)  # the conversation of each message
         for message in np.flatnonzero(_either(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
             is_invalid = encoded.invalid is not None and encoded.invalid[message]
             problems.setdefault(int(owner[message]), INVALID_UNICODE if is_invalid else COLLISION)
+        for number in np.setdiff1d(valid, owner[learned]).tolist():
+            problems.setdefault(number, NO_TARGET)
         kept = np.array([number not in problems for number in range(len(chunk))], dtype=bool)
         stays = kept[owner]
         lengths = encoded.lengths[stays]
@@ -99,16 +103,26 @@ class ConversationEncoder:
         roles = np.fromiter((self.view.special_ids[ROLE_TO_KEY[message["role"]]] for message in messages), np.int64, len(messages))
         tokens[starts], tokens[ends - 1] = roles[stays], self.view.eot
         last = np.cumsum(turns[kept[valid]]) - 1  # the last message of each conversation
-        return EncodedConversations(kept=np.flatnonzero(kept).tolist(), tokens=tokens, lengths=np.diff(ends[last], prepend=0))
+        lengths = np.diff(ends[last], prepend=0)
+        conversation = np.repeat(np.arange(len(last)), turns[kept[valid]])  # the number of the conversation of each kept message
+        targets = learned[stays]
+        bounds = np.stack([starts + 1, ends], axis=1) - (ends[last] - lengths)[conversation, None]  # of the contents, with EOT
+        spans = np.split(bounds[targets], conversation[targets].searchsorted(np.arange(1, len(last)))) if len(last) else []
+        return EncodedConversations(kept=np.flatnonzero(kept).tolist(), tokens=tokens, lengths=lengths, spans=spans)
 
     def _encode_chats(
-        self, chats: ChatEncoder, chunk: list[Conversation], problems: dict[int, str], names: Sequence[str]
+        self,
+        chats: ChatEncoder,
+        chunk: list[Conversation],
+        problems: dict[int, str],
+        names: Sequence[str],
+        masked: Sequence[frozenset[int]],
     ) -> EncodedConversations:
         """Encode the conversations of a chunk that have no problem with the template. Further problems are added to `problems`."""
         valid = [number for number in range(len(chunk)) if number not in problems]
         encoded: dict[int, EncodedChat] = {}
         said: dict[str, str] = {}
-        results = chats.encode([Chat(chunk[number].messages, names[number], chunk[number].tools) for number in valid])
+        results = chats.encode([Chat(chunk[number].messages, names[number], chunk[number].tools, masked[number]) for number in valid])
         for number, result in zip(valid, results, strict=True):
             if isinstance(result, EncodedChat):
                 encoded[number] = result

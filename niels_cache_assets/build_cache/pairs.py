@@ -7,7 +7,6 @@ rejected   prompt with its spans | other answer with its spans        only the s
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.chats.encoding import NO_TARGET, EncodedChat
 from niels_cache_assets.sources.pairs import EQUAL_SIDES, TOO_LONG
@@ -32,9 +31,3 @@ def paired(chosen: EncodedChat, rejected: EncodedChat, *, most: int | None) -> t
     if common in (len(chosen.spans), len(rejected.spans)):
         return NO_TARGET
     return chosen._replace(spans=chosen.spans[common:]), rejected._replace(spans=rejected.spans[common:])
-
-
-def spans_of_mask(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the runs of True in `mask` (n,), as (m, 2): the first index of each run, and the index after its last one."""
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return edges.reshape(-1, 2)

@@ -28,7 +28,8 @@ from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.conversations import contents, example_problem
-from niels_cache_assets.sources.pairs import PROMPTS_DIFFER, TOO_LONG, conversation_hash, prompt_hash
+from niels_cache_assets.sources.message_weights import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
+from niels_cache_assets.sources.pairs import PROMPTS_DIFFER, TOO_LONG, conversation_hash, prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.in_flight import map_in_order
@@ -41,6 +42,7 @@ from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SIDES, SPLITS,
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
+_MASKED = "masked_messages"  # in the facts of meta.json: how many messages are marked not to be trained on; missing without any
 _MOST_HINTS = 2  # of a template, in the message about a source without usable conversations
 
 
@@ -48,12 +50,13 @@ _MOST_HINTS = 2  # of a template, in the message about a source without usable c
 class _State:
     """The state of a build between two chunks.
 
-    dropped: the number of conversations that the builder dropped, by reason. ended: the final counts, set after everything was read; None
-    before that.
+    dropped: the number of conversations that the builder dropped, by reason. masked: the number of the assistant's messages that are marked
+    not to be trained on. ended: the final counts, set after everything was read; None before that.
     """
 
     reached: Reached
     dropped: dict[str, int]
+    masked: int
     spool: SpoolState
     ended: Counts | None
 
@@ -61,8 +64,9 @@ class _State:
 class _Encoded(NamedTuple):
     """The kept conversations of a chunk, and the number of dropped conversations for each reason.
 
-    tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation. spans: with a chat template,
-    the targets of each conversation, (m, 2), relative to its first token. hints: for each reason of a template, what was said first.
+    tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation. spans: the targets of each
+    conversation, (m, 2), relative to its first token. masked: the number of the assistant's messages that are marked not to be trained on.
+    hints: for each reason of a template, what was said first.
     """
 
     conversations: list[Conversation]
@@ -70,7 +74,8 @@ class _Encoded(NamedTuple):
     lengths: np.ndarray
     dropped: Counter[str]
     position: Position
-    spans: list[np.ndarray] | None = None
+    spans: list[np.ndarray]
+    masked: int
     hints: tuple[str, ...] = ()
 
 
@@ -99,11 +104,12 @@ def build_sft_cache(
     Each message becomes the special token of its role, the ids of its content, and EOT. A seeded share `val_frac` of the examples (or of
     their groups) goes to val. A Conversation with a `split` goes to that split. `tokenizer` needs all four special ids. `out_dir` is
     replaced in one step. `template`: a chat template (`chats.templates.find_template`), which makes the tokens instead. Then the targets
-    are spans in *_targets.npy and *_target_ends.npy, and `tokenizer` is a TextTokenizer, which needs only eot. `preference`: each
-    Conversation is a preference pair, with a `rejected` side. Both sides are written one after the other, with spans, and the share
-    `val_frac` of the prompts goes to val (with `split_by="conversation"`, a prompt and those that continue it count as one). `max_tokens`:
-    pairs with a longer side are dropped and counted. `token_dtype`, `report`, `progress`, `resume` and the return value have the same
-    meaning as for build_pretrain_cache.
+    are spans in *_targets.npy and *_target_ends.npy, and `tokenizer` is a TextTokenizer, which needs only eot. A message of the assistant
+    with `"weight": 0` (or another key of `sources.message_weights`) gets no target. If there is such a message, targets are spans without
+    a template, too. `preference`: each Conversation is a preference pair, with a `rejected` side. Both sides are written one after the
+    other, with spans, and the share `val_frac` of the prompts goes to val (with `split_by="conversation"`, a prompt and those that continue
+    it count as one). `max_tokens`: pairs with a longer side are dropped and counted. `token_dtype`, `report`, `progress`, `resume` and the
+    return value have the same meaning as for build_pretrain_cache.
 
     Raises NielsCacheError for an invalid conversation (with `on_invalid="drop"`, it is dropped and counted instead), for a source without
     any usable example, for a val_frac outside [0, 1), for a token_dtype or a tokenizer that cannot work, and for errors of the disk. The
@@ -167,10 +173,6 @@ class SftBuild(CacheBuild):
     def _split_unit(self) -> str:
         return "prompt" if self.preference and self.split_by != "conversation" else self.split_by
 
-    @property
-    def _has_spans(self) -> bool:
-        return self.preference or self.template is not None
-
     @cached_property
     def _chats(self) -> ChatEncoder | None:
         """The encoder of conversations with a chat template."""
@@ -199,7 +201,7 @@ class SftBuild(CacheBuild):
         state: _State | None = journal.state if journal is not None else None
         spooled = state.spool if state is not None else None
         sides = len(SIDES) if self.preference else 1
-        with SftSpool(partial, dtype=self.dtype, state=spooled, with_spans=self._has_spans, sides=sides) as spool:
+        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
             ended = state.ended if state is not None else None
             if ended is None:
                 ended = self._spool(spool, journal, resume)
@@ -208,11 +210,14 @@ class SftBuild(CacheBuild):
                 what = "preference pair" if self.preference else "conversation"
                 raise NielsCacheError(f"{self.out_dir}: the source gave no usable {what}{note}; nothing was written")
             files: dict[str, dict[str, Any]] = {}
-            counts = spool.deal(files, val_frac=self.val_frac, seed=self.seed, by_group=self._split_unit != "example")
+            with_spans = self.preference or self.template is not None or _MASKED in ended.facts  # sentinels cannot say what is masked
+            by_group = self._split_unit != "example"
+            counts = spool.deal(files, val_frac=self.val_frac, seed=self.seed, by_group=by_group, with_spans=with_spans)
             meta = {
                 **self._meta,
                 **{f"{split}_{what}": counts[f"{split}_{what}"] for split in SPLITS for what in ("examples", "tokens")},
-                **self._described_template(partial, counts, files),
+                **({"targets": {split: counts[f"{split}_targets"] for split in SPLITS}} if with_spans else {}),
+                **self._described_template(partial, files),
                 "dropped": ended.dropped,
                 "facts": {**ended.facts, "straddling_groups": counts["straddling_groups"]},
                 "files": files,
@@ -220,11 +225,9 @@ class SftBuild(CacheBuild):
             }
         return meta, state.spool.tokens if state is not None else 0
 
-    def _described_template(self, partial: Path, counts: dict[str, int], files: Files) -> dict[str, Any]:
-        """Write the text of the template into the cache. Return the entries of meta.json about it, about targets and about sides."""
+    def _described_template(self, partial: Path, files: Files) -> dict[str, Any]:
+        """Write the text of the template into the cache. Return the entries of meta.json about it and about sides."""
         described: dict[str, Any] = {"sides": [*SIDES]} if self.preference else {}
-        if self._has_spans:
-            described["targets"] = {split: counts[f"{split}_targets"] for split in SPLITS}
         if self.template is None or self._chats is None:
             return described
         path = partial / CHAT_TEMPLATE_NAME
@@ -242,12 +245,13 @@ class SftBuild(CacheBuild):
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
         dropped = Counter(state.dropped) if state is not None else Counter[str]()
+        masked = state.masked if state is not None else 0
         examples, tokens = spool.examples, spool.tokens
 
         def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
             """Return a function that makes the state of the build at this position, from the state of the spool there."""
             reached = Reached(items=position.items, mark=position.mark, share=position.share)
-            return partial(_State, reached=reached, dropped=dict(dropped), ended=ended)
+            return partial(_State, reached=reached, dropped=dict(dropped), masked=masked, ended=ended)
 
         hints: list[str] = []
         position = Position(0, None, Counter(), {}, None)
@@ -255,6 +259,7 @@ class SftBuild(CacheBuild):
             for batch in batches:
                 position = batch.position
                 dropped.update(batch.dropped)
+                masked += batch.masked
                 hints += batch.hints[: _MOST_HINTS - len(hints)]
                 examples, tokens = examples + len(batch.conversations), tokens + len(batch.tokens)
                 behind.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
@@ -263,7 +268,8 @@ class SftBuild(CacheBuild):
                     self.progress(Progress(examples, tokens, position.share))
             behind.finish()
         self.feed.report.hints += hints
-        ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts=self.feed.report.facts)
+        of_masked = {_MASKED: masked} if masked else {}
+        ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts={**self.feed.report.facts, **of_masked})
         if journal is not None and journal.recorded:
             _record(journal, spool, state_at(position, ended=ended))
         return ended
@@ -288,7 +294,9 @@ class SftBuild(CacheBuild):
         if self.preference:
             return self._encode_pairs(batch, chunk, position, first)
         problems: dict[int, str] = {}
-        found = self._of_chunks.encode(chunk, batch, problems, [_name(each, first + number) for number, each in enumerate(chunk)])
+        names = [_name(each, first + number) for number, each in enumerate(chunk)]
+        masked = [masked_messages(each.messages) for each in chunk]
+        found = self._of_chunks.encode(chunk, batch, problems, names, masked)
         self._require_sound(chunk, problems, first=first)
         return _Encoded(
             conversations=[_without_text(chunk[number]) for number in found.kept],
@@ -297,16 +305,23 @@ class SftBuild(CacheBuild):
             dropped=Counter(problems.values()),
             position=position,
             spans=found.spans,
+            masked=sum(len(masked[number]) for number in found.kept),
             hints=found.hints,
         )
 
     def _encode_pairs(self, batch: int, chunk: list[Conversation], position: Position, first: int) -> _Encoded:
-        """Encode a chunk of pairs. The two sides of a pair come one after the other."""
+        """Encode a chunk of pairs. The two sides of a pair come one after the other.
+
+        A prompt has no targets in any case, so its messages do not count as masked.
+        """
         problems = {number: problem for number, pair in enumerate(chunk) if (problem := self._problem_of_pair(pair)) is not None}
         valid = [number for number in range(len(chunk)) if number not in problems]
         sides = [side for number in valid for side in (chunk[number], chunk[number]._replace(messages=chunk[number].rejected or []))]
         of_sides: dict[int, str] = {}
-        found = self._of_chunks.encode(sides, batch, of_sides, [_name(chunk[number], first + number) for number in valid for _ in SIDES])
+        names = [_name(chunk[number], first + number) for number in valid for _ in SIDES]
+        prompts = [prompt_length(chunk[number].messages, chunk[number].rejected or []) for number in valid for _ in SIDES]
+        masked = [masked_messages(side.messages, first=prompt) for side, prompt in zip(sides, prompts, strict=True)]
+        found = self._of_chunks.encode(sides, batch, of_sides, names, masked)
         chats = dict(zip(found.kept, self._of_chunks.chats_of(found), strict=True))
         encoded: dict[int, tuple[EncodedChat, EncodedChat]] = {}
         for place, number in enumerate(valid):
@@ -318,6 +333,7 @@ class SftBuild(CacheBuild):
                 encoded[number] = made
         self._require_sound(chunk, problems, first=first)
         both = [side for pair in encoded.values() for side in pair]
+        places = [2 * place + side for place, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
         group_of = conversation_hash if self.split_by == "conversation" else prompt_hash
         return _Encoded(
             conversations=[
@@ -329,6 +345,7 @@ class SftBuild(CacheBuild):
             dropped=Counter(problems.values()),
             position=position,
             spans=[side.spans for side in both],
+            masked=sum(len(masked[place]) for place in places),
             hints=found.hints,
         )
 
@@ -351,7 +368,9 @@ class SftBuild(CacheBuild):
                 if self.on_collision == "raise":
                     raise NielsCacheError(f"{example}: a message contains a special token; remove it")
             elif problem not in (INVALID_UNICODE, TOO_LONG) and self.on_invalid == "raise":
-                raise NielsCacheError(f"{example}: {problem}; correct it, or pass on_invalid='drop'")
+                messages = [*chunk[index].messages, *(chunk[index].rejected or [])]
+                what = describe_weight_problem(messages) if problem in WEIGHT_PROBLEMS else problem
+                raise NielsCacheError(f"{example}: {what}; correct it, or pass on_invalid='drop'")
 
 
 def _without_text(conversation: Conversation) -> Conversation:
