@@ -343,6 +343,44 @@ def test_the_dataset_draws_one_pair_a_row(cache: Path) -> None:
         packed.padded_inputs()
 
 
+def test_inputs_padded_to_the_longest_side_are_those_of_trls_collator(cache: Path) -> None:
+    trl = pytest.importorskip("trl.trainer.dpo_trainer", reason="trl is not installed: its collator is compared")
+    sides = {tuple(ids): targets for pair in by_hand(cache, "train") for ids, targets in pair}
+    loader = TokenLoader(str(cache / "train"), T=399, B=3, seed=0, epochs=1, kind="preference", packing=False)
+    eot = read_meta(str(cache / "meta.json"))["special_token_ids"]["eot"]
+    widths = set()
+    for multiple in (None, 16):
+        collator = trl.DataCollatorForPreference(pad_token_id=eot, pad_to_multiple_of=multiple)
+        for batch in loader:
+            whole = batch.padded_inputs()  # type: ignore[union-attr]
+            lengths = whole["attention_mask"].sum(dim=1).tolist()
+            rows = [tuple(ids[:length]) for ids, length in zip(whole["input_ids"].tolist(), lengths, strict=True)]
+            prompts = [sides[row].index(True) for row in rows]
+            examples = [
+                {"prompt_ids": [*chosen[:prompt]], "chosen_ids": [*chosen[prompt:]], "rejected_ids": [*rejected[prompt:]]}
+                for chosen, rejected, prompt in zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], prompts, strict=False)
+            ]
+            expected = collator(examples)
+            found = batch.padded_inputs(padding="longest", pad_to_multiple_of=multiple)  # type: ignore[union-attr]
+            for name in ("input_ids", "attention_mask"):
+                assert torch.equal(found[name], expected[name])
+            width = found["input_ids"].shape[1]
+            assert torch.equal(found["completion_mask"], whole["completion_mask"][:, :width])
+            assert found["completion_mask"].sum() == whole["completion_mask"].sum()
+            widths.add(width)
+            assert max(lengths) <= width < max(lengths) + (multiple or 1)
+    assert len(widths) > 3
+
+
+def test_padded_inputs_name_a_setting_that_cannot_work(cache: Path) -> None:
+    batch: Any = PreferenceDataset(str(cache / "train"), T=400).get_batch(B=2, generator=torch.Generator().manual_seed(0))
+    assert batch.padded_inputs()["input_ids"].shape == (4, 401)
+    with pytest.raises(NielsCacheError, match=r"pad_to_multiple_of=8.*T=407"):
+        batch.padded_inputs(padding="longest", pad_to_multiple_of=8)
+    with pytest.raises(NielsCacheError, match=r"padding='long'.*longest"):
+        batch.padded_inputs(padding="long")
+
+
 def test_padding_is_never_attended(cache: Path) -> None:
     expected = {tuple(ids): targets for pair in by_hand(cache, "train") for ids, targets in pair}
     lengths = sorted({len(ids) for ids in expected})
