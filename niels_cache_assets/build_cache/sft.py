@@ -48,12 +48,13 @@ _MOST_HINTS = 2  # of a template, in the message about a source without usable c
 class _State:
     """The state of a build between two chunks.
 
-    dropped: the number of conversations that the builder dropped, by reason. ended: the final counts, set after everything was read; None
-    before that.
+    dropped: the number of conversations that the builder dropped, by reason. facts: numbers of messages, such as empty ones. ended: the
+    final counts, set after everything was read; None before that.
     """
 
     reached: Reached
     dropped: dict[str, int]
+    facts: dict[str, int]
     spool: SpoolState
     ended: Counts | None
 
@@ -72,6 +73,7 @@ class _Encoded(NamedTuple):
     position: Position
     spans: list[np.ndarray] | None = None
     hints: tuple[str, ...] = ()
+    facts: Counter[str] = Counter()  # noqa: RUF012  (never changed)
 
 
 def build_sft_cache(
@@ -242,12 +244,13 @@ class SftBuild(CacheBuild):
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
         dropped = Counter(state.dropped) if state is not None else Counter[str]()
+        facts = Counter(state.facts) if state is not None else Counter[str]()
         examples, tokens = spool.examples, spool.tokens
 
         def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
             """Return a function that makes the state of the build at this position, from the state of the spool there."""
             reached = Reached(items=position.items, mark=position.mark, share=position.share)
-            return partial(_State, reached=reached, dropped=dict(dropped), ended=ended)
+            return partial(_State, reached=reached, dropped=dict(dropped), facts=dict(facts), ended=ended)
 
         hints: list[str] = []
         position = Position(0, None, Counter(), {}, None)
@@ -255,6 +258,7 @@ class SftBuild(CacheBuild):
             for batch in batches:
                 position = batch.position
                 dropped.update(batch.dropped)
+                facts.update(batch.facts)
                 hints += batch.hints[: _MOST_HINTS - len(hints)]
                 examples, tokens = examples + len(batch.conversations), tokens + len(batch.tokens)
                 behind.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
@@ -263,7 +267,7 @@ class SftBuild(CacheBuild):
                     self.progress(Progress(examples, tokens, position.share))
             behind.finish()
         self.feed.report.hints += hints
-        ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts=self.feed.report.facts)
+        ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts={**self.feed.report.facts, **+facts})
         if journal is not None and journal.recorded:
             _record(journal, spool, state_at(position, ended=ended))
         return ended
@@ -298,6 +302,7 @@ class SftBuild(CacheBuild):
             position=position,
             spans=found.spans,
             hints=found.hints,
+            facts=found.facts,
         )
 
     def _encode_pairs(self, batch: int, chunk: list[Conversation], position: Position, first: int) -> _Encoded:
@@ -330,6 +335,7 @@ class SftBuild(CacheBuild):
             position=position,
             spans=[side.spans for side in both],
             hints=found.hints,
+            facts=found.facts,
         )
 
     def _problem_of_pair(self, pair: Conversation) -> str | None:
