@@ -5,20 +5,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.chats.encoding import NO_TARGET, ChatEncoder, EncodedChat
-from niels_cache_assets.chats.rendering import REFUSED, Chat
+from niels_cache_assets.chats.encoding import NO_TARGET, UNKNOWN_TURN, ChatEncoder, EncodedChat
+from niels_cache_assets.chats.rendering import REFUSED, TOO_MANY_TURNS, Chat
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.documents import Conversation
-from niels_cache_assets.sources.conversations import conversation_problem
+from niels_cache_assets.sources.conversations import conversation_problem, silent_turns
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, texts_with_special
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
+
+_OF_TEMPLATE = (REFUSED, NO_TARGET, TOO_MANY_TURNS, UNKNOWN_TURN)  # reasons that say something about the template
+EMPTY_TURNS = "empty_turns"  # messages of the assistant that say nothing, in conversations with a chat template
 
 
 class EncodedConversations(NamedTuple):
@@ -26,7 +30,7 @@ class EncodedConversations(NamedTuple):
 
     kept: their numbers in the chunk. tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per
     conversation. spans: the targets of each conversation, (m, 2), relative to its first token. hints: for each reason of a template, what
-    was said first.
+    was said first. facts: numbers of messages of the kept conversations, for the `facts` of meta.json.
     """
 
     kept: list[int]
@@ -34,6 +38,7 @@ class EncodedConversations(NamedTuple):
     lengths: np.ndarray
     spans: list[np.ndarray]
     hints: tuple[str, ...] = ()
+    facts: Counter[str] = Counter()  # noqa: RUF012  (never changed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,13 +127,15 @@ class ConversationEncoder:
         valid = [number for number in range(len(chunk)) if number not in problems]
         encoded: dict[int, EncodedChat] = {}
         said: dict[str, str] = {}
-        results = chats.encode([Chat(chunk[number].messages, names[number], chunk[number].tools, masked[number]) for number in valid])
-        for number, result in zip(valid, results, strict=True):
+        given = [_chat_of(chunk[number], names[number], masked[number]) for number in valid]
+        facts = Counter[str]()
+        for number, chat, result in zip(valid, given, chats.encode(given), strict=True):
             if isinstance(result, EncodedChat):
                 encoded[number] = result
+                facts[EMPTY_TURNS] += len({*chat.ignored} - masked[number])
                 continue
             problems[number] = result.reason
-            if result.reason in (REFUSED, NO_TARGET):
+            if result.reason in _OF_TEMPLATE:
                 if self.raises:
                     raise NielsCacheError(result.said)
                 said.setdefault(result.reason, result.said)
@@ -138,7 +145,15 @@ class ConversationEncoder:
             lengths=np.fromiter((len(each.ids) for each in encoded.values()), np.int64, len(encoded)),
             spans=[each.spans for each in encoded.values()],
             hints=tuple(said.values()),
+            facts=facts,
         )
+
+
+def _chat_of(conversation: Conversation, name: str, masked: frozenset[int]) -> Chat:
+    """Return a conversation as a template renders it. A message of the assistant without content has an empty one."""
+    silent = silent_turns(conversation.messages)
+    messages = [{**each, "content": ""} if number in silent else each for number, each in enumerate(conversation.messages)]
+    return Chat(messages, name, conversation.tools, ignored=masked.union(silent))
 
 
 def _either(first: np.ndarray | None, second: np.ndarray | None, count: int) -> np.ndarray:

@@ -50,13 +50,13 @@ _MOST_HINTS = 2  # of a template, in the message about a source without usable c
 class _State:
     """The state of a build between two chunks.
 
-    dropped: the number of conversations that the builder dropped, by reason. masked: the number of the assistant's messages that are marked
-    not to be trained on. ended: the final counts, set after everything was read; None before that.
+    dropped: the number of conversations that the builder dropped, by reason. facts: numbers of messages, such as empty ones. ended: the
+    final counts, set after everything was read; None before that.
     """
 
     reached: Reached
     dropped: dict[str, int]
-    masked: int
+    facts: dict[str, int]
     spool: SpoolState
     ended: Counts | None
 
@@ -65,8 +65,7 @@ class _Encoded(NamedTuple):
     """The kept conversations of a chunk, and the number of dropped conversations for each reason.
 
     tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation. spans: the targets of each
-    conversation, (m, 2), relative to its first token. masked: the number of the assistant's messages that are marked not to be trained on.
-    hints: for each reason of a template, what was said first.
+    conversation, (m, 2), relative to its first token. hints: for each reason of a template, what was said first. facts: numbers of messages.
     """
 
     conversations: list[Conversation]
@@ -75,8 +74,8 @@ class _Encoded(NamedTuple):
     dropped: Counter[str]
     position: Position
     spans: list[np.ndarray]
-    masked: int
     hints: tuple[str, ...] = ()
+    facts: Counter[str] = Counter()  # noqa: RUF012  (never changed)
 
 
 def build_sft_cache(
@@ -245,13 +244,13 @@ class SftBuild(CacheBuild):
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
         dropped = Counter(state.dropped) if state is not None else Counter[str]()
-        masked = state.masked if state is not None else 0
+        facts = Counter(state.facts) if state is not None else Counter[str]()
         examples, tokens = spool.examples, spool.tokens
 
         def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
             """Return a function that makes the state of the build at this position, from the state of the spool there."""
             reached = Reached(items=position.items, mark=position.mark, share=position.share)
-            return partial(_State, reached=reached, dropped=dict(dropped), masked=masked, ended=ended)
+            return partial(_State, reached=reached, dropped=dict(dropped), facts=dict(facts), ended=ended)
 
         hints: list[str] = []
         position = Position(0, None, Counter(), {}, None)
@@ -259,7 +258,7 @@ class SftBuild(CacheBuild):
             for batch in batches:
                 position = batch.position
                 dropped.update(batch.dropped)
-                masked += batch.masked
+                facts.update(batch.facts)
                 hints += batch.hints[: _MOST_HINTS - len(hints)]
                 examples, tokens = examples + len(batch.conversations), tokens + len(batch.tokens)
                 behind.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
@@ -268,8 +267,7 @@ class SftBuild(CacheBuild):
                     self.progress(Progress(examples, tokens, position.share))
             behind.finish()
         self.feed.report.hints += hints
-        of_masked = {_MASKED: masked} if masked else {}
-        ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts={**self.feed.report.facts, **of_masked})
+        ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts={**self.feed.report.facts, **+facts})
         if journal is not None and journal.recorded:
             _record(journal, spool, state_at(position, ended=ended))
         return ended
@@ -305,8 +303,8 @@ class SftBuild(CacheBuild):
             dropped=Counter(problems.values()),
             position=position,
             spans=found.spans,
-            masked=sum(len(masked[number]) for number in found.kept),
             hints=found.hints,
+            facts=found.facts + _count(masked[number] for number in found.kept),
         )
 
     def _encode_pairs(self, batch: int, chunk: list[Conversation], position: Position, first: int) -> _Encoded:
@@ -345,8 +343,8 @@ class SftBuild(CacheBuild):
             dropped=Counter(problems.values()),
             position=position,
             spans=[side.spans for side in both],
-            masked=sum(len(masked[place]) for place in places),
             hints=found.hints,
+            facts=found.facts + _count(masked[place] for place in places),
         )
 
     def _problem_of_pair(self, pair: Conversation) -> str | None:
@@ -371,6 +369,10 @@ class SftBuild(CacheBuild):
                 messages = [*chunk[index].messages, *(chunk[index].rejected or [])]
                 what = describe_weight_problem(messages) if problem in WEIGHT_PROBLEMS else problem
                 raise NielsCacheError(f"{example}: {what}; correct it, or pass on_invalid='drop'")
+
+
+def _count(masked: Iterable[frozenset[int]]) -> Counter[str]:
+    return Counter({_MASKED: sum(map(len, masked))})
 
 
 def _without_text(conversation: Conversation) -> Conversation:

@@ -7,12 +7,13 @@ starts one. A child that ends, because a template needs too much time or memory,
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,14 +27,22 @@ MOST_MEMORY = 1 << 31  # bytes of a child
 LEAST_OUTPUT = 4_000_000  # characters that every conversation may have
 OUTPUT_PER_CHARACTER = 16  # further characters for each character of the messages
 
-_CHILD = Path(__file__).with_name("child.py")
+_CHILD = "niels_cache_assets.chats.child"
+_ROOT = Path(__file__).parents[2]
+_MESSAGES_PER_SECOND = 500  # a longer conversation has more time
 
 
 class Rendered(NamedTuple):
-    """A rendered conversation. spans: for each target, its first character and the character past its last one."""
+    """A rendered conversation.
+
+    spans: for each target, its first character and the character past its last one. owners: for each target, the number of its message, or
+    None if it is not known. neutral: the same conversation with neutral words, which shows what the template writes itself.
+    """
 
     text: str
     spans: list[tuple[int, int]]
+    owners: list[int | None]
+    neutral: str
 
 
 class Refusal(NamedTuple):
@@ -44,27 +53,32 @@ class Refusal(NamedTuple):
 
 
 REFUSED = "refused_by_template"
+TOO_MANY_TURNS = "too_many_turns"
 
 
 class Chat(NamedTuple):
-    """A conversation to render. name: for messages. tools: JSON schemas of tools, or None. masked: numbers of the assistant's messages
-    that are no targets.
+    """A conversation to render.
+
+    name: for messages. tools: JSON schemas of tools, or None. ignored: the numbers of messages whose words are no targets. last: whether
+    only words of the last message, which is the assistant's, are targets.
     """
 
     messages: Sequence[Mapping[str, Any]]
     name: str
     tools: Sequence[Any] | None = None
-    masked: frozenset[int] = frozenset()
+    ignored: Collection[int] = ()
+    last: bool = False
 
 
 class Rendering:
     """A template that is ready to render. A context manager: at its end, all children end.
 
-    Raises NielsCacheError for a template with a wrong syntax, when the first child starts.
+    names: the strings of special tokens, which never stay in a neutral text. Raises NielsCacheError for a template with a wrong syntax,
+    when the first child starts.
     """
 
-    def __init__(self, template: Template) -> None:
-        self._template = template
+    def __init__(self, template: Template, names: Collection[str] = ()) -> None:
+        self._template, self._names = template, names
         self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
         self._started: list[_Child] = []
         weakref.finalize(self, _end_all, self._started)  # if `close` is never called
@@ -84,6 +98,11 @@ class Rendering:
     def has_marks(self) -> bool:
         """Whether the template itself marks its targets."""
         return self.start().has_marks
+
+    @property
+    def plain(self) -> str | None:
+        """The text of a short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
+        return self.start().plain
 
     def start(self) -> _Child:
         """Start a child if none is idle, and leave it idle."""
@@ -107,7 +126,7 @@ class Rendering:
     def _take(self) -> _Child:
         with suppress(queue.Empty):
             return self._idle.get_nowait()
-        child = _Child(self._template)
+        child = _Child(self._template, self._names)
         self._started.append(child)
         return child
 
@@ -126,25 +145,32 @@ def check_template(name: str, settings: TokenizerSettings) -> None:
 
 
 class _Child:
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: Template, names: Collection[str]) -> None:
         self._template = template
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                [sys.executable, "-P", "-m", _CHILD],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
             )
         except OSError as error:
             raise NielsCacheError(
                 f"{template.where}: the process that renders it cannot start: {error.strerror or error}; free memory or processes"
             ) from error
         try:
-            self._send({"template": template.text, "variables": template.variables, "seconds": MOST_SECONDS, "memory": MOST_MEMORY})
-            self.has_marks = bool(self._receive("the template alone")["marks"])
+            limits = {"seconds": MOST_SECONDS, "memory": MOST_MEMORY}
+            self._send({"template": template.text, "variables": template.variables, "names": [*names], **limits})
+            about = self._receive("the template alone")
+            self.has_marks = bool(about["marks"])
+            self.plain: str | None = about["plain"]
         except BaseException:
             self.end()
             raise
 
     def render(self, chats: Sequence[Chat]) -> list[Rendered | Refusal]:
-        self._send([{"messages": chat.messages, "tools": chat.tools, "most": _most_output(chat)} for chat in chats])
+        self._send([_task(chat) for chat in chats])
         return [self._rendered(chat) for chat in chats]
 
     def end(self) -> None:
@@ -159,11 +185,10 @@ class _Child:
         answer = self._receive(chat.name)
         if "refused" in answer:
             return Refusal(REFUSED, f"{self._template.where}: refuses {chat.name}: {answer['refused']}")
-        if chat.masked and None in answer["owners"]:
-            said = f"{self._template.where}: does not show which words of {chat.name} are those of its messages with weight 0"
-            return Refusal(REFUSED, said)
-        spans = [(start, end) for (start, end), owner in zip(answer["spans"], answer["owners"], strict=True) if owner not in chat.masked]
-        return Rendered(answer["text"], spans)
+        if "unproven" in answer:
+            said = f"{chat.name}: has {answer['unproven']:,} messages, too many to prove its targets; mark them in the template"
+            return Refusal(TOO_MANY_TURNS, f"{self._template.where}: {said}")
+        return Rendered(answer["text"], [(start, end) for start, end in answer["spans"]], answer["owners"], answer["neutral"])
 
     def _send(self, value: Any) -> None:
         assert self._process.stdin is not None
@@ -193,6 +218,11 @@ class _Child:
 def _end_all(children: list[_Child]) -> None:
     while children:
         children.pop().end()
+
+
+def _task(chat: Chat) -> dict[str, Any]:
+    seconds = MOST_SECONDS + len(chat.messages) // _MESSAGES_PER_SECOND
+    return {"messages": chat.messages, "tools": chat.tools, "last": chat.last, "most": _most_output(chat), "seconds": seconds}
 
 
 def _most_output(chat: Chat) -> int:

@@ -40,12 +40,13 @@ def plain_messages(value: Any) -> list[Message] | None:
 def template_messages(value: Any) -> list[Message] | str:
     """Return the messages for a chat template, or the reason why they cannot be used.
 
-    Messages keep their other keys, except those without a value.
+    Messages keep their other keys, except those without a value. An empty message of the system stays: without it, many templates write
+    their default one.
     """
     if not _are_objects(value):
         return MALFORMED_MESSAGES
     messages = _read(value, roles=SHARED_ROLES, keeps_others=True)
-    for given, message in zip(_spoken(value), cast(list[dict[str, Any]], messages), strict=True):
+    for given, message in zip(_spoken(value, keeps_empty=True), cast(list[dict[str, Any]], messages), strict=True):
         if _role_of(given) == _CALLS:  # its text holds the calls
             message["content"], message["tool_calls"] = None, _calls_in(message["content"])
         if isinstance(message["content"], list):
@@ -91,14 +92,15 @@ def _content_of(message: Mapping[str, Any]) -> Any:
     return message.get("content", message.get("value"))
 
 
-def _spoken(value: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages without empty ones of the system."""
-    return [message for message in value if not (_role_of(message) == "system" and _content_of(message) in (None, ""))]
+def _spoken(value: list[dict[str, Any]], *, keeps_empty: bool = False) -> list[dict[str, Any]]:
+    """Return the messages without those of the system that have no text. keeps_empty: with those whose text is empty."""
+    missing = (None,) if keeps_empty else (None, "")
+    return [message for message in value if not (_role_of(message) == "system" and _content_of(message) in missing)]
 
 
 def _read(value: list[dict[str, Any]], *, roles: Mapping[str, str] = _ROLES, keeps_others: bool = False) -> list[Message]:
     messages = []
-    for message in _spoken(value):
+    for message in _spoken(value, keeps_empty=keeps_others):
         role = _role_of(message)
         names = [key for key in message if key not in _MESSAGE_KEYS and (keeps_others or key in WEIGHT_KEYS)]
         others = {key: message[key] for key in names if message[key] is not None}
