@@ -16,7 +16,7 @@ from niels_cache_assets.chats.encoding import NO_TARGET, UNKNOWN_TURN, ChatEncod
 from niels_cache_assets.chats.rendering import REFUSED, TOO_MANY_TURNS, Chat
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.documents import Conversation
-from niels_cache_assets.sources.conversations import conversation_problem, silent_turns
+from niels_cache_assets.sources.conversations import contents, conversation_problem, silent_turns
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, texts_with_special
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -147,6 +147,11 @@ class ConversationEncoder:
             hints=tuple(said.values()),
             facts=facts,
         )
+
+
+def characters_of(conversations: Sequence[Conversation]) -> np.ndarray:
+    """Return the number of characters in the messages of each conversation, int64."""
+    return np.fromiter((sum(map(len, contents(each))) for each in conversations), np.int64, len(conversations))
 
 
 def _chat_of(conversation: Conversation, name: str, masked: frozenset[int]) -> Chat:

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
-from niels_cache_assets.build_cache.conversations import ConversationEncoder
+from niels_cache_assets.build_cache.conversations import ConversationEncoder, characters_of
 from niels_cache_assets.build_cache.pairs import paired
 from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
@@ -27,7 +27,7 @@ from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Message, SourceReport
-from niels_cache_assets.sources.conversations import contents, example_problem
+from niels_cache_assets.sources.conversations import example_problem
 from niels_cache_assets.sources.message_weights import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
 from niels_cache_assets.sources.pairs import PROMPTS_DIFFER, TOO_LONG, conversation_hash, prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
@@ -65,7 +65,8 @@ class _Encoded(NamedTuple):
     """The kept conversations of a chunk, and the number of dropped conversations for each reason.
 
     tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation. spans: the targets of each
-    conversation, (m, 2), relative to its first token. hints: for each reason of a template, what was said first. facts: numbers of messages.
+    conversation, (m, 2), relative to its first token. hints: for each reason of a template, what was said first. facts: numbers of
+    messages.
     """
 
     conversations: list[Conversation]
@@ -281,9 +282,9 @@ class SftBuild(CacheBuild):
         conversations, first = stream(None), 0
         if resume is not None and state is not None:
             conversations, first = take_up(stream, state.reached, log=resume.log), state.reached.items
-        chunks = self.feed.positioned(in_chunks(conversations, _sizes, lambda parts: [*chain.from_iterable(parts)]), first=first)
+        chunks = self.feed.positioned(in_chunks(conversations, characters_of, lambda parts: [*chain.from_iterable(parts)]), first=first)
         threads = self.threads or available_threads()
-        return map_in_order(self._encode, enumerate(chunks), threads=threads, size_of=lambda task: sum(map(_characters, task[1][0])))
+        return map_in_order(self._encode, enumerate(chunks), threads=threads, size_of=lambda task: int(characters_of(task[1][0]).sum()))
 
     def _encode(self, task: tuple[int, tuple[list[Conversation], Position]]) -> _Encoded:
         """Encode a chunk of conversations, or of pairs."""
@@ -304,7 +305,7 @@ class SftBuild(CacheBuild):
             position=position,
             spans=found.spans,
             hints=found.hints,
-            facts=found.facts + _count(masked[number] for number in found.kept),
+            facts=found.facts + Counter({_MASKED: sum(len(masked[number]) for number in found.kept)}),
         )
 
     def _encode_pairs(self, batch: int, chunk: list[Conversation], position: Position, first: int) -> _Encoded:
@@ -344,7 +345,7 @@ class SftBuild(CacheBuild):
             position=position,
             spans=[side.spans for side in both],
             hints=found.hints,
-            facts=found.facts + _count(masked[place] for place in places),
+            facts=found.facts + Counter({_MASKED: sum(len(masked[place]) for place in places)}),
         )
 
     def _problem_of_pair(self, pair: Conversation) -> str | None:
@@ -371,10 +372,6 @@ class SftBuild(CacheBuild):
                 raise NielsCacheError(f"{example}: {what}; correct it, or pass on_invalid='drop'")
 
 
-def _count(masked: Iterable[frozenset[int]]) -> Counter[str]:
-    return Counter({_MASKED: sum(map(len, masked))})
-
-
 def _without_text(conversation: Conversation) -> Conversation:
     """Return only the origin of a conversation, because several batches wait to be written."""
     return conversation._replace(messages=[], rejected=None)
@@ -393,14 +390,6 @@ def _record(journal: Journal, spool: SftSpool, state_of: Callable[..., _State]) 
     journal.record(
         asdict(state), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=state.reached.share, documents=spool.examples
     )
-
-
-def _sizes(conversations: list[Conversation]) -> np.ndarray:
-    return np.fromiter(map(_characters, conversations), np.int64, len(conversations))
-
-
-def _characters(conversation: Conversation) -> int:
-    return sum(map(len, contents(conversation)))
 
 
 def _name(conversation: Conversation, number: int) -> str:
