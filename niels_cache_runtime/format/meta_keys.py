@@ -151,7 +151,12 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("part", "a table", ("corpus",), "In a part: `plan` (its fingerprint) and `number`"),
     MetaKey("dropped", "a table of whole numbers", _DATASETS, "The number of documents that were left out, for each reason"),
     MetaKey("dropped_by_source", "a table of whole numbers", ("corpus",), "The part of `dropped` that the source left out while reading"),
-    MetaKey("facts", "a table", _DATASETS, "Further facts, such as `masked_messages`: messages of the assistant that are not trained on"),
+    MetaKey(
+        "facts",
+        "a table",
+        _DATASETS,
+        "Further facts, such as `masked_messages` (of the assistant, not trained on), and the trees of messages that are in both splits",
+    ),
     # Tokenizer
     MetaKey(
         "sha256",
