@@ -96,8 +96,8 @@ class ChatJsonl(DecodesText, SftSource):
     on_broken: OnBroken | None = Field(
         None,
         description="A row with an unknown role, an assistant that never speaks, an unclear weight of a message, or broken JSON in a call "
-        "or in tools: 'stop' ends the "
-        "build at this row, 'drop' leaves it out and counts it; None: 'stop' with a chat template, 'drop' with sentinels",
+        "or in tools: 'stop' ends the build at this row, 'drop' leaves it out and counts it; None: 'stop' with a chat template, 'drop' "
+        "with sentinels",
     )
 
     @model_validator(mode="after")
