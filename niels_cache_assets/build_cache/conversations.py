@@ -85,10 +85,11 @@ class ConversationEncoder:
         valid = np.array([number for number in range(len(chunk)) if number not in problems], dtype=np.int64)
         turns = np.fromiter((len(chunk[number].messages) for number in valid.tolist()), np.int64, len(valid))
         messages = [message for number in valid.tolist() for message in chunk[number].messages]
-        is_masked = (place in masked[number] for number in valid.tolist() for place in range(len(chunk[number].messages)))
-        learned = np.fromiter(
-            (message["role"] == "assistant" and not mask for message, mask in zip(messages, is_masked, strict=True)), bool, len(messages)
-        )
+        roles = np.fromiter((self.view.special_ids[ROLE_TO_KEY[message["role"]]] for message in messages), np.int64, len(messages))
+        learned = roles == self.view.special_ids[ROLE_TO_KEY["assistant"]]
+        for number, first in zip(valid.tolist(), (np.cumsum(turns) - turns).tolist(), strict=True):
+            if masked[number]:
+                learned[[first + place for place in masked[number]]] = False
         encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
         owner = np.repeat(valid, turns)  # the conversation of each message
         for message in np.flatnonzero(_either(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
@@ -105,7 +106,6 @@ class ConversationEncoder:
         content = np.ones(len(tokens), dtype=bool)
         content[starts] = content[ends - 1] = False
         tokens[content] = encoded.ids[np.repeat(stays, encoded.lengths)]
-        roles = np.fromiter((self.view.special_ids[ROLE_TO_KEY[message["role"]]] for message in messages), np.int64, len(messages))
         tokens[starts], tokens[ends - 1] = roles[stays], self.view.eot
         last = np.cumsum(turns[kept[valid]]) - 1  # the last message of each conversation
         lengths = np.diff(ends[last], prepend=0)
