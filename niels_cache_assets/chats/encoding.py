@@ -113,7 +113,7 @@ class ChatEncoder:
         These are the special tokens, and added tokens that the template writes around messages, even if the tokenizer does not call them
         special: DeepSeek's `<｜User｜>` is one of them. Tags of thinking are not, because data hold them with good reason.
         """
-        guarded = {*self._tokenizer.reserved_ids()}
+        guarded: set[int | None] = {*self._tokenizer.reserved_ids()}
         if self._rendering.plain is not None:
             ((written, _),) = self._tokenizer.encode_rendered([self._rendering.plain], [()])
             added = {self._tokenizer.token_id(name) for name in self._names if "think" not in name.lower()}
