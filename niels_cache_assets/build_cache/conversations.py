@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from niels_cache_assets.chats.encoding import NO_TARGET, UNKNOWN_TURN, ChatEncoder, EncodedChat
 from niels_cache_assets.chats.rendering import REFUSED, TOO_MANY_TURNS, Chat
-from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
+from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES, Turns
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.conversations import contents, conversation_problem, silent_turns
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, texts_with_special
@@ -22,15 +23,17 @@ from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
 _OF_TEMPLATE = (REFUSED, NO_TARGET, TOO_MANY_TURNS, UNKNOWN_TURN)  # reasons that say something about the template
+MOST_CHARACTERS = 1 << 25  # of the examples of one conversation
+CONVERSATIONS = "conversations"  # the number of conversations, if each may have several examples
 EMPTY_TURNS = "empty_turns"  # messages of the assistant that say nothing, in conversations with a chat template
 
 
 class EncodedConversations(NamedTuple):
     """The usable conversations of a chunk.
 
-    kept: their numbers in the chunk. tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per
-    conversation. spans: the targets of each conversation, (m, 2), relative to its first token. hints: for each reason of a template, what
-    was said first. facts: numbers of messages of the kept conversations, for the `facts` of meta.json.
+    kept: their numbers in the chunk; one with several examples comes once for each. tokens: of the cache's dtype, one example after the
+    other. lengths: int64, tokens per example. spans: the targets of each example, (m, 2), relative to its first token. hints: for each
+    reason of a template, what was said first. facts: numbers of messages, for the `facts` of meta.json.
     """
 
     kept: list[int]
@@ -46,7 +49,8 @@ class ConversationEncoder:
     """An encoder of chunks of conversations. Its methods may be called from several threads.
 
     view: the special ids of the tokenizer. encoding_view: the tokenizer that encodes. chats: the encoder of a chat template, or None for
-    sentinels. raises: whether a conversation that a template refuses is an error.
+    sentinels. raises: whether a conversation that a template refuses is an error. turns: which turns of the assistant are targets, and
+    whether each is an example of its own.
     """
 
     view: BuildTokenizer
@@ -54,6 +58,7 @@ class ConversationEncoder:
     dtype: np.dtype
     chats: ChatEncoder | None
     raises: bool
+    turns: Turns = "all"
 
     @property
     def roles(self) -> Collection[str]:
@@ -125,40 +130,68 @@ class ConversationEncoder:
     ) -> EncodedConversations:
         """Encode the conversations of a chunk that have no problem with the template. Further problems are added to `problems`."""
         valid = [number for number in range(len(chunk)) if number not in problems]
-        encoded: dict[int, EncodedChat] = {}
+        encoded: dict[int, list[EncodedChat]] = {}
         said: dict[str, str] = {}
-        given = [_chat_of(chunk[number], names[number], masked[number]) for number in valid]
-        facts = Counter[str]()
-        for number, chat, result in zip(valid, given, chats.encode(given), strict=True):
+        given = [
+            (number, chat) for number in valid for chat in self._examples(number, chunk[number], names[number], problems, masked[number])
+        ]
+        for (number, _), result in zip(given, chats.encode([chat for _, chat in given]), strict=True):
             if isinstance(result, EncodedChat):
-                encoded[number] = result
-                facts[EMPTY_TURNS] += len({*chat.ignored} - masked[number])
+                encoded.setdefault(number, []).append(result)
                 continue
-            problems[number] = result.reason
+            problems.setdefault(number, result.reason)
             if result.reason in _OF_TEMPLATE:
                 if self.raises:
                     raise NielsCacheError(result.said)
                 said.setdefault(result.reason, result.said)
+        kept = [(number, each) for number, made in encoded.items() if number not in problems for each in made]
         return EncodedConversations(
-            kept=[*encoded],
-            tokens=np.concatenate([np.empty(0, self.dtype), *(each.ids.astype(self.dtype) for each in encoded.values())]),
-            lengths=np.fromiter((len(each.ids) for each in encoded.values()), np.int64, len(encoded)),
-            spans=[each.spans for each in encoded.values()],
+            kept=[number for number, _ in kept],
+            tokens=np.concatenate([np.empty(0, self.dtype), *(each.ids.astype(self.dtype) for _, each in kept)]),
+            lengths=np.fromiter((len(each.ids) for _, each in kept), np.int64, len(kept)),
+            spans=[each.spans for _, each in kept],
             hints=tuple(said.values()),
-            facts=facts,
+            facts=self._facts([chunk[number] for number in dict.fromkeys(number for number, _ in kept)]),
         )
 
+    def _facts(self, kept: Sequence[Conversation]) -> Counter[str]:
+        facts = Counter({EMPTY_TURNS: sum(len(silent_turns(each.messages)) for each in kept)})
+        return facts + Counter({CONVERSATIONS: len(kept)} if self.turns == "each" else {})
 
-def characters_of(conversations: Sequence[Conversation]) -> np.ndarray:
-    """Return the number of characters in the messages of each conversation, int64."""
-    return np.fromiter((sum(map(len, contents(each))) for each in conversations), np.int64, len(conversations))
+    def _examples(self, number: int, conversation: Conversation, name: str, problems: dict[int, str], masked: frozenset[int]) -> list[Chat]:
+        """Return the examples of conversation `number` as a template renders them. An empty or masked message is no target."""
+        silent = {*silent_turns(conversation.messages)}
+        messages = [{**each, "content": ""} if place in silent else each for place, each in enumerate(conversation.messages)]
+        ignored = silent | masked
+        if self.turns == "all":
+            return [Chat(messages, name, conversation.tools, ignored=ignored)]
+        turns = [place for place, each in enumerate(messages) if each["role"] == "assistant" and place not in ignored]
+        if not turns:
+            problems[number] = NO_TARGET
+        if self.turns == "last":
+            turns = turns[-1:]
+        elif len(turns) > 1 and characters(conversation, self.turns) > MOST_CHARACTERS:
+            problems[number] = TOO_MANY_TURNS
+            return []
+        return [Chat(messages[: turn + 1], name, conversation.tools, last=True) for turn in turns]
 
 
-def _chat_of(conversation: Conversation, name: str, masked: frozenset[int]) -> Chat:
-    """Return a conversation as a template renders it. A message of the assistant without content has an empty one."""
-    silent = silent_turns(conversation.messages)
-    messages = [{**each, "content": ""} if number in silent else each for number, each in enumerate(conversation.messages)]
-    return Chat(messages, name, conversation.tools, ignored=masked.union(silent))
+def characters(conversation: Conversation, turns: Turns) -> int:
+    """Return the number of characters of all examples of a conversation, with the messages of both sides of a pair."""
+    lengths = [len(content) if isinstance(content := each.get("content"), str) else 0 for each in conversation.messages]
+    if turns != "each":
+        return sum(lengths) + sum(map(len, contents(Conversation(conversation.rejected or []))))
+    return sum(upto for upto, each in zip(accumulate(lengths), conversation.messages, strict=True) if each.get("role") == "assistant")
+
+
+def example_name(conversation: Conversation, number: int) -> str:
+    """Return the name of an example for messages. number: its number in the source, if it has no id."""
+    return f"example {conversation.source_id or number}"
+
+
+def without_text(conversation: Conversation) -> Conversation:
+    """Return only the origin of a conversation, because several batches wait to be written."""
+    return conversation._replace(messages=[], rejected=None)
 
 
 def _either(first: np.ndarray | None, second: np.ndarray | None, count: int) -> np.ndarray:

@@ -6,10 +6,28 @@ rejected   prompt with its spans | other answer with its spans        only the s
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
+from niels_cache_assets.build_cache.conversations import example_name
 from niels_cache_assets.chats.encoding import NO_TARGET, EncodedChat
-from niels_cache_assets.sources.pairs import EQUAL_SIDES, TOO_LONG
+from niels_cache_assets.documents import Conversation
+from niels_cache_assets.sources.conversations import example_problem
+from niels_cache_assets.sources.pairs import EQUAL_SIDES, PROMPTS_DIFFER, TOO_LONG
+from niels_cache_runtime.errors import NielsCacheError
+
+
+def problem_of_pair(pair: Conversation, roles: Collection[str]) -> str | None:
+    """Return why the messages are no pair, or None. roles: those that messages may have.
+
+    Raises NielsCacheError for a pair with a split of its own.
+    """
+    if pair.split is not None:
+        raise NielsCacheError(
+            f"{example_name(pair, pair.row)}: has the split {pair.split!r}, but pairs are split by their prompts; leave it None"
+        )
+    return PROMPTS_DIFFER if pair.rejected is None else example_problem(pair, roles)
 
 
 def paired(chosen: EncodedChat, rejected: EncodedChat, *, most: int | None) -> tuple[EncodedChat, EncodedChat] | str:

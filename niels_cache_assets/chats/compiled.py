@@ -48,7 +48,7 @@ class CompiledTemplate:
         from jinja2.visitor import NodeTransformer
 
         template = self
-        blocks: list[nodes.CallBlock] = []
+        blocks: list[nodes.Node] = []
 
         class Marks(Extension):
             """The block `generation`, whose text is a target. Loops report here, too."""

@@ -49,11 +49,7 @@ class ChatEncoder:
     def __init__(self, template: Template, tokenizer: Any) -> None:
         if not isinstance(tokenizer, TextTokenizer):
             raise NielsCacheError(f"{template.where}: needs a tokenizer of this package (open_model), not a {type(tokenizer).__name__}")
-        for token in template.needed_tokens:
-            if tokenizer.token_id(token) is None:
-                raise NielsCacheError(
-                    f"{template.where}: {tokenizer.model_path} has no token {token!r}; choose another template, or a tokenizer that has it"
-                )
+        template.require_tokens(lambda token: tokenizer.token_id(token) is not None, tokenizer.model_path)
         self._template, self._tokenizer = template, tokenizer
         self._names = tuple(filter(None, tokenizer.special_names()))
         self._rendering = Rendering(template, self._names)
@@ -117,7 +113,7 @@ class ChatEncoder:
         These are the special tokens, and added tokens that the template writes around messages, even if the tokenizer does not call them
         special: DeepSeek's `<｜User｜>` is one of them. Tags of thinking are not, because data hold them with good reason.
         """
-        guarded = {*self._tokenizer.reserved_ids()}
+        guarded: set[int | None] = {*self._tokenizer.reserved_ids()}
         if self._rendering.plain is not None:
             ((written, _),) = self._tokenizer.encode_rendered([self._rendering.plain], [()])
             added = {self._tokenizer.token_id(name) for name in self._names if "think" not in name.lower()}
@@ -160,7 +156,7 @@ class ChatEncoder:
             else:
                 texts += own
                 owners += [number] * len(own)
-        markers = self._template.needed_tokens  # a tokenizer may have them as tokens that it does not call special
+        markers = self._template.markers  # a tokenizer may have them as tokens that it does not call special
         for number, text, is_special in zip(owners, texts, self._tokenizer.yields_special(texts), strict=True):
             if is_special or any(marker in text for marker in markers):
                 found[number] = Refusal(COLLISION, f"{chats[number].name}: a message contains a special token; remove it")

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.config.tables import TokenizerSettings
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_configured_model
 from niels_cache_runtime.errors import NielsCacheError
 
 MOST_SECONDS = 10  # of processor time for one conversation
@@ -132,16 +133,25 @@ class Rendering:
 
 
 def check_template(name: str, settings: TokenizerSettings) -> None:
-    """Raise NielsCacheError for a template that cannot be used. Nothing is needed for this but its text. See `find_template`."""
+    """Raise NielsCacheError for a template that cannot be used. Only its text and the model that [tokenizer] names are needed.
+
+    A model that cannot be opened is no problem of the template. See `find_template`.
+    """
     template = find_template(name, settings)
     if template is None:
         return
     if settings.model is None:
-        for token in template.needed_tokens:
-            if token not in settings.special_tokens.values():
-                raise NielsCacheError(f"{template.where}: a tokenizer that is trained has no token {token!r}; name a model in [tokenizer]")
+        template.require_tokens([*settings.special_tokens.values()].__contains__, "a tokenizer that is trained")
+    elif (tokenizer := _opened(settings)) is not None:
+        template.require_tokens(lambda token: tokenizer.token_id(token) is not None, tokenizer.model_path)
     with Rendering(template) as ready:
         ready.start()
+
+
+def _opened(settings: TokenizerSettings) -> TextTokenizer | None:
+    with suppress(NielsCacheError):
+        return open_configured_model(settings)
+    return None
 
 
 class _Child:

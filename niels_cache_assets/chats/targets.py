@@ -169,7 +169,7 @@ class Conversation:
             begin, next_begin = self._part(number, whole)
             if end != next_begin or headers.setdefault(self._kind(number), whole.text[begin:start]) != whole.text[begin:start]:
                 raise Unproven
-        targets = []
+        targets: list[Target] = []
         for number in self._turns:
             begin, end = self._part(number, whole)
             header = headers.get(self._kind(number))

@@ -108,6 +108,8 @@ class ChatJsonl(DecodesText, SftSource):
             raise ValueError(f"{unused[0]} is for kind = {needed}; remove it, or set kind")
         if self.tools_field and self.template == SENTINELS:
             raise ValueError("tools_field is for a chat template; remove it, or set template")
+        if self.is_preference and self.turns == "each":
+            raise ValueError('turns = "each" is not for preference pairs; "last" learns the last turn of each side')
         if self.is_preference and self.input_field and not self.prompt_field:
             raise ValueError("input_field is added to the prompt of a pair; set prompt_field, or remove it")
         return self

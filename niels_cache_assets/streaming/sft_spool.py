@@ -30,6 +30,7 @@ from niels_cache_runtime.format.layout import (
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}
 
+_UNITS = "units.npy"
 _SPAN_COUNTS = "span_counts.npy"
 _SPAN_BOUNDS = "spans.npy"
 _TOKENS_PER_BLOCK = 1 << 21
@@ -52,9 +53,10 @@ class SftSpool:
 
     `dtype`: the dtype of the tokens. `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at
     this checkpoint. `sides`: 2 if examples are preference pairs, whose groups are hashes of their prompts. Then no group is in memory.
+    `with_units`: whether several examples may be of one conversation, and stay in one split.
     """
 
-    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, sides: int = 1) -> None:
+    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, sides: int = 1, with_units: bool = False) -> None:
         state = state or SpoolState()
         self._root, self._dtype, self._sides = root, dtype, sides
         self._scratch: Files = {}
@@ -62,6 +64,9 @@ class SftSpool:
         self._lengths = NpyWriter(root, f"{SCRATCH_NAME}/lengths.npy", IDX_DTYPE, self._scratch, resume_at=state.examples * sides)
         self._groups = NpyWriter(root, f"{SCRATCH_NAME}/groups.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
         self._own_splits = NpyWriter(root, f"{SCRATCH_NAME}/splits.npy", np.dtype("u1"), self._scratch, resume_at=state.examples)
+        self._units = (
+            NpyWriter(root, f"{SCRATCH_NAME}/{_UNITS}", IDX_DTYPE, self._scratch, resume_at=state.examples) if with_units else None
+        )
         self._spans = _SpanSpool(root, self._scratch, examples=state.examples * sides)
         self._lineage = RowSpool(root, f"{SCRATCH_NAME}/lineage.arrow", LINEAGE, resume_at=state.lineage_bytes)
         self._group_numbers: dict[str, int] = {}
@@ -79,7 +84,8 @@ class SftSpool:
 
     @property
     def _parts(self) -> tuple[GrowingFile, ...]:
-        return self._tokens, self._lengths, self._groups, self._own_splits, self._lineage, self._spans.counts, self._spans.bounds
+        of_spans, of_units = (self._spans.counts, self._spans.bounds), () if self._units is None else (self._units,)
+        return self._tokens, self._lengths, self._groups, self._own_splits, self._lineage, *of_spans, *of_units
 
     @property
     def examples(self) -> int:
@@ -97,10 +103,17 @@ class SftSpool:
             part.checkpoint(sizes)
         return SpoolState(examples=self.examples, tokens=self.tokens, lineage_bytes=self._lineage.bytes), sizes
 
-    def write(self, conversations: Sequence[Conversation], tokens: np.ndarray, lengths: np.ndarray, spans: Sequence[np.ndarray]) -> None:
+    def write(
+        self,
+        conversations: Sequence[Conversation],
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        spans: Sequence[np.ndarray],
+        units: np.ndarray | None = None,
+    ) -> None:
         """Append conversations. tokens: of the spool's dtype, one conversation after the other. lengths: int64, tokens per conversation.
         spans: for each conversation, its spans of targets, (m, 2), relative to its first token. The two sides of a pair come one after the
-        other, and each has a length and spans.
+        other, and each has a length and spans. units: int64, the number of the conversation of each example.
         """
         if not conversations:
             return
@@ -109,6 +122,8 @@ class SftSpool:
         self._lengths.write(lengths)
         self._spans.counts.write(np.fromiter(map(len, spans), np.int64, len(spans)))
         self._spans.bounds.write(np.concatenate(spans))
+        if self._units is not None and units is not None:
+            self._units.write(units)
         self._groups.write(np.array([self._group_number(conversation.group) for conversation in conversations]))
         self._own_splits.write(
             np.array([_UNDECIDED if conversation.split is None else SPLITS.index(conversation.split) for conversation in conversations])
@@ -159,10 +174,11 @@ class SftSpool:
         own_splits, groups = self._load("splits.npy"), self._load("groups.npy")
         is_val = own_splits == SPLITS.index("val")
         undecided = np.flatnonzero(own_splits == _UNDECIDED)
-        if by_group:
-            numbers = groups[undecided]
-            solitary = numbers == _NO_GROUP  # an example without a group counts as one group
-            numbers[solitary] = len(self._group_numbers) + np.arange(int(solitary.sum()))
+        if by_group or self._units is not None:
+            numbers = groups[undecided] if by_group else np.full(len(undecided), _NO_GROUP, dtype=groups.dtype)
+            solitary = numbers == _NO_GROUP  # an example, or a conversation, without a group counts as one group
+            alone = np.arange(len(groups)) if self._units is None else self._load(_UNITS)
+            numbers[solitary] = len(self._group_numbers) + alone[undecided][solitary]
             _, first, units = np.unique(numbers, return_index=True, return_inverse=True)
             units = np.argsort(np.argsort(first))[units]  # groups in order of first appearance
             is_val[undecided] = val_mask(len(first), val_frac=val_frac, seed=seed)[units]

@@ -116,8 +116,8 @@ META_KEYS: tuple[MetaKey, ...] = (
         "template",
         "a table",
         ("sft",),
-        "The chat template, if it is not `sentinels`: `name`, `sha256` of its text (the file `chat_template.jinja`), and `marks`: whether "
-        "it marks its targets itself",
+        "The chat template, if it is not `sentinels`: `name`, `sha256` of its text (the file `chat_template.jinja`), `marks`: whether it "
+        "marks its targets itself, and `turns` if each example learns only one turn of a conversation",
     ),
     MetaKey(
         "targets",
