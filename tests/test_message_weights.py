@@ -466,3 +466,21 @@ def test_a_resumed_build_with_a_masked_message_at_its_end_gives_the_same_bytes(
         assert all((folder / "x" / name).read_bytes() == (folder / "whole" / "x" / name).read_bytes() for name in names)
         assert read_meta(str(folder / "x" / "meta.json"))["facts"].get("masked_messages", 0) == int(masked)
         assert verify_dataset(folder / "x") == []
+
+
+def test_with_an_example_for_each_turn_a_masked_turn_has_none(tmp_path: Path, model: Path) -> None:
+    items, tokenizer = chats(12), opened_model(model)
+    items.append([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0}])
+    given: dict[str, Any] = {"val_frac": 0, "template": TEMPLATES["marks"], "on_invalid": "drop"}
+    for turns in ("each", "last"):
+        meta = build(tmp_path / turns, model, items, turns=turns, **given)
+        replies = [
+            [each["content"] for each in messages if each["role"] == "assistant" and each.get("weight") != 0] for messages in items[:-1]
+        ]
+        wanted = [reply for own in replies for reply in (own if turns == "each" else own[-1:])]
+        found = on_disk(tmp_path / turns, "train")
+        learned = [tokenizer.decode([token for token, target in zip(*each, strict=True) if target]) for each in found]
+        assert len(learned) == len(wanted) > 10
+        assert all(reply in text for reply, text in zip(wanted, learned, strict=True))
+        assert meta["dropped"] == {"no_target": 1}
+        assert meta["facts"]["masked_messages"] == sum(len(masked_messages(each)) for each in items[:-1]) == 8
