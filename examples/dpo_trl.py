@@ -27,7 +27,7 @@ class Batches(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         for batch in self.loader:
-            yield cast(PreferenceBatch, batch).padded_inputs()
+            yield cast(PreferenceBatch, batch).padded_inputs(padding="longest")
 
 
 def train(args: argparse.Namespace) -> None:

@@ -127,6 +127,11 @@ MISTAKES: dict[str, tuple[str, list[Any], str]] = {  # the reason, the messages,
         [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}],
         "JSON",
     ),
+    "another weight": ("unusable_weight", [ASK, {**SAY, "weight": 0.5}], "weight = 0.5"),
+    "a weight in a text": ("unusable_weight", [ASK, {**SAY, "train": "false"}], "train = 'false'"),
+    "a mask of tokens": ("unusable_weight", [ASK, {**SAY, "loss_mask": [0, 1]}], r"loss_mask = [0, 1]"),
+    "weights that contradict each other": ("contradictory_weights", [ASK, {**SAY, "weight": 0, "train": True}], "train = True, weight = 0"),
+    "a weight of the user": ("weight_of_other_role", [{**ASK, "train": True}, SAY], "message 0"),
     "a broken function_call": ("broken_json_in_call", [ASK, {"from": "function_call", "value": "{x"}], "JSON"),
 }
 

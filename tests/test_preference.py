@@ -19,7 +19,7 @@ from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.forecast.sample import sample_of_source
 from niels_cache_assets.build_cache import Resume, build_sft_cache
-from niels_cache_assets.build_cache.pairs import paired, spans_of_mask
+from niels_cache_assets.build_cache.pairs import paired
 from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.config.registry import Registry, load_registry
@@ -165,8 +165,6 @@ def test_targets_of_the_prompt_are_found_by_tokens_and_places() -> None:
     assert paired(chosen, chosen, most=None) == "equal_sides"
     assert paired(chosen, rejected, most=6) == "too_long"
     assert paired(chat([1, 2, 3], [(1, 2)]), chat([1, 2, 4], [(1, 2)]), most=None) == "no_target"
-    mask = np.array([True, False, True, True])
-    assert spans_of_mask(mask).tolist() == [[0, 1], [2, 4]]
 
 
 ASK, GOOD, BAD = message("user", "q"), message("assistant", "good"), message("assistant", "bad")
@@ -343,6 +341,44 @@ def test_the_dataset_draws_one_pair_a_row(cache: Path) -> None:
     packed: Any = next(iter(TokenLoader(str(cache / "train"), T=400, B=2, seed=0, kind="preference")))
     with pytest.raises(NielsCacheError, match="packing=False"):
         packed.padded_inputs()
+
+
+def test_inputs_padded_to_the_longest_side_are_those_of_trls_collator(cache: Path) -> None:
+    trl = pytest.importorskip("trl.trainer.dpo_trainer", reason="trl is not installed: its collator is compared")
+    sides = {tuple(ids): targets for pair in by_hand(cache, "train") for ids, targets in pair}
+    loader = TokenLoader(str(cache / "train"), T=399, B=3, seed=0, epochs=1, kind="preference", packing=False)
+    eot = read_meta(str(cache / "meta.json"))["special_token_ids"]["eot"]
+    widths = set()
+    for multiple in (None, 16):
+        collator = trl.DataCollatorForPreference(pad_token_id=eot, pad_to_multiple_of=multiple)
+        for batch in loader:
+            whole = batch.padded_inputs()  # type: ignore[union-attr]
+            lengths = whole["attention_mask"].sum(dim=1).tolist()
+            rows = [tuple(ids[:length]) for ids, length in zip(whole["input_ids"].tolist(), lengths, strict=True)]
+            prompts = [sides[row].index(True) for row in rows]
+            examples = [
+                {"prompt_ids": [*chosen[:prompt]], "chosen_ids": [*chosen[prompt:]], "rejected_ids": [*rejected[prompt:]]}
+                for chosen, rejected, prompt in zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], prompts, strict=False)
+            ]
+            expected = collator(examples)
+            found = batch.padded_inputs(padding="longest", pad_to_multiple_of=multiple)  # type: ignore[union-attr]
+            for name in ("input_ids", "attention_mask"):
+                assert torch.equal(found[name], expected[name])
+            width = found["input_ids"].shape[1]
+            assert torch.equal(found["completion_mask"], whole["completion_mask"][:, :width])
+            assert found["completion_mask"].sum() == whole["completion_mask"].sum()
+            widths.add(width)
+            assert max(lengths) <= width < max(lengths) + (multiple or 1)
+    assert len(widths) > 3
+
+
+def test_padded_inputs_name_a_setting_that_cannot_work(cache: Path) -> None:
+    batch: Any = PreferenceDataset(str(cache / "train"), T=400).get_batch(B=2, generator=torch.Generator().manual_seed(0))
+    assert batch.padded_inputs()["input_ids"].shape == (4, 401)
+    with pytest.raises(NielsCacheError, match=r"pad_to_multiple_of=8.*T=407"):
+        batch.padded_inputs(padding="longest", pad_to_multiple_of=8)
+    with pytest.raises(NielsCacheError, match=r"padding='long'.*longest"):
+        batch.padded_inputs(padding="long")
 
 
 def test_padding_is_never_attended(cache: Path) -> None:

@@ -46,7 +46,8 @@ class Sft(Dataset):
         return sft_need(self.text_bytes, token_bytes=self.token_bytes)
 
     def split_rule(self) -> str:
-        return f"seeded {self.source.val_frac:g} of {self.source.split_unit}s to val, seed {self.build.seed}"
+        unit = "conversation" if self.source.turns == "each" and self.source.split_unit == "example" else self.source.split_unit
+        return f"seeded {self.source.val_frac:g} of {unit}s to val, seed {self.build.seed}"
 
     def items(self, context: StreamContext) -> Iterable[Sequence[Conversation]]:
         return self.source.conversations(context)
@@ -61,6 +62,7 @@ class Sft(Dataset):
             split_by="example" if self.source.split_unit == "prompt" else self.source.split_unit,
             preference=self.source.is_preference,
             max_tokens=getattr(self.source, "max_tokens", None),
+            turns=self.source.turns,
             on_invalid="drop",
             threads=self.build.threads,
             token_dtype=self.build.token_dtype,

@@ -5,36 +5,43 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.build_cache.pairs import spans_of_mask
-from niels_cache_assets.chats.encoding import NO_TARGET, ChatEncoder, EncodedChat
-from niels_cache_assets.chats.rendering import REFUSED, Chat
-from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
+from niels_cache_assets.chats.encoding import NO_TARGET, UNKNOWN_TURN, ChatEncoder, EncodedChat
+from niels_cache_assets.chats.rendering import REFUSED, TOO_MANY_TURNS, Chat
+from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES, Turns
 from niels_cache_assets.documents import Conversation
-from niels_cache_assets.sources.conversations import conversation_problem
+from niels_cache_assets.sources.conversations import contents, conversation_problem, silent_turns
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, texts_with_special
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
+
+_OF_TEMPLATE = (REFUSED, NO_TARGET, TOO_MANY_TURNS, UNKNOWN_TURN)  # reasons that say something about the template
+MOST_CHARACTERS = 1 << 25  # of the examples of one conversation
+CONVERSATIONS = "conversations"  # the number of conversations, if each may have several examples
+EMPTY_TURNS = "empty_turns"  # messages of the assistant that say nothing, in conversations with a chat template
 
 
 class EncodedConversations(NamedTuple):
     """The usable conversations of a chunk.
 
-    kept: their numbers in the chunk. tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per
-    conversation. spans: with a chat template, the targets of each conversation, (m, 2), relative to its first token. hints: for each reason
-    of a template, what was said first.
+    kept: their numbers in the chunk; one with several examples comes once for each. tokens: of the cache's dtype, one example after the
+    other. lengths: int64, tokens per example. spans: the targets of each example, (m, 2), relative to its first token. hints: for each
+    reason of a template, what was said first. facts: numbers of messages, for the `facts` of meta.json.
     """
 
     kept: list[int]
     tokens: np.ndarray
     lengths: np.ndarray
-    spans: list[np.ndarray] | None = None
+    spans: list[np.ndarray]
     hints: tuple[str, ...] = ()
+    facts: Counter[str] = Counter()  # noqa: RUF012  (never changed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +49,8 @@ class ConversationEncoder:
     """An encoder of chunks of conversations. Its methods may be called from several threads.
 
     view: the special ids of the tokenizer. encoding_view: the tokenizer that encodes. chats: the encoder of a chat template, or None for
-    sentinels. raises: whether a conversation that a template refuses is an error.
+    sentinels. raises: whether a conversation that a template refuses is an error. turns: which turns of the assistant are targets, and
+    whether each is an example of its own.
     """
 
     view: BuildTokenizer
@@ -50,6 +58,7 @@ class ConversationEncoder:
     dtype: np.dtype
     chats: ChatEncoder | None
     raises: bool
+    turns: Turns = "all"
 
     @property
     def roles(self) -> Collection[str]:
@@ -57,36 +66,42 @@ class ConversationEncoder:
         return ROLE_TO_KEY.keys() if self.chats is None else ROLE_TO_KEY.keys() | TEMPLATE_ROLES
 
     def chats_of(self, found: EncodedConversations) -> list[EncodedChat]:
-        """Return the tokens and spans of each conversation. Without a template, sentinels mark the targets."""
-        ends = np.cumsum(found.lengths)
-        starts = ends - found.lengths
-        spans = found.spans
-        if spans is None:
-            from niels_cache_runtime.cache.sft import example_target_mask  # imports torch
+        """Return the tokens and spans of each conversation."""
+        tokens = np.split(found.tokens, np.cumsum(found.lengths)[:-1])
+        return [EncodedChat(*each) for each in zip(tokens, found.spans, strict=True)] if found.spans else []
 
-            asst = self.view.special_ids["asst"]
-            assert asst is not None  # the builder requires it
-            mask = example_target_mask(found.tokens, starts, asst, self.view.eot)
-            spans = [spans_of_mask(mask[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-        return [EncodedChat(found.tokens[start:end], each) for start, end, each in zip(starts.tolist(), ends.tolist(), spans, strict=True)]
-
-    def encode(self, chunk: list[Conversation], batch: int, problems: dict[int, str], names: Sequence[str]) -> EncodedConversations:
+    def encode(
+        self,
+        chunk: list[Conversation],
+        batch: int,
+        problems: dict[int, str],
+        names: Sequence[str],
+        masked: Sequence[frozenset[int]],
+    ) -> EncodedConversations:
         """Encode the usable conversations of a chunk. The reasons of the others are added to `problems`, by their numbers.
 
         Without a template, each message becomes the special token of its role, the ids of its content, and EOT. names: for messages.
+        masked: for each conversation, the numbers of the assistant's messages without targets.
         """
         found = ((number, conversation_problem(each.messages, self.roles)) for number, each in enumerate(chunk))
         problems |= {number: problem for number, problem in found if problem is not None}
         if self.chats is not None:
-            return self._encode_chats(self.chats, chunk, problems, names)
+            return self._encode_chats(self.chats, chunk, problems, names, masked)
         valid = np.array([number for number in range(len(chunk)) if number not in problems], dtype=np.int64)
         turns = np.fromiter((len(chunk[number].messages) for number in valid.tolist()), np.int64, len(valid))
         messages = [message for number in valid.tolist() for message in chunk[number].messages]
+        roles = np.fromiter((self.view.special_ids[ROLE_TO_KEY[message["role"]]] for message in messages), np.int64, len(messages))
+        learned = roles == self.view.special_ids[ROLE_TO_KEY["assistant"]]
+        for number, first in zip(valid.tolist(), (np.cumsum(turns) - turns).tolist(), strict=True):
+            if masked[number]:
+                learned[[first + place for place in masked[number]]] = False
         encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
         owner = np.repeat(valid, turns)  # the conversation of each message
         for message in np.flatnonzero(_either(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
             is_invalid = encoded.invalid is not None and encoded.invalid[message]
             problems.setdefault(int(owner[message]), INVALID_UNICODE if is_invalid else COLLISION)
+        for number in np.setdiff1d(valid, owner[learned]).tolist():
+            problems.setdefault(number, NO_TARGET)
         kept = np.array([number not in problems for number in range(len(chunk))], dtype=bool)
         stays = kept[owner]
         lengths = encoded.lengths[stays]
@@ -96,35 +111,87 @@ class ConversationEncoder:
         content = np.ones(len(tokens), dtype=bool)
         content[starts] = content[ends - 1] = False
         tokens[content] = encoded.ids[np.repeat(stays, encoded.lengths)]
-        roles = np.fromiter((self.view.special_ids[ROLE_TO_KEY[message["role"]]] for message in messages), np.int64, len(messages))
         tokens[starts], tokens[ends - 1] = roles[stays], self.view.eot
         last = np.cumsum(turns[kept[valid]]) - 1  # the last message of each conversation
-        return EncodedConversations(kept=np.flatnonzero(kept).tolist(), tokens=tokens, lengths=np.diff(ends[last], prepend=0))
+        lengths = np.diff(ends[last], prepend=0)
+        conversation = np.repeat(np.arange(len(last)), turns[kept[valid]])  # the number of the conversation of each kept message
+        targets = learned[stays]
+        bounds = np.stack([starts + 1, ends], axis=1) - (ends[last] - lengths)[conversation, None]  # of the contents, with EOT
+        spans = np.split(bounds[targets], conversation[targets].searchsorted(np.arange(1, len(last)))) if len(last) else []
+        return EncodedConversations(kept=np.flatnonzero(kept).tolist(), tokens=tokens, lengths=lengths, spans=spans)
 
     def _encode_chats(
-        self, chats: ChatEncoder, chunk: list[Conversation], problems: dict[int, str], names: Sequence[str]
+        self,
+        chats: ChatEncoder,
+        chunk: list[Conversation],
+        problems: dict[int, str],
+        names: Sequence[str],
+        masked: Sequence[frozenset[int]],
     ) -> EncodedConversations:
         """Encode the conversations of a chunk that have no problem with the template. Further problems are added to `problems`."""
         valid = [number for number in range(len(chunk)) if number not in problems]
-        encoded: dict[int, EncodedChat] = {}
+        encoded: dict[int, list[EncodedChat]] = {}
         said: dict[str, str] = {}
-        results = chats.encode([Chat(chunk[number].messages, names[number], chunk[number].tools) for number in valid])
-        for number, result in zip(valid, results, strict=True):
+        given = [
+            (number, chat) for number in valid for chat in self._examples(number, chunk[number], names[number], problems, masked[number])
+        ]
+        for (number, _), result in zip(given, chats.encode([chat for _, chat in given]), strict=True):
             if isinstance(result, EncodedChat):
-                encoded[number] = result
+                encoded.setdefault(number, []).append(result)
                 continue
-            problems[number] = result.reason
-            if result.reason in (REFUSED, NO_TARGET):
+            problems.setdefault(number, result.reason)
+            if result.reason in _OF_TEMPLATE:
                 if self.raises:
                     raise NielsCacheError(result.said)
                 said.setdefault(result.reason, result.said)
+        kept = [(number, each) for number, made in encoded.items() if number not in problems for each in made]
         return EncodedConversations(
-            kept=[*encoded],
-            tokens=np.concatenate([np.empty(0, self.dtype), *(each.ids.astype(self.dtype) for each in encoded.values())]),
-            lengths=np.fromiter((len(each.ids) for each in encoded.values()), np.int64, len(encoded)),
-            spans=[each.spans for each in encoded.values()],
+            kept=[number for number, _ in kept],
+            tokens=np.concatenate([np.empty(0, self.dtype), *(each.ids.astype(self.dtype) for _, each in kept)]),
+            lengths=np.fromiter((len(each.ids) for _, each in kept), np.int64, len(kept)),
+            spans=[each.spans for _, each in kept],
             hints=tuple(said.values()),
+            facts=self._facts([chunk[number] for number in dict.fromkeys(number for number, _ in kept)]),
         )
+
+    def _facts(self, kept: Sequence[Conversation]) -> Counter[str]:
+        facts = Counter({EMPTY_TURNS: sum(len(silent_turns(each.messages)) for each in kept)})
+        return facts + Counter({CONVERSATIONS: len(kept)} if self.turns == "each" else {})
+
+    def _examples(self, number: int, conversation: Conversation, name: str, problems: dict[int, str], masked: frozenset[int]) -> list[Chat]:
+        """Return the examples of conversation `number` as a template renders them. An empty or masked message is no target."""
+        silent = {*silent_turns(conversation.messages)}
+        messages = [{**each, "content": ""} if place in silent else each for place, each in enumerate(conversation.messages)]
+        ignored = silent | masked
+        if self.turns == "all":
+            return [Chat(messages, name, conversation.tools, ignored=ignored)]
+        turns = [place for place, each in enumerate(messages) if each["role"] == "assistant" and place not in ignored]
+        if not turns:
+            problems[number] = NO_TARGET
+        if self.turns == "last":
+            turns = turns[-1:]
+        elif len(turns) > 1 and characters(conversation, self.turns) > MOST_CHARACTERS:
+            problems[number] = TOO_MANY_TURNS
+            return []
+        return [Chat(messages[: turn + 1], name, conversation.tools, last=True) for turn in turns]
+
+
+def characters(conversation: Conversation, turns: Turns) -> int:
+    """Return the number of characters of all examples of a conversation, with the messages of both sides of a pair."""
+    lengths = [len(content) if isinstance(content := each.get("content"), str) else 0 for each in conversation.messages]
+    if turns != "each":
+        return sum(lengths) + sum(map(len, contents(Conversation(conversation.rejected or []))))
+    return sum(upto for upto, each in zip(accumulate(lengths), conversation.messages, strict=True) if each.get("role") == "assistant")
+
+
+def example_name(conversation: Conversation, number: int) -> str:
+    """Return the name of an example for messages. number: its number in the source, if it has no id."""
+    return f"example {conversation.source_id or number}"
+
+
+def without_text(conversation: Conversation) -> Conversation:
+    """Return only the origin of a conversation, because several batches wait to be written."""
+    return conversation._replace(messages=[], rejected=None)
 
 
 def _either(first: np.ndarray | None, second: np.ndarray | None, count: int) -> np.ndarray:

@@ -6,11 +6,28 @@ rejected   prompt with its spans | other answer with its spans        only the s
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Collection
 
+import numpy as np
+
+from niels_cache_assets.build_cache.conversations import example_name
 from niels_cache_assets.chats.encoding import NO_TARGET, EncodedChat
-from niels_cache_assets.sources.pairs import EQUAL_SIDES, TOO_LONG
+from niels_cache_assets.documents import Conversation
+from niels_cache_assets.sources.conversations import example_problem
+from niels_cache_assets.sources.pairs import EQUAL_SIDES, PROMPTS_DIFFER, TOO_LONG
+from niels_cache_runtime.errors import NielsCacheError
+
+
+def problem_of_pair(pair: Conversation, roles: Collection[str]) -> str | None:
+    """Return why the messages are no pair, or None. roles: those that messages may have.
+
+    Raises NielsCacheError for a pair with a split of its own.
+    """
+    if pair.split is not None:
+        raise NielsCacheError(
+            f"{example_name(pair, pair.row)}: has the split {pair.split!r}, but pairs are split by their prompts; leave it None"
+        )
+    return PROMPTS_DIFFER if pair.rejected is None else example_problem(pair, roles)
 
 
 def paired(chosen: EncodedChat, rejected: EncodedChat, *, most: int | None) -> tuple[EncodedChat, EncodedChat] | str:
@@ -32,9 +49,3 @@ def paired(chosen: EncodedChat, rejected: EncodedChat, *, most: int | None) -> t
     if common in (len(chosen.spans), len(rejected.spans)):
         return NO_TARGET
     return chosen._replace(spans=chosen.spans[common:]), rejected._replace(spans=rejected.spans[common:])
-
-
-def spans_of_mask(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the runs of True in `mask` (n,), as (m, 2): the first index of each run, and the index after its last one."""
-    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
-    return edges.reshape(-1, 2)

@@ -16,19 +16,19 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
-from niels_cache_assets.build_cache.conversations import ConversationEncoder
-from niels_cache_assets.build_cache.pairs import paired
+from niels_cache_assets.build_cache.conversations import ConversationEncoder, characters, example_name, without_text
+from niels_cache_assets.build_cache.pairs import paired, problem_of_pair
 from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.templates import Template
-from niels_cache_assets.config.defaults import ROLE_KEYS
+from niels_cache_assets.config.defaults import ROLE_KEYS, Turns
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Message, SourceReport
-from niels_cache_assets.sources.conversations import contents, example_problem
-from niels_cache_assets.sources.pairs import PROMPTS_DIFFER, TOO_LONG, conversation_hash, prompt_hash
+from niels_cache_assets.sources.message_weights import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
+from niels_cache_assets.sources.pairs import TOO_LONG, conversation_hash, prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.in_flight import map_in_order
@@ -41,6 +41,7 @@ from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SIDES, SPLITS,
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
+_MASKED = "masked_messages"  # in the facts of meta.json: how many messages are marked not to be trained on; missing without any
 _MOST_HINTS = 2  # of a template, in the message about a source without usable conversations
 
 
@@ -48,12 +49,13 @@ _MOST_HINTS = 2  # of a template, in the message about a source without usable c
 class _State:
     """The state of a build between two chunks.
 
-    dropped: the number of conversations that the builder dropped, by reason. ended: the final counts, set after everything was read; None
-    before that.
+    dropped: the number of conversations that the builder dropped, by reason. facts: numbers of messages, such as empty ones. ended: the
+    final counts, set after everything was read; None before that.
     """
 
     reached: Reached
     dropped: dict[str, int]
+    facts: dict[str, int]
     spool: SpoolState
     ended: Counts | None
 
@@ -61,8 +63,9 @@ class _State:
 class _Encoded(NamedTuple):
     """The kept conversations of a chunk, and the number of dropped conversations for each reason.
 
-    tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation. spans: with a chat template,
-    the targets of each conversation, (m, 2), relative to its first token. hints: for each reason of a template, what was said first.
+    tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation. spans: the targets of each
+    conversation, (m, 2), relative to its first token. hints: for each reason of a template, what was said first. facts: numbers of
+    messages. units: int64, the number of the conversation of each example, if one may have several.
     """
 
     conversations: list[Conversation]
@@ -70,8 +73,10 @@ class _Encoded(NamedTuple):
     lengths: np.ndarray
     dropped: Counter[str]
     position: Position
-    spans: list[np.ndarray] | None = None
+    spans: list[np.ndarray]
     hints: tuple[str, ...] = ()
+    facts: Counter[str] = Counter()  # noqa: RUF012  (never changed)
+    units: np.ndarray | None = None
 
 
 def build_sft_cache(
@@ -89,6 +94,7 @@ def build_sft_cache(
     template: Template | None = None,
     preference: bool = False,
     max_tokens: int | None = None,
+    turns: Turns = "all",
     provenance: Provenance | None = None,
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
@@ -99,11 +105,14 @@ def build_sft_cache(
     Each message becomes the special token of its role, the ids of its content, and EOT. A seeded share `val_frac` of the examples (or of
     their groups) goes to val. A Conversation with a `split` goes to that split. `tokenizer` needs all four special ids. `out_dir` is
     replaced in one step. `template`: a chat template (`chats.templates.find_template`), which makes the tokens instead. Then the targets
-    are spans in *_targets.npy and *_target_ends.npy, and `tokenizer` is a TextTokenizer, which needs only eot. `preference`: each
-    Conversation is a preference pair, with a `rejected` side. Both sides are written one after the other, with spans, and the share
-    `val_frac` of the prompts goes to val (with `split_by="conversation"`, a prompt and those that continue it count as one). `max_tokens`:
-    pairs with a longer side are dropped and counted. `token_dtype`, `report`, `progress`, `resume` and the return value have the same
-    meaning as for build_pretrain_cache.
+    are spans in *_targets.npy and *_target_ends.npy, and `tokenizer` is a TextTokenizer, which needs only eot. A message of the assistant
+    with `"weight": 0` (or another key of `sources.message_weights`) gets no target. If there is such a message, targets are spans without
+    a template, too. `preference`: each Conversation is a preference pair, with a `rejected` side. Both sides are written one after the
+    other, with spans, and the share `val_frac` of the prompts goes to val (with `split_by="conversation"`, a prompt and those that continue
+    it count as one). `max_tokens`: pairs with a longer side are dropped and counted. `turns`: with a template, `"each"` makes an example of
+    each turn of the assistant. It holds the messages up to this turn, and its targets are only the words of this turn. `"last"` makes only
+    the example of the last turn. The examples of a conversation come one after the other, and are in the same split. `token_dtype`,
+    `report`, `progress`, `resume` and the return value have the same meaning as for build_pretrain_cache.
 
     Raises NielsCacheError for an invalid conversation (with `on_invalid="drop"`, it is dropped and counted instead), for a source without
     any usable example, for a val_frac outside [0, 1), for a token_dtype or a tokenizer that cannot work, and for errors of the disk. The
@@ -123,6 +132,7 @@ def build_sft_cache(
         template=template,
         preference=preference,
         max_tokens=max_tokens,
+        turns=turns,
         provenance=provenance or Provenance(),
         report=report,
         progress=progress,
@@ -142,11 +152,16 @@ class SftBuild(CacheBuild):
     template: Template | None = None
     preference: bool = False
     max_tokens: int | None = None
+    turns: Turns = "all"
 
     def __post_init__(self) -> None:
         require_whole_numbers(seed=self.seed, threads=self.threads)
         if self.max_tokens is not None and not self.preference:
             raise NielsCacheError(f"max_tokens={self.max_tokens}: is for preference pairs; leave it out")
+        if self.turns != "all" and self.template is None:
+            raise NielsCacheError(f"turns={self.turns!r}: is for a chat template; leave it out")
+        if self.turns == "each" and self.preference:
+            raise NielsCacheError("turns='each': is not for preference pairs; give 'last' or leave it out")
         if self.split_by == "conversation" and not self.preference:
             raise NielsCacheError("split_by='conversation': is for preference pairs; give 'example' or 'group'")
         if not 0 <= self.val_frac < 1:
@@ -161,15 +176,18 @@ class SftBuild(CacheBuild):
     def settings(self) -> dict[str, Any]:
         with_template = {} if self.template is None else {"template": self.template.identity}
         of_pairs = {"kind": "preference", "max_tokens": self.max_tokens} if self.preference else {}
-        return {"val_frac": self.val_frac, "seed": self.seed, "split_by": self._split_unit, **with_template, **of_pairs}
+        of_examples = {**with_template, **of_pairs, **self._learned}
+        return {"val_frac": self.val_frac, "seed": self.seed, "split_by": self._split_unit, **of_examples}
+
+    @property
+    def _learned(self) -> dict[str, Any]:
+        return {} if self.turns == "all" else {"turns": self.turns}
 
     @property
     def _split_unit(self) -> str:
+        if self.turns == "each" and self.split_by == "example":
+            return "conversation"
         return "prompt" if self.preference and self.split_by != "conversation" else self.split_by
-
-    @property
-    def _has_spans(self) -> bool:
-        return self.preference or self.template is not None
 
     @cached_property
     def _chats(self) -> ChatEncoder | None:
@@ -178,9 +196,8 @@ class SftBuild(CacheBuild):
 
     @cached_property
     def _of_chunks(self) -> ConversationEncoder:
-        return ConversationEncoder(
-            view=self.view, encoding_view=self.encoding_view, dtype=self.dtype, chats=self._chats, raises=self.on_invalid == "raise"
-        )
+        views: dict[str, Any] = {"view": self.view, "encoding_view": self.encoding_view, "dtype": self.dtype}
+        return ConversationEncoder(**views, chats=self._chats, raises=self.on_invalid == "raise", turns=self.turns)
 
     @cached_property
     def _meta(self) -> Meta:
@@ -199,7 +216,7 @@ class SftBuild(CacheBuild):
         state: _State | None = journal.state if journal is not None else None
         spooled = state.spool if state is not None else None
         sides = len(SIDES) if self.preference else 1
-        with SftSpool(partial, dtype=self.dtype, state=spooled, with_spans=self._has_spans, sides=sides) as spool:
+        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides, with_units=self.turns == "each") as spool:
             ended = state.ended if state is not None else None
             if ended is None:
                 ended = self._spool(spool, journal, resume)
@@ -208,11 +225,14 @@ class SftBuild(CacheBuild):
                 what = "preference pair" if self.preference else "conversation"
                 raise NielsCacheError(f"{self.out_dir}: the source gave no usable {what}{note}; nothing was written")
             files: dict[str, dict[str, Any]] = {}
-            counts = spool.deal(files, val_frac=self.val_frac, seed=self.seed, by_group=self._split_unit != "example")
+            with_spans = self.preference or self.template is not None or _MASKED in ended.facts  # sentinels cannot say what is masked
+            by_group = self.preference or self.split_by != "example"
+            counts = spool.deal(files, val_frac=self.val_frac, seed=self.seed, by_group=by_group, with_spans=with_spans)
             meta = {
                 **self._meta,
                 **{f"{split}_{what}": counts[f"{split}_{what}"] for split in SPLITS for what in ("examples", "tokens")},
-                **self._described_template(partial, counts, files),
+                **({"targets": {split: counts[f"{split}_targets"] for split in SPLITS}} if with_spans else {}),
+                **self._described_template(partial, files),
                 "dropped": ended.dropped,
                 "facts": {**ended.facts, "straddling_groups": counts["straddling_groups"]},
                 "files": files,
@@ -220,11 +240,9 @@ class SftBuild(CacheBuild):
             }
         return meta, state.spool.tokens if state is not None else 0
 
-    def _described_template(self, partial: Path, counts: dict[str, int], files: Files) -> dict[str, Any]:
-        """Write the text of the template into the cache. Return the entries of meta.json about it, about targets and about sides."""
+    def _described_template(self, partial: Path, files: Files) -> dict[str, Any]:
+        """Write the text of the template into the cache. Return the entries of meta.json about it and about sides."""
         described: dict[str, Any] = {"sides": [*SIDES]} if self.preference else {}
-        if self._has_spans:
-            described["targets"] = {split: counts[f"{split}_targets"] for split in SPLITS}
         if self.template is None or self._chats is None:
             return described
         path = partial / CHAT_TEMPLATE_NAME
@@ -233,7 +251,7 @@ class SftBuild(CacheBuild):
             sync(path)
         add_file(path, CHAT_TEMPLATE_NAME, files)
         about = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
-        return {"template": about, **described}
+        return {"template": about | self._learned, **described}
 
     def tokens_of(self, item: Conversation) -> Tokens:
         return self._encode((0, ([item], Position(1, None, Counter(), {}, None)))).tokens
@@ -242,12 +260,13 @@ class SftBuild(CacheBuild):
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
         dropped = Counter(state.dropped) if state is not None else Counter[str]()
+        facts = Counter(state.facts) if state is not None else Counter[str]()
         examples, tokens = spool.examples, spool.tokens
 
         def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
             """Return a function that makes the state of the build at this position, from the state of the spool there."""
             reached = Reached(items=position.items, mark=position.mark, share=position.share)
-            return partial(_State, reached=reached, dropped=dict(dropped), ended=ended)
+            return partial(_State, reached=reached, dropped=dict(dropped), facts=dict(facts), ended=ended)
 
         hints: list[str] = []
         position = Position(0, None, Counter(), {}, None)
@@ -255,6 +274,7 @@ class SftBuild(CacheBuild):
             for batch in batches:
                 position = batch.position
                 dropped.update(batch.dropped)
+                facts.update(batch.facts)
                 hints += batch.hints[: _MOST_HINTS - len(hints)]
                 examples, tokens = examples + len(batch.conversations), tokens + len(batch.tokens)
                 behind.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
@@ -263,7 +283,7 @@ class SftBuild(CacheBuild):
                     self.progress(Progress(examples, tokens, position.share))
             behind.finish()
         self.feed.report.hints += hints
-        ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts=self.feed.report.facts)
+        ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts={**self.feed.report.facts, **+facts})
         if journal is not None and journal.recorded:
             _record(journal, spool, state_at(position, ended=ended))
         return ended
@@ -277,9 +297,12 @@ class SftBuild(CacheBuild):
         conversations, first = stream(None), 0
         if resume is not None and state is not None:
             conversations, first = take_up(stream, state.reached, log=resume.log), state.reached.items
-        chunks = self.feed.positioned(in_chunks(conversations, _sizes, lambda parts: [*chain.from_iterable(parts)]), first=first)
+        chunks = self.feed.positioned(in_chunks(conversations, self._sizes, lambda parts: [*chain.from_iterable(parts)]), first=first)
         threads = self.threads or available_threads()
-        return map_in_order(self._encode, enumerate(chunks), threads=threads, size_of=lambda task: sum(map(_characters, task[1][0])))
+        return map_in_order(self._encode, enumerate(chunks), threads=threads, size_of=lambda task: int(self._sizes(task[1][0]).sum()))
+
+    def _sizes(self, conversations: list[Conversation]) -> np.ndarray:
+        return np.fromiter((characters(each, self.turns) for each in conversations), np.int64, len(conversations))
 
     def _encode(self, task: tuple[int, tuple[list[Conversation], Position]]) -> _Encoded:
         """Encode a chunk of conversations, or of pairs."""
@@ -288,25 +311,37 @@ class SftBuild(CacheBuild):
         if self.preference:
             return self._encode_pairs(batch, chunk, position, first)
         problems: dict[int, str] = {}
-        found = self._of_chunks.encode(chunk, batch, problems, [_name(each, first + number) for number, each in enumerate(chunk)])
+        names = [example_name(each, first + number) for number, each in enumerate(chunk)]
+        masked = [masked_messages(each.messages) for each in chunk]
+        found = self._of_chunks.encode(chunk, batch, problems, names, masked)
         self._require_sound(chunk, problems, first=first)
         return _Encoded(
-            conversations=[_without_text(chunk[number]) for number in found.kept],
+            conversations=[without_text(chunk[number]) for number in found.kept],
             tokens=found.tokens,
             lengths=found.lengths,
             dropped=Counter(problems.values()),
             position=position,
             spans=found.spans,
             hints=found.hints,
+            facts=found.facts + Counter({_MASKED: sum(len(masked[number]) for number in {*found.kept})}),
+            units=first + np.array(found.kept, dtype=np.int64) if self.turns == "each" else None,
         )
 
     def _encode_pairs(self, batch: int, chunk: list[Conversation], position: Position, first: int) -> _Encoded:
-        """Encode a chunk of pairs. The two sides of a pair come one after the other."""
-        problems = {number: problem for number, pair in enumerate(chunk) if (problem := self._problem_of_pair(pair)) is not None}
+        """Encode a chunk of pairs. The two sides of a pair come one after the other.
+
+        A prompt has no targets in any case, so its messages do not count as masked.
+        """
+        problems = {
+            number: problem for number, pair in enumerate(chunk) if (problem := problem_of_pair(pair, self._of_chunks.roles)) is not None
+        }
         valid = [number for number in range(len(chunk)) if number not in problems]
         sides = [side for number in valid for side in (chunk[number], chunk[number]._replace(messages=chunk[number].rejected or []))]
         of_sides: dict[int, str] = {}
-        found = self._of_chunks.encode(sides, batch, of_sides, [_name(chunk[number], first + number) for number in valid for _ in SIDES])
+        names = [example_name(chunk[number], first + number) for number in valid for _ in SIDES]
+        prompts = [prompt_length(chunk[number].messages, chunk[number].rejected or []) for number in valid for _ in SIDES]
+        masked = [masked_messages(side.messages, first=prompt) for side, prompt in zip(sides, prompts, strict=True)]
+        found = self._of_chunks.encode(sides, batch, of_sides, names, masked)
         chats = dict(zip(found.kept, self._of_chunks.chats_of(found), strict=True))
         encoded: dict[int, tuple[EncodedChat, EncodedChat]] = {}
         for place, number in enumerate(valid):
@@ -318,10 +353,11 @@ class SftBuild(CacheBuild):
                 encoded[number] = made
         self._require_sound(chunk, problems, first=first)
         both = [side for pair in encoded.values() for side in pair]
+        places = [2 * place + side for place, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
         group_of = conversation_hash if self.split_by == "conversation" else prompt_hash
         return _Encoded(
             conversations=[
-                _without_text(chunk[number])._replace(group=group_of(chunk[number].messages, chunk[number].rejected or []))
+                without_text(chunk[number])._replace(group=group_of(chunk[number].messages, chunk[number].rejected or []))
                 for number in encoded
             ],
             tokens=np.concatenate([np.empty(0, self.dtype), *(side.ids for side in both)]),
@@ -330,15 +366,8 @@ class SftBuild(CacheBuild):
             position=position,
             spans=[side.spans for side in both],
             hints=found.hints,
+            facts=found.facts + Counter({_MASKED: sum(len(masked[place]) for place in places)}),
         )
-
-    def _problem_of_pair(self, pair: Conversation) -> str | None:
-        """Return why the messages are no pair, or None. Raises NielsCacheError for a pair with a split of its own."""
-        if pair.split is not None:
-            raise NielsCacheError(
-                f"{_name(pair, pair.row)}: has the split {pair.split!r}, but pairs are split by their prompts; leave it None"
-            )
-        return PROMPTS_DIFFER if pair.rejected is None else example_problem(pair, self._of_chunks.roles)
 
     def _require_sound(self, chunk: list[Conversation], problems: Mapping[int, str], *, first: int) -> None:
         """Raise NielsCacheError for the first conversation with a problem that the settings treat as an error.
@@ -346,22 +375,19 @@ class SftBuild(CacheBuild):
         first: the number of the chunk's first conversation.
         """
         for index in sorted(problems):
-            example, problem = _name(chunk[index], first + index), problems[index]
+            example, problem = example_name(chunk[index], first + index), problems[index]
             if problem == COLLISION:
                 if self.on_collision == "raise":
                     raise NielsCacheError(f"{example}: a message contains a special token; remove it")
             elif problem not in (INVALID_UNICODE, TOO_LONG) and self.on_invalid == "raise":
-                raise NielsCacheError(f"{example}: {problem}; correct it, or pass on_invalid='drop'")
-
-
-def _without_text(conversation: Conversation) -> Conversation:
-    """Return only the origin of a conversation, because several batches wait to be written."""
-    return conversation._replace(messages=[], rejected=None)
+                messages = [*chunk[index].messages, *(chunk[index].rejected or [])]
+                what = describe_weight_problem(messages) if problem in WEIGHT_PROBLEMS else problem
+                raise NielsCacheError(f"{example}: {what}; correct it, or pass on_invalid='drop'")
 
 
 def _write(spool: SftSpool, batch: _Encoded, journal: Journal | None, state_of: Callable[..., _State]) -> None:
     """Write a batch. Then record the state after this batch if the journal is due for a record."""
-    spool.write(batch.conversations, batch.tokens, batch.lengths, batch.spans)
+    spool.write(batch.conversations, batch.tokens, batch.lengths, batch.spans, batch.units)
     if journal is not None and journal.due(spool.bytes):
         _record(journal, spool, state_of)
 
@@ -372,16 +398,3 @@ def _record(journal: Journal, spool: SftSpool, state_of: Callable[..., _State]) 
     journal.record(
         asdict(state), files=sizes, sums=sizes.sums, bytes_written=spool.bytes, share=state.reached.share, documents=spool.examples
     )
-
-
-def _sizes(conversations: list[Conversation]) -> np.ndarray:
-    return np.fromiter(map(_characters, conversations), np.int64, len(conversations))
-
-
-def _characters(conversation: Conversation) -> int:
-    return sum(map(len, contents(conversation)))
-
-
-def _name(conversation: Conversation, number: int) -> str:
-    """Return the name of an example for messages. number: its number in the source, if it has no id."""
-    return f"example {conversation.source_id or number}"

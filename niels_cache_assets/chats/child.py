@@ -1,4 +1,5 @@
-"""The child process that renders conversations with a chat template. It imports only the standard library and jinja2.
+"""The child process that renders conversations with a chat template. It imports only the standard library, jinja2,
+and the modules beside it that do the same.
 
 A template is a program of somebody else. So it runs in jinja2's immutable sandbox, in a process of its own, with limits: processor time for
 each conversation, memory, and the size of the output. The settings and helpers are those that templates expect from `transformers`, except
@@ -6,163 +7,33 @@ that there is no clock: `strftime_now` is not defined.
 
 The parent writes one JSON value per line, and gets one JSON value per line:
 
-    {"template", "variables", "seconds", "memory"}          -> {"marks": whether the template marks targets} or {"error"}
-    [{"messages", "tools", "most", "plain"}, ...]           -> for each: {"text", "spans"}, {"refused"} or {"error"}
+    {"template", "variables", "names", "memory", "seconds"}     -> {"marks": whether the template marks targets, "plain"} or {"error"}
+    [{"messages", "tools", "last", "most", "seconds",           -> for each: {"text", "spans", "owners", "neutral"}, {"refused"},
+      "text_only"}, ...]                                           {"unproven"} or {"error"}; "text_only" looks for no targets
 
-`spans` are pairs of character positions, the first and the one past the last character of each target. They come from the marks
-`{% generation %}` ... `{% endgeneration %}`. A template without marks is rendered up to each message of the assistant instead: the target
-is the text that this message adds. With `plain`, no spans are looked for.
+`spans` are pairs of character positions, the first and the one past the last character of each target. `owners` has the number of the
+message of each span, or None if it is not known. The spans come from the marks `{% generation %}` ... `{% endgeneration %}`. In a template
+without marks, the target is the text that each message of the assistant adds to the messages before it (`_Turns`).
+
+`neutral` is the rendering of the same conversation with other words. The parent compares its special tokens with those of `text`: words
+must not make further ones. `plain` is the rendering of a short conversation with neutral words; None if the template refuses it.
 """
+
+from __future__ import annotations
 
 import json
 import math
-import re
 import resource
 import signal
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-_MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
+from niels_cache_assets.chats.compiled import CompiledTemplate, Refused
+from niels_cache_assets.chats.targets import Renderer, Unproven
+
 _TEMPLATE = "<template>"  # the file name that jinja2 gives to code of a template in a traceback
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same key in messages, the first one is the usual one
 _MOST_SAID = 300  # characters of an error that are reported
-
-Span = tuple[int, int]
-
-
-class Refused(Exception):
-    """The template refuses a conversation with `raise_exception`."""
-
-
-class Unfit(Exception):
-    """The output of the template cannot be used."""
-
-
-class Renderer:
-    """A compiled template.
-
-    variables: values that the template may use, such as the strings of special tokens. Raises the errors of jinja2 for a template with a
-    wrong syntax.
-    """
-
-    def __init__(self, text: str, variables: dict[str, Any]) -> None:
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.nodes import CallBlock
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-        from jinja2.utils import Namespace
-
-        renderer = self
-
-        class Marks(Extension):
-            """The block `generation`, whose text is a target."""
-
-            tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-            def parse(self, parser: Any) -> Any:
-                line = next(parser.stream).lineno
-                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-                return CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
-
-            def _marked(self, caller: Any) -> str:
-                made = str(caller())
-                renderer.marked.append((renderer.written, made))
-                return made
-
-        class Names(Namespace):
-            """A namespace without names that begin with an underscore."""
-
-            def __setitem__(self, name: str, value: Any) -> None:
-                if str(name).startswith("_"):
-                    raise Unfit(f"a namespace cannot have the name {name!r}")
-                super().__setitem__(name, value)
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Marks, loopcontrols])
-        environment.filters["tojson"] = _to_json
-        environment.globals |= {"raise_exception": _refuse, "namespace": Names}
-        for made_by_chance in (environment.globals, environment.filters):
-            made_by_chance.pop("lipsum", None)
-            made_by_chance.pop("random", None)
-        self.has_marks = bool(_MARK.search(text))
-        self.written = 0  # characters of the conversation that are already rendered
-        self.marked: list[tuple[int, str]] = []  # the place and the text of each block `generation`
-        self._variables = variables
-        self._template = environment.from_string(text)
-
-    def render(self, messages: list[dict[str, Any]], tools: Any, *, most: int, plain: bool = False) -> tuple[str, list[Span]]:
-        """Return the text of a conversation and the spans of its targets, in characters.
-
-        most: the most characters that the text may have. plain: return no spans. Raises Refused, Unfit, and whatever the template raises.
-        """
-        messages = [_as_transformers_has_it(message) for message in messages]
-        text = self._render(messages, tools, most=most)
-        if plain:
-            return text, []
-        if not self.has_marks:
-            return text, list(self._added(text, messages, tools, most=most))
-        spans = []
-        for start, made in self.marked:
-            if not text.startswith(made, start):
-                raise Unfit("a generation block is inside a macro or a set block, so the place of its text is not known")
-            if made:
-                spans.append((start, start + len(made)))
-        return text, spans
-
-    def _render(self, messages: list[dict[str, Any]], tools: Any, *, most: int, prompt: bool = False) -> str:
-        pieces: list[str] = []
-        self.written, self.marked = 0, []
-        values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
-        for piece in self._template.generate(**{**self._variables, **values}):
-            pieces.append(piece)
-            self.written += len(piece)
-            if self.written > most:
-                raise Unfit(f"it makes more than {most:,} characters of one conversation")
-        return "".join(pieces)
-
-    def _added(self, text: str, messages: list[dict[str, Any]], tools: Any, *, most: int) -> Iterator[Span]:
-        """Yield the span of the text that each message of the assistant adds to the messages before it."""
-        for number, message in enumerate(messages):
-            if message.get("role") != "assistant":
-                continue
-            is_last = number == len(messages) - 1
-            before = self._render(messages[:number], tools, most=most, prompt=True) if number else self._opening(text, most=most)
-            after = text if is_last else self._render(messages[: number + 1], tools, most=most)
-            if before is None or not after.startswith(before) or not text.startswith(after):
-                raise Unfit(
-                    f"message {number} of the assistant cannot be found, because the text before it depends on the messages after it; "
-                    "put {% generation %} and {% endgeneration %} around the words of the assistant"
-                )
-            if len(before) < len(after):
-                yield len(before), len(after)
-
-    def _opening(self, text: str, *, most: int) -> str | None:
-        """Return the text before the words of a first message that is the assistant's, or None if it is not found.
-
-        It ends with the text that asks for a reply. The template need not render a conversation without messages to get it.
-        """
-        asked = [{"role": "user", "content": "x"}]
-        without = self._render(asked, None, most=most)
-        prompted = self._render(asked, None, most=most, prompt=True)
-        prompt = prompted[len(without) :]
-        if not prompted.startswith(without) or prompt not in text:
-            return None
-        return text[: text.index(prompt) + len(prompt)]
-
-
-def _as_transformers_has_it(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message without keys that are None, and with its reasoning under the names that templates use."""
-    kept = {key: value for key, value in message.items() if value is not None}
-    thoughts = next((kept[key] for key in _THOUGHTS if key in kept), None)
-    return kept if thoughts is None else {"thinking": thoughts, **kept, "reasoning_content": thoughts}
-
-
-def _refuse(message: Any) -> None:
-    raise Refused(str(message))
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _said(error: BaseException) -> str:
@@ -199,12 +70,15 @@ def _limit(kind: int, most: int) -> None:
 
 def _answer(renderer: Renderer, task: dict[str, Any]) -> dict[str, Any]:
     try:
-        text, spans = renderer.render(task["messages"], task["tools"], most=task["most"], plain=task["plain"])
+        if task["text_only"]:
+            return {"text": renderer.text(task["messages"], task["tools"], most=task["most"]), "spans": [], "owners": [], "neutral": ""}
+        return renderer.render(task["messages"], task["tools"], most=task["most"], last=task["last"])
     except Refused as error:
         return {"refused": _said(error)}
+    except Unproven:
+        return {"unproven": len(task["messages"])}
     except Exception as error:  # whatever a template does is its error
         return {"error": _said(error)}
-    return {"text": text, "spans": spans}
 
 
 def main(lines: BinaryIO, out: BinaryIO) -> None:
@@ -221,14 +95,15 @@ def main(lines: BinaryIO, out: BinaryIO) -> None:
     _limit(resource.RLIMIT_AS, first["memory"])
     _limit_time(first["seconds"])
     try:
-        renderer = Renderer(first["template"], first["variables"])
+        renderer = Renderer(CompiledTemplate(first["template"], first["variables"], first["names"]))
+        about = {"marks": renderer.template.has_marks, "plain": renderer.plain}
     except Exception as error:
         reply({"error": _said(error)})
         return
-    reply({"marks": renderer.has_marks})
+    reply(about)
     for line in iter(lines.readline, b""):
         for task in json.loads(line):
-            _limit_time(first["seconds"])
+            _limit_time(task["seconds"])
             reply(_answer(renderer, task))
 
 

@@ -3,13 +3,15 @@
     messages --> rendering --> text, spans of characters --> tokenizer --> tokens, spans of tokens
 
 The whole text of a conversation is encoded at once, so the tokens are those of `transformers.apply_chat_template`. A special token in the
-text counts as this token. So the texts of the messages are checked first: if one of them would yield a special token, the conversation is
-not used.
+text counts as this token. So the texts of the messages are checked twice. Before rendering, a text that would yield a special token makes
+its conversation unusable. After rendering, the special tokens must be those of the same conversation with neutral words, because a template
+can make a special token of several texts, or of a text that it changes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +21,13 @@ from niels_cache_assets.chats.arguments import with_arguments
 from niels_cache_assets.chats.rendering import Chat, Refusal, Rendered, Rendering, texts_of
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, has_lone_surrogate, normalize_newlines
-from niels_cache_assets.tokenizer.base import TextTokenizer
+from niels_cache_assets.tokenizer.base import Span, TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
 NO_TARGET = "no_target"
+UNKNOWN_TURN = "unknown_turn"
+_MOST_KNOWN = 4096
+_SHORT = 4096  # characters
 
 
 class EncodedChat(NamedTuple):
@@ -45,13 +50,11 @@ class ChatEncoder:
     def __init__(self, template: Template, tokenizer: Any) -> None:
         if not isinstance(tokenizer, TextTokenizer):
             raise NielsCacheError(f"{template.where}: needs a tokenizer of this package (open_model), not a {type(tokenizer).__name__}")
-        for token in template.needed_tokens:
-            if tokenizer.token_id(token) is None:
-                raise NielsCacheError(
-                    f"{template.where}: {tokenizer.model_path} has no token {token!r}; choose another template, or a tokenizer that has it"
-                )
+        template.require_tokens(lambda token: tokenizer.token_id(token) is not None, tokenizer.model_path)
         self._template, self._tokenizer = template, tokenizer
-        self._rendering = Rendering(template)
+        self._names = tuple(filter(None, tokenizer.special_names()))
+        self._rendering = Rendering(template, self._names)
+        self._known: dict[str, list[int]] = {}  # the guarded tokens of short neutral texts
 
     def __enter__(self) -> ChatEncoder:
         return self
@@ -84,18 +87,68 @@ class ChatEncoder:
             elif has_lone_surrogate(each.text):
                 results[number] = Refusal(INVALID_UNICODE, f"{chats[number].name} is not valid Unicode")
             else:
-                texts.append((number, each))
+                texts.append((number, each._replace(spans=[self._without_line_break(each.text, *span) for span in each.spans])))
         encoded = self._tokenizer.encode_rendered([each.text for _, each in texts], [each.spans for _, each in texts])
-        for (number, _), (ids, spans) in zip(texts, encoded, strict=True):
-            joined = join_spans(spans)
-            said = f"{self._template.where}: gives {chats[number].name} no words of the assistant to train on"
-            results[number] = EncodedChat(ids, joined) if len(joined) else Refusal(NO_TARGET, said)
+        own = self._guarded_of_neutral([each.neutral for _, each in texts])
+        for (number, each), (ids, spans), allowed in zip(texts, encoded, own, strict=True):
+            results[number] = self._checked(chats[number], each, ids, spans, allowed)
         return [result for result in results if result is not None]
 
     def _prepared(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a message with plain newlines, and with the arguments of its calls as the template expects them."""
         plain = _with_plain_newlines(message)
         return with_arguments(plain, self._rendering.form_of_arguments) if plain.get("tool_calls") else plain
+
+    def _checked(
+        self, chat: Chat, rendered: Rendered, ids: NDArray[Any], spans: NDArray[np.int64], allowed: Sequence[int]
+    ) -> EncodedChat | Refusal:
+        """Return an encoded conversation, or why it is not used. allowed: the guarded tokens that the template writes itself, in order."""
+        if not _are_among(self._guarded_in(ids), allowed):
+            return Refusal(COLLISION, f"{chat.name}: its texts make a special token in {self._template.where}; remove it")
+        if chat.ignored and None in rendered.owners:
+            return Refusal(UNKNOWN_TURN, f"{self._template.where}: does not show which message of {chat.name} each mark is in")
+        learned = [owner not in chat.ignored for owner in rendered.owners]
+        joined = join_spans(spans[np.array(learned, dtype=bool)])
+        said = f"{self._template.where}: gives {chat.name} no words of the assistant to train on"
+        return EncodedChat(ids, joined) if len(joined) else Refusal(NO_TARGET, said)
+
+    @cached_property
+    def _is_guarded(self) -> NDArray[np.bool_]:
+        """Whether each id is a token that only the template may write, (vocab_size,).
+
+        These are the special tokens, and added tokens that the template writes around messages, even if the tokenizer does not call them
+        special: DeepSeek's `<｜User｜>` is one of them. Tags of thinking are not, because data hold them with good reason.
+        """
+        guarded: set[int | None] = {*self._tokenizer.reserved_ids()}
+        if self._rendering.plain is not None:
+            ((written, _),) = self._tokenizer.encode_rendered([self._rendering.plain], [()])
+            added = {self._tokenizer.token_id(name) for name in self._names if "think" not in name.lower()}
+            guarded |= added & {*written.tolist()}
+        is_guarded = np.zeros(self._tokenizer.vocab_size, dtype=bool)
+        is_guarded[[token for token in guarded if token is not None]] = True
+        return is_guarded
+
+    def _guarded_in(self, ids: NDArray[Any]) -> list[int]:
+        found: list[int] = ids[self._is_guarded[ids]].tolist()
+        return found
+
+    def _guarded_of_neutral(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the guarded tokens of each neutral text. Conversations of one form have the same neutral text."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        found = {
+            text: self._guarded_in(ids) for text, (ids, _) in zip(new, self._tokenizer.encode_rendered(new, [()] * len(new)), strict=True)
+        }
+        result = [found[text] if text in found else self._known[text] for text in texts]
+        if len(self._known) < _MOST_KNOWN:
+            self._known |= {text: own for text, own in found.items() if len(text) <= _SHORT}
+        return result
+
+    def _without_line_break(self, text: str, start: int, end: int) -> Span:
+        """Return a span without the white space after the token that ends a message, which no model has to write."""
+        if not text[end - 1].isspace():
+            return start, end
+        place = start + len(text[start:end].rstrip())
+        return (start, place) if text.endswith(self._names, start, place) else (start, end)
 
     def _unusable(self, chats: Sequence[Chat]) -> list[Refusal | None]:
         """Return for each conversation why its own texts make it unusable, or None."""
@@ -109,11 +162,19 @@ class ChatEncoder:
             else:
                 texts += own
                 owners += [number] * len(own)
-        markers = self._template.needed_tokens  # a tokenizer may have them as tokens that it does not call special
+        markers = self._template.markers  # a tokenizer may have them as tokens that it does not call special
         for number, text, is_special in zip(owners, texts, self._tokenizer.yields_special(texts), strict=True):
             if is_special or any(marker in text for marker in markers):
                 found[number] = Refusal(COLLISION, f"{chats[number].name}: a message contains a special token; remove it")
         return found
+
+
+def _are_among(tokens: Sequence[int], allowed: Sequence[int]) -> bool:
+    """Return whether all tokens are in `allowed`, in the same order."""
+    if tokens == allowed:
+        return True
+    rest = iter(allowed)
+    return all(token in rest for token in tokens)
 
 
 def join_spans(spans: NDArray[np.int64]) -> NDArray[np.int64]:

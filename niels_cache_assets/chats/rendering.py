@@ -7,12 +7,13 @@ starts one. A child that ends, because a template needs too much time or memory,
 from __future__ import annotations
 
 import json
+import os
 import queue
 import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 from niels_cache_assets.chats.arguments import form_of
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.config.tables import TokenizerSettings
+from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_configured_model
 from niels_cache_runtime.errors import NielsCacheError
 
 MOST_SECONDS = 10  # of processor time for one conversation
@@ -28,14 +30,22 @@ MOST_MEMORY = 1 << 31  # bytes of a child
 LEAST_OUTPUT = 4_000_000  # characters that every conversation may have
 OUTPUT_PER_CHARACTER = 16  # further characters for each character of the messages
 
-_CHILD = Path(__file__).with_name("child.py")
+_CHILD = "niels_cache_assets.chats.child"
+_ROOT = Path(__file__).parents[2]
+_MESSAGES_PER_SECOND = 500  # a longer conversation has more time
 
 
 class Rendered(NamedTuple):
-    """A rendered conversation. spans: for each target, its first character and the character past its last one."""
+    """A rendered conversation.
+
+    spans: for each target, its first character and the character past its last one. owners: for each target, the number of its message, or
+    None if it is not known. neutral: the same conversation with neutral words, which shows what the template writes itself.
+    """
 
     text: str
     spans: list[tuple[int, int]]
+    owners: list[int | None]
+    neutral: str
 
 
 class Refusal(NamedTuple):
@@ -46,24 +56,32 @@ class Refusal(NamedTuple):
 
 
 REFUSED = "refused_by_template"
+TOO_MANY_TURNS = "too_many_turns"
 
 
 class Chat(NamedTuple):
-    """A conversation to render. name: for messages. tools: JSON schemas of tools, or None."""
+    """A conversation to render.
+
+    name: for messages. tools: JSON schemas of tools, or None. ignored: the numbers of messages whose words are no targets. last: whether
+    only words of the last message, which is the assistant's, are targets.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     name: str
     tools: Sequence[Any] | None = None
+    ignored: Collection[int] = ()
+    last: bool = False
 
 
 class Rendering:
     """A template that is ready to render. A context manager: at its end, all children end.
 
-    Raises NielsCacheError for a template with a wrong syntax, when the first child starts.
+    names: the strings of special tokens, which never stay in a neutral text. Raises NielsCacheError for a template with a wrong syntax,
+    when the first child starts.
     """
 
-    def __init__(self, template: Template) -> None:
-        self._template = template
+    def __init__(self, template: Template, names: Collection[str] = ()) -> None:
+        self._template, self._names = template, names
         self._idle: queue.SimpleQueue[_Child] = queue.SimpleQueue()
         self._started: list[_Child] = []
         weakref.finalize(self, _end_all, self._started)  # if `close` is never called
@@ -91,7 +109,9 @@ class Rendering:
 
         def tried(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str | None:
             with suppress(NielsCacheError):
-                if isinstance(answer := child.render([Chat(messages, "a call that tries the template", tools)], plain=True)[0], Rendered):
+                if isinstance(
+                    answer := child.render([Chat(messages, "a call for a try", tools)], text_only=True)[0], Rendered
+                ):
                     return answer.text
             return None
 
@@ -99,6 +119,11 @@ class Rendering:
             return form_of(tried)
         finally:
             child.end()  # it may have failed
+
+    @property
+    def plain(self) -> str | None:
+        """The text of a short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
+        return self.start().plain
 
     def start(self) -> _Child:
         """Start a child if none is idle, and leave it idle."""
@@ -122,46 +147,61 @@ class Rendering:
     def _take(self) -> _Child:
         with suppress(queue.Empty):
             return self._idle.get_nowait()
-        child = _Child(self._template)
+        child = _Child(self._template, self._names)
         self._started.append(child)
         return child
 
 
 def check_template(name: str, settings: TokenizerSettings) -> None:
-    """Raise NielsCacheError for a template that cannot be used. Nothing is needed for this but its text. See `find_template`."""
+    """Raise NielsCacheError for a template that cannot be used. Only its text and the model that [tokenizer] names are needed.
+
+    A model that cannot be opened is no problem of the template. See `find_template`.
+    """
     template = find_template(name, settings)
     if template is None:
         return
     if settings.model is None:
-        for token in template.needed_tokens:
-            if token not in settings.special_tokens.values():
-                raise NielsCacheError(f"{template.where}: a tokenizer that is trained has no token {token!r}; name a model in [tokenizer]")
+        template.require_tokens([*settings.special_tokens.values()].__contains__, "a tokenizer that is trained")
+    elif (tokenizer := _opened(settings)) is not None:
+        template.require_tokens(lambda token: tokenizer.token_id(token) is not None, tokenizer.model_path)
     with Rendering(template) as ready:
         ready.start()
 
 
+def _opened(settings: TokenizerSettings) -> TextTokenizer | None:
+    with suppress(NielsCacheError):
+        return open_configured_model(settings)
+    return None
+
+
 class _Child:
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: Template, names: Collection[str]) -> None:
         self._template = template
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", str(_CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                [sys.executable, "-P", "-m", _CHILD],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
             )
         except OSError as error:
             raise NielsCacheError(
                 f"{template.where}: the process that renders it cannot start: {error.strerror or error}; free memory or processes"
             ) from error
         try:
-            self._send({"template": template.text, "variables": template.variables, "seconds": MOST_SECONDS, "memory": MOST_MEMORY})
-            self.has_marks = bool(self._receive("the template alone")["marks"])
+            limits = {"seconds": MOST_SECONDS, "memory": MOST_MEMORY}
+            self._send({"template": template.text, "variables": template.variables, "names": [*names], **limits})
+            about = self._receive("the template alone")
+            self.has_marks = bool(about["marks"])
+            self.plain: str | None = about["plain"]
         except BaseException:
             self.end()
             raise
 
-    def render(self, chats: Sequence[Chat], *, plain: bool = False) -> list[Rendered | Refusal]:
-        """Return the texts with their spans. plain: without them."""
-        tasks = [{"messages": chat.messages, "tools": chat.tools, "most": _most_output(chat), "plain": plain} for chat in chats]
-        self._send(tasks)
+    def render(self, chats: Sequence[Chat], *, text_only: bool = False) -> list[Rendered | Refusal]:
+        """Return the texts with their targets. text_only: without targets."""
+        self._send([{**_task(chat), "text_only": text_only} for chat in chats])
         return [self._rendered(chat) for chat in chats]
 
     def end(self) -> None:
@@ -176,7 +216,10 @@ class _Child:
         answer = self._receive(chat.name)
         if "refused" in answer:
             return Refusal(REFUSED, f"{self._template.where}: refuses {chat.name}: {answer['refused']}")
-        return Rendered(answer["text"], [(start, end) for start, end in answer["spans"]])
+        if "unproven" in answer:
+            said = f"{chat.name}: has {answer['unproven']:,} messages, too many to prove its targets; mark them in the template"
+            return Refusal(TOO_MANY_TURNS, f"{self._template.where}: {said}")
+        return Rendered(answer["text"], [(start, end) for start, end in answer["spans"]], answer["owners"], answer["neutral"])
 
     def _send(self, value: Any) -> None:
         assert self._process.stdin is not None
@@ -206,6 +249,11 @@ class _Child:
 def _end_all(children: list[_Child]) -> None:
     while children:
         children.pop().end()
+
+
+def _task(chat: Chat) -> dict[str, Any]:
+    seconds = MOST_SECONDS + len(chat.messages) // _MESSAGES_PER_SECOND
+    return {"messages": chat.messages, "tools": chat.tools, "last": chat.last, "most": _most_output(chat), "seconds": seconds}
 
 
 def _most_output(chat: Chat) -> int:

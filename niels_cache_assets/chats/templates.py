@@ -6,7 +6,8 @@ Nothing is rendered here. A template is text, and the strings of special tokens 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ _CHATML = r"""{%- for message in messages %}
 {{- '<|im_start|>assistant\n' }}
 {%- endif %}
 """
-_NEEDED = {"chatml": ("<|im_start|>", "<|im_end|>")}  # markers that must be single tokens, because text could imitate them otherwise
+_MARKERS = {"chatml": ("<|im_start|>", "<|im_end|>")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +64,19 @@ class Template:
         return {"sha256": self.sha256, "variables": dict(self.variables), "code_version": CODE_VERSION}
 
     @property
-    def needed_tokens(self) -> tuple[str, ...]:
-        """The markers that the tokenizer must have as tokens."""
-        return _NEEDED.get(self.name, ())
+    def markers(self) -> tuple[str, ...]:
+        """The strings that the tokenizer must have as tokens, because text could imitate them otherwise."""
+        return _MARKERS.get(self.name, ())
+
+    def require_tokens(self, has: Callable[[str], bool], where: str) -> None:
+        """Raise NielsCacheError if a tokenizer lacks a marker, or a special token that the template writes by its name.
+
+        has: whether the tokenizer has a token. where: the tokenizer, for the message.
+        """
+        named = {name: token for name, token in self.variables.items() if re.search(rf"\b{name}\b", self.text)}
+        for token in (*self.markers, *named.values()):
+            if not has(token):
+                raise NielsCacheError(f"{self.where}: {where} has no token {token!r}; choose another template, or a tokenizer that has it")
 
 
 def find_template(name: str, settings: TokenizerSettings) -> Template | None:

@@ -30,6 +30,7 @@ ROLE_KEYS = ("sys", "usr", "asst", "eot")
 SPECIAL_TOKENS: dict[str, str] = {key: f"<|ngpt_{key}_{_SUFFIX}|>" for key in ROLE_KEYS}
 BOS = "bos"  # the key of an optional special token, which begins each document of a pretrain cache
 ROLE_TO_KEY = {"system": "sys", "user": "usr", "assistant": "asst"}
+Turns = Literal["all", "each", "last"]  # the turns of a conversation that are targets, see the key `turns`
 TEMPLATE_ROLES = frozenset({"developer", "tool"})  # further roles, which only chat templates know
 
 PROGRESS_SECONDS = 10.0

@@ -1,4 +1,5 @@
-"""Rows of chats with a mistake that only a person can correct: an unknown role, an assistant that never speaks, broken JSON in a call.
+"""Rows of chats with a mistake that only a person can correct: an unknown role, an assistant that never speaks, broken JSON in a call, a
+weight of a message that is not clear.
 
 With a chat template, a build stops at the first such row, or leaves them out (`on_broken`). Nothing is read here.
 """
@@ -10,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Literal
 
 from niels_cache_assets.sources.labels import NO_KEY
+from niels_cache_assets.sources.message_weights import BAD_WEIGHT, CONTRADICTION, OTHER_ROLE, WEIGHT_PROBLEMS, describe_weight_problem
 from niels_cache_assets.sources.messages import BROKEN_CALL, BROKEN_TOOLS, REPEATED_KEY, SHARED_ROLES
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
@@ -25,6 +27,9 @@ _MISTAKES = {  # by reason for dropping
     BROKEN_TOOLS: "the tools are no list of objects, or not valid JSON",
     REPEATED_KEY: "an object in the JSON text of a call or of tools has a key twice",
     NO_KEY: "the row has a label of KTO, true or false, that says whether its answer was liked",
+    BAD_WEIGHT: "a message has a weight other than 0 and 1",
+    CONTRADICTION: "a message is marked both to be trained on and not to be",
+    OTHER_ROLE: "a message of another role than assistant is marked to be trained on",
 }
 _MEND = 'correct the row, or set on_broken = "drop" in the table to leave out such rows'
 _SET_KTO = (
@@ -52,6 +57,8 @@ def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], r
     roles that are known. advice: a clause with keys of the table that fit the row, or an empty string.
     """
     what = _unknown_role(messages, roles) if reason == UNKNOWN_ROLE else None
+    if reason in WEIGHT_PROBLEMS:
+        what = describe_weight_problem(messages)
     return BrokenRowError(f"{place}: {what or _MISTAKES[reason]}{advice}; {_SET_KTO if always_stops(reason) else _MEND}")
 
 

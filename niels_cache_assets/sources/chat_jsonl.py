@@ -132,8 +132,9 @@ class ChatJsonl(DecodesText, SftSource):
     )
     on_broken: OnBroken | None = Field(
         None,
-        description="A row with an unknown role, an assistant that never speaks, or broken JSON in a call or in tools: 'stop' ends the "
-        "build at this row, 'drop' leaves it out and counts it; None: 'stop' with a chat template, 'drop' with sentinels",
+        description="A row with an unknown role, an assistant that never speaks, an unclear weight of a message, or broken JSON in a call "
+        "or in tools: 'stop' ends the build at this row, 'drop' leaves it out and counts it; None: 'stop' with a chat template, 'drop' "
+        "with sentinels",
     )
 
     @model_validator(mode="after")
@@ -144,6 +145,8 @@ class ChatJsonl(DecodesText, SftSource):
             raise ValueError(f"{unused[0]} is for kind = {needed}; remove it, or set kind")
         if self.tools_field and self.template == SENTINELS:
             raise ValueError("tools_field is for a chat template; remove it, or set template")
+        if self.is_preference and self.turns == "each":
+            raise ValueError('turns = "each" is not for preference pairs; "last" learns the last turn of each side')
         if self.is_preference and self.input_field and not self.prompt_field:
             raise ValueError("input_field is added to the prompt of a pair; set prompt_field, or remove it")
         return self

@@ -1,4 +1,4 @@
-"""Paths in niels_cache.toml, and names that stand among paths: of data sets and of chat templates."""
+"""Paths in niels_cache.toml, names that stand among paths (of data sets and of chat templates), and what a template learns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+from niels_cache_assets.config.defaults import Turns
 
 
 def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
@@ -58,3 +60,20 @@ def _known_or_a_file(value: Any, info: ValidationInfo) -> Any:
 
 
 TemplateName = Annotated[str, BeforeValidator(_known_or_a_file)]
+
+
+def _with_a_template(turns: Turns, info: ValidationInfo) -> Turns:
+    if turns != "all" and info.data.get("template") == SENTINELS:
+        raise ValueError(f"{turns!r} is for a chat template; remove it, or set template")
+    return turns
+
+
+LearnedTurns = Annotated[
+    Turns,
+    AfterValidator(_with_a_template),
+    Field(
+        description="With a template: 'all' learns all turns of the assistant in one example, 'each' makes an example of each turn, with "
+        "the messages before it as the model sees them, and 'last' makes only the example of the last turn"
+    ),
+]
+"""The key `turns`. The key `template` must come before it."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.broken_rows import NO_ASSISTANT, UNKNOWN_ROLE
+from niels_cache_assets.sources.message_weights import weight_problem
 from niels_cache_assets.sources.messages import calls_or_thinks
 from niels_cache_assets.sources.pairs import pair_problem
 from niels_cache_assets.sources.reading.places import FilePass
@@ -21,8 +22,13 @@ def conversation_problem(messages: Sequence[Mapping[str, Any]], roles: Collectio
 
     Roles may come in any order. Each role must be in `roles`, and each message needs content. With the roles of chat templates, a message
     may call tools or think instead, and a tool may answer nothing. At least one message must be the assistant's, because the loss counts
-    only these messages. With the roles of chat templates, this message may not be empty.
+    only these messages. With the roles of chat templates, this message may not be empty, but other messages of the assistant and of the
+    system may be. Keys that say whether to train on a message must have clear values (see `message_weights`).
     """
+    return _problem_without_weights(messages, roles) or weight_problem(messages)
+
+
+def _problem_without_weights(messages: Sequence[Mapping[str, Any]], roles: Collection[str]) -> str | None:
     if not messages:
         return "empty_conversation"
     if TEMPLATE_ROLES & {*roles}:
@@ -38,19 +44,29 @@ def conversation_problem(messages: Sequence[Mapping[str, Any]], roles: Collectio
 def _problem_with_template(messages: Sequence[Mapping[str, Any]], roles: Collection[str]) -> str | None:
     if not all(_is_known(message.get("role"), roles) for message in messages):
         return UNKNOWN_ROLE
-    problems = [None if _says_something_else(message) else _content_problem(message) for message in messages]
-    speaks = (problem not in _EMPTY for message, problem in zip(messages, problems, strict=True) if message["role"] == "assistant")
-    return next(filter(None, problems), None) if any(speaks) else NO_ASSISTANT
+    silent = {*silent_turns(messages)}
+    if all(number in silent for number, message in enumerate(messages) if message["role"] == "assistant"):
+        return NO_ASSISTANT
+    problems = (None if number in silent or _may_be_empty(each) else _content_problem(each) for number, each in enumerate(messages))
+    return next(filter(None, problems), None)
+
+
+def silent_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the numbers of the messages of the assistant that say nothing. A chat template writes them, but they are no targets."""
+    said_nothing = (number for number, message in enumerate(messages) if message["role"] == "assistant" and not calls_or_thinks(message))
+    return [number for number in said_nothing if _content_problem(messages[number]) in _EMPTY]
 
 
 def _is_known(role: Any, roles: Collection[str]) -> bool:
     return isinstance(role, str) and role in roles
 
 
-def _says_something_else(message: Mapping[str, Any]) -> bool:
-    """Return whether a message without content may be there: it calls tools or thinks, or it is the empty answer of a tool."""
+def _may_be_empty(message: Mapping[str, Any]) -> bool:
+    """Return whether a message without content may be there: it calls tools or thinks, it is the empty answer of a tool, or it is the
+    system's, whose empty message switches the default of a template off.
+    """
     content = message.get("content")
-    return not content and (calls_or_thinks(message) or (message["role"] == "tool" and content == ""))
+    return not content and (calls_or_thinks(message) or (message["role"] in ("tool", "system", "developer") and content == ""))
 
 
 def _content_problem(message: Mapping[str, Any]) -> str | None:

@@ -58,15 +58,16 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
 
     `offline`: whether to skip files on other machines. This function sends no request to the hub.
     """
+    problems_of: dict[str, str | None] = {}  # the problem of each template
     for table, source in _tables(registry, names):
         if _needs_roles(source) and (problem := registry.tokenizer.roles_problem) is not None:
             yield InputProblem(table, f"cannot be built: {problem}")
             continue
         if isinstance(source, SftSource):
-            try:
-                check_template(source.template, registry.tokenizer)
-            except NielsCacheError as error:
-                yield InputProblem(table, str(error))
+            if source.template not in problems_of:
+                problems_of[source.template] = _template_problem(source.template, registry)
+            if (problem := problems_of[source.template]) is not None:
+                yield InputProblem(table, problem)
                 continue
         try:
             source.identity()  # reads the file of `exclude`, which is on this machine
@@ -78,6 +79,14 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
             yield InputProblem(table, str(error), isinstance(error, SourceUnavailable), isinstance(error, BrokenRowError))
         except Exception:  # a bug of the source, not a fault of the data: the build reports it
             continue
+
+
+def _template_problem(template: str, registry: Registry) -> str | None:
+    try:
+        check_template(template, registry.tokenizer)
+    except NielsCacheError as error:
+        return str(error)
+    return None
 
 
 def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iterator[InputProblem]:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from niels_cache_assets.documents import Message
+from niels_cache_assets.sources.message_weights import WEIGHT_KEYS
 from niels_cache_runtime.format.meta import unique_keys
 
 MALFORMED_MESSAGES = "malformed_messages"
@@ -38,7 +39,7 @@ class _RepeatedKeyError(Exception):
 def plain_messages(value: Any) -> list[Message] | None:
     """Return the messages with the role names of this project, or None if the value is not a list of objects.
 
-    Other keys and empty system messages are left out.
+    Empty system messages are left out, and so are other keys, except those that say whether to train on a message.
     """
     return None if not _are_objects(value) else _read(value)
 
@@ -46,13 +47,14 @@ def plain_messages(value: Any) -> list[Message] | None:
 def template_messages(value: Any) -> list[Message] | str:
     """Return the messages for a chat template, or the reason why they cannot be used.
 
-    Messages keep their other keys, except those without a value.
+    Messages keep their other keys, except those without a value. An empty message of the system stays: without it, many templates write
+    their default one.
     """
     if not _are_objects(value):
         return MALFORMED_MESSAGES
     messages = _read(value, roles=SHARED_ROLES, keeps_others=True)
     try:
-        return next(filter(None, map(_problem_of, _spoken(value), cast(list[dict[str, Any]], messages))), messages)
+        return next(filter(None, map(_problem_of, _spoken(value, keeps_empty=True), cast(list[dict[str, Any]], messages))), messages)
     except _RepeatedKeyError:
         return REPEATED_KEY
 
@@ -124,16 +126,18 @@ def _content_of(message: Mapping[str, Any]) -> Any:
     return message["content"] if message.get("content") is not None else message.get("value")
 
 
-def _spoken(value: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages without empty ones of the system."""
-    return [message for message in value if not (_role_of(message) == "system" and _content_of(message) in (None, ""))]
+def _spoken(value: list[dict[str, Any]], *, keeps_empty: bool = False) -> list[dict[str, Any]]:
+    """Return the messages without those of the system that have no text. keeps_empty: with those whose text is empty."""
+    missing = (None,) if keeps_empty else (None, "")
+    return [message for message in value if not (_role_of(message) == "system" and _content_of(message) in missing)]
 
 
 def _read(value: list[dict[str, Any]], *, roles: Mapping[str, str] = _ROLES, keeps_others: bool = False) -> list[Message]:
     messages = []
-    for message in _spoken(value):
+    for message in _spoken(value, keeps_empty=keeps_others):
         role = _role_of(message)
-        others = {key: each for key, each in message.items() if key not in _MESSAGE_KEYS and each is not None} if keeps_others else {}
+        names = [key for key in message if key not in _MESSAGE_KEYS and (keeps_others or key in WEIGHT_KEYS)]
+        others = {key: message[key] for key in names if message[key] is not None}
         messages.append({"role": roles.get(role, role) if isinstance(role, str) else role, "content": _content_of(message), **others})
     return cast(list[Message], messages)
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from niels_cache_assets.chats.arguments import json_value, with_arguments
 from niels_cache_assets.documents import Message
+from niels_cache_assets.sources.message_weights import without_weights
 from niels_cache_assets.sources.messages import joined
 from niels_cache_runtime.format.meta import sha256_text
 
@@ -46,7 +47,7 @@ def sides_of(prompt: Any, chosen: Any, rejected: Any, read: Read, *, extra: Any 
             return side
     of_chosen, of_rejected = cast(tuple[list[Message], list[Message]], tuple(sides))
     for number, (one, other) in enumerate(zip(of_chosen[:-1], of_rejected[:-1], strict=False)):
-        if one != other and (one["role"] == "assistant" or not _are_same([one], [other])):
+        if without_weights(one) != without_weights(other) and (one["role"] == "assistant" or not _are_same([one], [other])):
             break
         of_rejected[number] = one
     return of_chosen, of_rejected
@@ -147,9 +148,13 @@ def dialogue(text: str) -> list[Message] | None:
 
 
 def prompt_length(chosen: Messages, rejected: Messages) -> int:
-    """Return the number of messages of the prompt: those that both sides begin with. Each side has at least one message after it."""
+    """Return the number of messages of the prompt: those that both sides begin with. Each side has at least one message after it.
+
+    Keys that say whether to train on a message do not count, because the prompt has no targets.
+    """
     most = min(len(chosen), len(rejected)) - 1
-    return next((number for number in range(most) if chosen[number] != rejected[number]), max(0, most))
+    differing = (number for number in range(most) if without_weights(chosen[number]) != without_weights(rejected[number]))
+    return next(differing, max(0, most))
 
 
 def pair_problem(chosen: Messages, rejected: Messages) -> str | None:

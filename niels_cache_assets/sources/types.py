@@ -19,7 +19,7 @@ from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
 from niels_cache_assets.sources.added import Added
-from niels_cache_assets.sources.config_path import SENTINELS, NameOrPath, TemplateName
+from niels_cache_assets.sources.config_path import SENTINELS, LearnedTurns, NameOrPath, TemplateName
 from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
 from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
 from niels_cache_assets.sources.reading.held_out import HeldOut
@@ -363,6 +363,7 @@ class SftSource(Source):
         description="The form of conversations as tokens: 'sentinels' are the special tokens of [tokenizer], 'chatml' is ChatML, "
         "'model' is the chat template in the folder of the tokenizer's model, and a path names a .jinja file",
     )
+    turns: LearnedTurns = "all"
 
     @model_validator(mode="before")
     @classmethod
@@ -372,7 +373,8 @@ class SftSource(Source):
         return table
 
     def shown_settings(self) -> dict[str, Any]:
-        return super().shown_settings() | ({} if self.template == SENTINELS else {"template": self.template})
+        own = {"template": self.template, "turns": self.turns}
+        return super().shown_settings() | {key: value for key, value in own.items() if value not in (SENTINELS, "all")}
 
     @property
     def roles(self) -> frozenset[str]:

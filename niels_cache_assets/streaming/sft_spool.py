@@ -30,6 +30,7 @@ from niels_cache_runtime.format.layout import (
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}
 
+_UNITS = "units.npy"
 _SPAN_COUNTS = "span_counts.npy"
 _SPAN_BOUNDS = "spans.npy"
 _TOKENS_PER_BLOCK = 1 << 21
@@ -51,11 +52,11 @@ class SftSpool:
     """A spool of encoded examples, which `deal` divides between the two splits. A context manager, which closes open files in any case.
 
     `dtype`: the dtype of the tokens. `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at
-    this checkpoint. `with_spans`: whether the examples have spans of targets. `sides`: 2 if examples are preference pairs, whose groups are
-    hashes of their prompts. Then no group is in memory.
+    this checkpoint. `sides`: 2 if examples are preference pairs, whose groups are hashes of their prompts. Then no group is in memory.
+    `with_units`: whether several examples may be of one conversation, and stay in one split.
     """
 
-    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, with_spans: bool = False, sides: int = 1) -> None:
+    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, sides: int = 1, with_units: bool = False) -> None:
         state = state or SpoolState()
         self._root, self._dtype, self._sides = root, dtype, sides
         self._scratch: Files = {}
@@ -63,7 +64,10 @@ class SftSpool:
         self._lengths = NpyWriter(root, f"{SCRATCH_NAME}/lengths.npy", IDX_DTYPE, self._scratch, resume_at=state.examples * sides)
         self._groups = NpyWriter(root, f"{SCRATCH_NAME}/groups.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
         self._own_splits = NpyWriter(root, f"{SCRATCH_NAME}/splits.npy", np.dtype("u1"), self._scratch, resume_at=state.examples)
-        self._spans = _SpanSpool(root, self._scratch, examples=state.examples * sides) if with_spans else None
+        self._units = (
+            NpyWriter(root, f"{SCRATCH_NAME}/{_UNITS}", IDX_DTYPE, self._scratch, resume_at=state.examples) if with_units else None
+        )
+        self._spans = _SpanSpool(root, self._scratch, examples=state.examples * sides)
         self._lineage = RowSpool(root, f"{SCRATCH_NAME}/lineage.arrow", LINEAGE, resume_at=state.lineage_bytes)
         self._group_numbers: dict[str, int] = {}
         for rows in self._lineage.read() if sides == 1 else ():
@@ -80,8 +84,8 @@ class SftSpool:
 
     @property
     def _parts(self) -> tuple[GrowingFile, ...]:
-        of_spans = () if self._spans is None else (self._spans.counts, self._spans.bounds)
-        return self._tokens, self._lengths, self._groups, self._own_splits, self._lineage, *of_spans
+        of_spans, of_units = (self._spans.counts, self._spans.bounds), () if self._units is None else (self._units,)
+        return self._tokens, self._lengths, self._groups, self._own_splits, self._lineage, *of_spans, *of_units
 
     @property
     def examples(self) -> int:
@@ -100,20 +104,26 @@ class SftSpool:
         return SpoolState(examples=self.examples, tokens=self.tokens, lineage_bytes=self._lineage.bytes), sizes
 
     def write(
-        self, conversations: Sequence[Conversation], tokens: np.ndarray, lengths: np.ndarray, spans: Sequence[np.ndarray] | None = None
+        self,
+        conversations: Sequence[Conversation],
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        spans: Sequence[np.ndarray],
+        units: np.ndarray | None = None,
     ) -> None:
         """Append conversations. tokens: of the spool's dtype, one conversation after the other. lengths: int64, tokens per conversation.
         spans: for each conversation, its spans of targets, (m, 2), relative to its first token. The two sides of a pair come one after the
-        other, and each has a length and spans.
+        other, and each has a length and spans. units: int64, the number of the conversation of each example.
         """
         if not conversations:
             return
         self.tokens += len(tokens)
         self._tokens.append(tokens.data.cast("B"))
         self._lengths.write(lengths)
-        if self._spans is not None and spans is not None:
-            self._spans.counts.write(np.fromiter(map(len, spans), np.int64, len(spans)))
-            self._spans.bounds.write(np.concatenate(spans))
+        self._spans.counts.write(np.fromiter(map(len, spans), np.int64, len(spans)))
+        self._spans.bounds.write(np.concatenate(spans))
+        if self._units is not None and units is not None:
+            self._units.write(units)
         self._groups.write(np.array([self._group_number(conversation.group) for conversation in conversations]))
         self._own_splits.write(
             np.array([_UNDECIDED if conversation.split is None else SPLITS.index(conversation.split) for conversation in conversations])
@@ -129,9 +139,9 @@ class SftSpool:
             }
         )
 
-    def deal(self, files: Files, *, val_frac: float, seed: int, by_group: bool) -> dict[str, int]:
+    def deal(self, files: Files, *, val_frac: float, seed: int, by_group: bool, with_spans: bool) -> dict[str, int]:
         """Write both splits into the cache directory, in input order. Return the counts of examples, tokens and spans by split, and of
-        straddling groups.
+        straddling groups. `with_spans`: whether to write the spans of targets.
 
         A straddling group has examples in both splits. An example that has a split keeps it. For all others, `val_mask` chooses the
         examples (with `by_group`: the groups) that go to val. The spool is kept, so that a failed attempt can be repeated.
@@ -146,7 +156,7 @@ class SftSpool:
             counts[f"{split}_examples"] = int(chosen.sum())
             of_sides = np.repeat(chosen, self._sides)
             counts[f"{split}_tokens"] = self._write_tokens(split, of_sides, files)
-            if self._spans is not None:
+            if with_spans:
                 counts[f"{split}_targets"] = self._write_spans(split, of_sides, files)
         grouped = groups != _NO_GROUP
         counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
@@ -164,10 +174,11 @@ class SftSpool:
         own_splits, groups = self._load("splits.npy"), self._load("groups.npy")
         is_val = own_splits == SPLITS.index("val")
         undecided = np.flatnonzero(own_splits == _UNDECIDED)
-        if by_group:
-            numbers = groups[undecided]
-            solitary = numbers == _NO_GROUP  # an example without a group counts as one group
-            numbers[solitary] = len(self._group_numbers) + np.arange(int(solitary.sum()))
+        if by_group or self._units is not None:
+            numbers = groups[undecided] if by_group else np.full(len(undecided), _NO_GROUP, dtype=groups.dtype)
+            solitary = numbers == _NO_GROUP  # an example, or a conversation, without a group counts as one group
+            alone = np.arange(len(groups)) if self._units is None else self._load(_UNITS)
+            numbers[solitary] = len(self._group_numbers) + alone[undecided][solitary]
             _, first, units = np.unique(numbers, return_index=True, return_inverse=True)
             units = np.argsort(np.argsort(first))[units]  # groups in order of first appearance
             is_val[undecided] = val_mask(len(first), val_frac=val_frac, seed=seed)[units]

@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec, module_from_spec
+from itertools import accumulate, pairwise
 from pathlib import Path
 from shutil import copyfile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -228,8 +229,7 @@ class TiktokenTokenizer(TextTokenizer):
             text, own = nfc_with_places(given, own_of_given) if self.normalize else (given, own_of_given)
             ids = self._encode(text, with_special=True)
             ends = np.cumsum([len(piece) for piece in self._encoding.decode_tokens_bytes(ids)], dtype=np.int64)
-            in_bytes = [(len(text[:start].encode()), len(text[:end].encode())) for start, end in own]
-            found.append((np.array(ids, dtype=np.uint32), places_of_spans(np.append(0, ends[:-1]), ends, in_bytes)))
+            found.append((np.array(ids, dtype=np.uint32), places_of_spans(np.append(0, ends[:-1]), ends, _in_bytes(text, own))))
         return found
 
     def _encode(self, text: str, *, with_special: bool = False) -> list[int]:
@@ -282,6 +282,16 @@ class TiktokenTokenizer(TextTokenizer):
         """Write the ranks and their description into a folder."""
         copyfile(self.ranks_path, folder / TIKTOKEN_RANKS_NAME)
         (folder / _NAME).write_text(self.description, encoding="utf-8", newline="\n")
+
+
+def _in_bytes(text: str, spans: Sequence[Span]) -> Sequence[Span]:
+    """Return spans of characters as spans of bytes of the text in UTF-8."""
+    if text.isascii():
+        return spans
+    places = sorted({place for span in spans for place in span})
+    lengths = (len(text[start:end].encode()) for start, end in pairwise([0, *places]))
+    before = dict(zip(places, accumulate(lengths), strict=True))
+    return [(before[start], before[end]) for start, end in spans]
 
 
 def _name_of(path: Path, encoding: str | None) -> str:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from shutil import copyfile
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -156,7 +157,7 @@ class HuggingFaceTokenizer(TextTokenizer):
         except Exception as error:  # `tokenizers` raises bare exceptions
             raise NielsCacheError(f"{self.model_path}: cannot encode a text: {_first_line(error)}") from error
         return [
-            (np.array(each.ids, dtype=np.uint32), np.array([_tokens_between(each, *span) for span in own], dtype=np.int64).reshape(-1, 2))
+            (np.array(each.ids, dtype=np.uint32), _tokens_of_spans(each, own) if len(own) else np.empty((0, 2), dtype=np.int64))
             for each, own in zip(encoded, spans, strict=True)
         ]
 
@@ -242,14 +243,20 @@ class HuggingFaceTokenizer(TextTokenizer):
                     copyfile(Path(self._given) / name, folder / name)
 
 
-def _tokens_between(encoded: tokenizers.Encoding, start: int, end: int) -> Span:
-    """Return the span of tokens for a span of characters. Characters at its ends that have no token are passed over."""
-    places = (encoded.char_to_token(place) for place in range(start, end))
-    first = next((place for place in places if place is not None), None)
-    if first is None:
-        return 0, 0
-    places = (encoded.char_to_token(place) for place in range(end - 1, start - 1, -1))
-    return first, next(place for place in places if place is not None) + 1
+def _tokens_of_spans(encoded: tokenizers.Encoding, spans: Sequence[Span]) -> np.ndarray:
+    """Return the span of tokens for each span of characters, (m, 2) int64. Characters at its ends that have no token are passed over."""
+    places = np.fromiter(chain.from_iterable(encoded.offsets), np.int64, 2 * len(encoded)).reshape(-1, 2)
+    tokens = np.flatnonzero(places[:, 0] < places[:, 1])
+    begins, ends = places[tokens].T
+    bounds = np.array(spans, dtype=np.int64)
+    first = np.searchsorted(ends, bounds[:, 0], side="right")
+    last = np.searchsorted(begins, bounds[:, 1], side="left") - 1  # the last token of the last character
+    found = (first <= last) & (bounds[:, 0] < bounds[:, 1])
+    first, last = first[found], last[found]
+    last = np.searchsorted(ends, np.minimum(ends[last], bounds[found, 1]) - 1, side="right")  # the first one of this character
+    result = np.zeros_like(bounds)
+    result[found] = np.stack([tokens[first], tokens[last] + 1], axis=1)
+    return result
 
 
 def side_files(model: str | Path) -> list[Path]:

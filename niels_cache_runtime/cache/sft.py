@@ -5,7 +5,7 @@
 
 EOT is the end-of-text token. `sys`, `usr` and `asst` are sentinels: tokens that begin a message of that role. All code that samples or
 packs examples uses these functions, so targets are the same everywhere. Opening reads the starts of all examples, 8 bytes each. A split
-that was built with a chat template has its targets in files of their own (`targets`).
+that was built with a chat template, or with messages that are not trained on, has its targets in files of their own (`targets`).
 """
 
 from pathlib import Path
@@ -79,7 +79,7 @@ class OpenedExamples(NamedTuple):
     """The open files of an SFT split, all of one build.
 
     meta: the meta.json, or None. tokens: mapped. starts: (examples,) int64; of preference pairs, (2 * pairs,), the chosen side of each pair
-    before the rejected one. spans: the targets, if the split was built with a chat template or has pairs; None if sentinels mark them.
+    before the rejected one. spans: the targets, if they are in files of their own; None if sentinels mark them.
     """
 
     meta: Meta | None
@@ -125,13 +125,14 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify, pairs: bool) ->
 
 
 def _split_with_spans(meta: Meta | None, tokens_path: Path) -> Split | None:
-    """Return the split of this file if its targets are spans, otherwise None."""
+    """Return the split of this file if its targets are spans, otherwise None. Without a meta.json of ours, the files beside it decide."""
+    split = next((split for split in SPLITS if tokens_path.name == tokens_name(split)), None)
     if not has_spans(meta):
-        return None
-    for split in SPLITS:
-        if tokens_path.name == tokens_name(split):
-            return split
-    raise NielsCacheError(f"{tokens_path}: the targets of this data set are in files beside it, so the file must keep its name")
+        is_ours = meta is not None and not is_foreign(meta)
+        return split if split is not None and not is_ours and (tokens_path.parent / targets_name(split)).exists() else None
+    if split is None:
+        raise NielsCacheError(f"{tokens_path}: the targets of this data set are in files beside it, so the file must keep its name")
+    return split
 
 
 def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | None, tokens_path: str) -> int:
@@ -171,12 +172,14 @@ def resolve_target_ids(
     """Return the ids of EOT and of the assistant sentinel. The second is None if no sentinel marks the targets.
 
     all_count: whether every token is a target. Raises NielsCacheError for the reasons that `resolve_ids` lists, and for an asst_id if the
-    targets are spans.
+    data set has a chat template.
     """
     if opened.spans is not None and asst_id is not None:
-        raise NielsCacheError(
-            f"{tokens_path}: asst_id={asst_id!r}: the targets are in files beside it, and no sentinel marks them; leave it out"
-        )
+        if "template" in (opened.meta or {}):
+            raise NielsCacheError(
+                f"{tokens_path}: asst_id={asst_id!r}: the targets are in files beside it, and no sentinel marks them; leave it out"
+            )
+        resolve_ids(eot_id, asst_id, meta=opened.meta, tokens_path=tokens_path)  # compares them with meta.json
     if opened.spans is not None or all_count:
         return resolve_id("eot", eot_id, meta=opened.meta, tokens_path=tokens_path), None
     return resolve_ids(eot_id, asst_id, meta=opened.meta, tokens_path=tokens_path)

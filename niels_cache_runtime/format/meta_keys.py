@@ -116,10 +116,15 @@ META_KEYS: tuple[MetaKey, ...] = (
         "template",
         "a table",
         ("sft",),
-        "The chat template, if it is not `sentinels`: `name`, `sha256` of its text (the file `chat_template.jinja`), and `marks`: whether "
-        "it marks its targets itself",
+        "The chat template, if it is not `sentinels`: `name`, `sha256` of its text (the file `chat_template.jinja`), `marks`: whether it "
+        "marks its targets itself, and `turns` if each example learns only one turn of a conversation",
     ),
-    MetaKey("targets", "a table of whole numbers", ("sft",), "With a template or pairs: spans of targets in `train` and `val`"),
+    MetaKey(
+        "targets",
+        "a table of whole numbers",
+        ("sft",),
+        "Spans of targets in `train` and `val`; missing if sentinels alone mark the targets (no template, no pairs, no masked messages)",
+    ),
     MetaKey(
         "sides",
         "a list of texts",
@@ -146,7 +151,12 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("part", "a table", ("corpus",), "In a part: `plan` (its fingerprint) and `number`"),
     MetaKey("dropped", "a table of whole numbers", _DATASETS, "The number of documents that were left out, for each reason"),
     MetaKey("dropped_by_source", "a table of whole numbers", ("corpus",), "The part of `dropped` that the source left out while reading"),
-    MetaKey("facts", "a table", _DATASETS, "Further facts from the source, such as trees of messages that are in both splits"),
+    MetaKey(
+        "facts",
+        "a table",
+        _DATASETS,
+        "Further facts, such as `masked_messages` (of the assistant, not trained on), and the trees of messages that are in both splits",
+    ),
     # Tokenizer
     MetaKey(
         "sha256",

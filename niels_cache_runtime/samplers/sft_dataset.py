@@ -40,7 +40,7 @@ class SFTExampleDataset:
     T: tokens per row. An example is cut to its first T+1 tokens, or padded with EOT (the end-of-text token).
     device: the device of batches. eot_id: the id of EOT.
     asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens. A data set with a chat template
-        has its targets in further files beside the tokens, and takes no asst_id.
+        takes no asst_id.
     verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
     local_dir, limit_bytes: for addresses, such as `s3://bucket/caches/NAME/train_tokens.bin`: the folder of a local copy, and how many
         bytes it may take. Both files are fetched first.
@@ -48,6 +48,9 @@ class SFTExampleDataset:
     Examples without a target in their first T+1 tokens would make the loss NaN, so they are never sampled. `examples_without_target` is the
     number of such examples, and one warning gives this number. The object can be pickled: a copy maps the files again, and raises an error
     if they belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
+
+    A data set with a chat template, or with messages that are not trained on, has its targets in two further files beside the tokens
+    (`train_targets.npy` and `train_target_ends.npy`), which are read too.
 
     Raises NielsCacheError if a file is missing, malformed, or not the file that meta.json lists, and if the data set was never built. Also
     raises it if an id is unknown, is no token id or differs from meta.json, and if the cache has another tokenizer now than at the build.
@@ -95,7 +98,7 @@ class SFTExampleDataset:
         self._lengths = kept_lengths[has_target]
 
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return x, y, y_masked: (B, T) int64, contiguous, on the device. y_masked is y inside assistant spans and -100 elsewhere.
+        """Return x, y, y_masked: (B, T) int64, contiguous, on the device. y_masked is y at targets and -100 elsewhere.
 
         B examples are drawn with replacement, uniformly from all examples with a target, by one call on `generator`.
         """

@@ -48,48 +48,54 @@ def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Pa
     sizes: the bytes of those files on disk that meta.json lists. Raises NielsCacheError if meta.json lacks a key that the checks need.
     """
     dtype = token_dtype_of(meta)
-    if has_spans(meta):
-        ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), [])
-        yield MetaPart(lambda: _template_problems(meta, ids.vocab_size, dtype))
-        for split in SPLITS:
-            yield _SpanSplit(meta, folder, split, sizes, ids=ids, dtype=dtype)
-        return
-    ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), [special_id(meta, role) for role in ROLES])
-    yield MetaPart(lambda: meta_problems(meta, ids.vocab_size, dtype))
+    roles = [] if "template" in meta else [special_id(meta, role) for role in ROLES]
+    ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), roles)
+    yield MetaPart(lambda: _meta_problems(meta, ids.vocab_size, dtype))
     for split in SPLITS:
         yield _SftSplit(meta, folder, split, sizes, ids=ids, dtype=dtype)
 
 
 class _SftSplit:
+    """A split: ids in the vocabulary, totals, messages if sentinels begin them, and spans of targets that lie in their examples."""
+
     def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype) -> None:
-        self._meta, self._split, self._ids, self._dtype = meta, split, ids, dtype
+        self._meta, self._folder, self._split, self._ids, self._dtype = meta, folder, split, ids, dtype
         self._path, idx_path = tokens_name(split), idx_name(split)
-        self._size = sizes.get(self._path, 0)
+        self._sizes, self._size = sizes, sizes.get(self._path, 0)
         self._token_count = self._size // dtype.itemsize
         self._starts, self._starts_problem = read_offsets(
             folder, idx_path, "example_starts", meta, sizes, token_count=self._token_count, needed=True
         )
-        self._messages = _Messages(ids, self._starts, token_count=self._token_count, dtype=dtype)
-        self.inputs = frozenset({self._path, idx_path})
+        self._messages = _Messages(ids, self._starts if ids.roles else None, token_count=self._token_count, dtype=dtype)
+        self._of_spans = (targets_name(split), target_ends_name(split)) if has_spans(meta) else ()
+        self.inputs = frozenset({self._path, idx_path, *self._of_spans})
         self.looks: dict[str, Look] = {self._path: self._messages.look_at} if self._path in sizes else {}
 
     def problems(self) -> Iterator[Problem]:
-        if self._path not in self._meta["files"]:
-            yield META_NAME, f"lists no {self._path}"
+        for name in (self._path, *self._of_spans):
+            if name not in self._meta["files"]:
+                yield META_NAME, f"lists no {name}"
         if problem := size_problem(self._size, self._dtype):
             yield self._path, problem
         if self._starts_problem is not None:
             yield self._starts_problem
         if self._starts is not None:
-            yield from total_problems(self._meta, f"{self._split}_examples", len(self._starts))
+            examples, half = divmod(len(self._starts), entries_per_example(self._meta))
+            if half:
+                yield idx_name(self._split), f"has {len(self._starts)} entries, an odd number, so one side of a pair is missing"
+            yield from total_problems(self._meta, f"{self._split}_examples", examples)
         yield from self._ids.too_large_problems(self._path, self._messages.too_large)
         for found in self._messages.problems():
             yield self._path, found
         if f"{self._split}_tokens" in self._meta:
             yield from total_problems(self._meta, f"{self._split}_tokens", self._token_count)
+        if self._starts is not None and self._of_spans and all(name in self._sizes for name in self._of_spans):
+            spans = check_target_files(self._folder, self._split, self._starts, token_count=self._token_count)
+            if self._meta["targets"].get(self._split) != spans:
+                yield META_NAME, f"targets.{self._split} is {self._meta['targets'].get(self._split)}, but the files hold {spans}"
 
 
-def _template_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
+def _meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
     yield from meta_problems(meta, vocab_size, dtype)
     named = meta["template"].get("sha256") if isinstance(meta.get("template"), dict) else None
     if named != meta["files"].get(CHAT_TEMPLATE_NAME, {}).get("sha256"):
@@ -98,53 +104,16 @@ def _template_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator
         yield META_NAME, f"sides is {meta['sides']!r:.80}, expected {', '.join(SIDES)}"
 
 
-class _SpanSplit:
-    """A split with spans, of a chat template or of pairs: ids in the vocabulary, and spans of targets that lie in their examples."""
-
-    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype) -> None:
-        self._meta, self._folder, self._split, self._ids, self._dtype = meta, folder, split, ids, dtype
-        self._path = tokens_name(split)
-        self._names = (self._path, idx_name(split), targets_name(split), target_ends_name(split))
-        self._sizes, self._too_large = sizes, -1
-        self.inputs = frozenset(self._names)
-        self.looks: dict[str, Look] = {self._path: self._look_at} if self._path in sizes else {}
-
-    def _look_at(self, block: memoryview) -> None:
-        tokens = tokens_of(block, self._dtype)
-        self._too_large = max(self._too_large, self._ids.too_large(tokens))
-
-    def problems(self) -> Iterator[Problem]:
-        for name in self._names:
-            if name not in self._meta["files"]:
-                yield META_NAME, f"lists no {name}"
-        size = self._sizes.get(self._path, 0)
-        if problem := size_problem(size, self._dtype):
-            yield self._path, problem
-        yield from self._ids.too_large_problems(self._path, self._too_large)
-        token_count = size // self._dtype.itemsize
-        yield from total_problems(self._meta, f"{self._split}_tokens", token_count)
-        if not all(name in self._sizes for name in self._names):  # the comparison of files reports a missing file
-            return
-        starts = OffsetFile(self._folder / idx_name(self._split), "example_starts", token_count=token_count)
-        examples, half = divmod(len(starts), entries_per_example(self._meta))
-        if half:
-            yield idx_name(self._split), f"has {len(starts)} entries, an odd number, so one side of a pair is missing"
-        yield from total_problems(self._meta, f"{self._split}_examples", examples)
-        spans = check_target_files(self._folder, self._split, starts, token_count=token_count)
-        if self._meta["targets"].get(self._split) != spans:
-            yield META_NAME, f"targets.{self._split} is {self._meta['targets'].get(self._split)}, but the files hold {spans}"
-
-
 class _Messages:
     """Counts of errors in the form of examples, in consecutive blocks of tokens. A message is a role sentinel, its content, and EOT.
 
-    starts: None if the starts of examples are unknown; then only ids are checked. If an offset was moved to a different message of the same
-        conversation, this is not detected.
+    starts: None if the starts of examples are unknown, or if no sentinels begin messages; then only ids are checked. If an offset was
+        moved to a different message of the same conversation, this is not detected.
     """
 
     def __init__(self, ids: SpecialIds, starts: OffsetFile | None, *, token_count: int, dtype: np.dtype) -> None:
         self._ids, self._starts, self._token_count, self._dtype = ids, starts, token_count, dtype
-        self._asst = ids.roles[ROLES.index("asst")]
+        self._asst = ids.roles[ROLES.index("asst")] if ids.roles else None
         self._position = 0
         self._last_is_eot = False  # whether the block before this one ended with EOT
         self._last_answered = -1  # the last example in which an assistant's message was seen

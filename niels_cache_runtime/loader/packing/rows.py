@@ -92,9 +92,9 @@ class PackedExamples:
     T: inputs per row.
     seed: seed and epoch decide which examples share a row.
     shuffle: with False, the rows are the same in every epoch.
-    loss_on: which tokens are targets. "assistant" means the assistant's messages, each with the end-of-text token (EOT) that closes it.
-        "last_assistant" means only the last of these messages that has a target in the kept part. "all" means every token. The first token
-        of an example and padding are never targets.
+    loss_on: which tokens are targets. "assistant" means the assistant's messages, each with the end-of-text token (EOT) that closes it,
+        without those that the data marks not to be trained on. "last_assistant" means only the last of these messages that has a target in
+        the kept part. "all" means every token, whatever the data marks. The first token of an example and padding are never targets.
     overflow: what to keep of an example that is longer than T+1 tokens. "truncate_right" keeps the first T+1 tokens, "truncate_left" keeps
         the last T+1 (the most recent turns), "drop" keeps nothing. Assistant spans are found before an example is cut.
     eot_id, asst_id: taken from the data set's meta.json when None. asst_id is not used for "all". It must be None for a data set with a
@@ -235,8 +235,8 @@ class PackedExamples:
     def _find_fingerprint(self, starts: NDArray[np.int64]) -> str:
         """Return a sha256 over the split's files, as meta.json lists them, and over the settings that decide the content of rows.
 
-        If meta.json has no such list, the sha256 covers the offsets, the number of tokens, and the first and last 4 KiB of the tokens
-        instead. In this case a change in the middle is not detected.
+        If meta.json has no such list, the sha256 covers the offsets, the spans of targets, the number of tokens, and the first and last
+        4 KiB of the tokens instead. In this case a change in the middle is not detected.
         """
         if self.meta is not None and not is_foreign(self.meta):
             listed = listed_files(self.meta, Path(self.files[0]).parent)
@@ -246,7 +246,8 @@ class PackedExamples:
                 names |= {targets_name(split), target_ends_name(split)}
             content = content_sha256({name: entry for name, entry in listed.items() if name in names})
         else:
-            probe = (self._tokens[:_PROBE_TOKENS], self._tokens[-_PROBE_TOKENS:], starts)
+            of_spans = () if self._spans is None else (self._spans.bounds, self._spans.ends)
+            probe = (self._tokens[:_PROBE_TOKENS], self._tokens[-_PROBE_TOKENS:], starts, *of_spans)
             content = f"{len(self._tokens)} " + hashlib.sha256(b"".join(array.tobytes() for array in probe)).hexdigest()
         settings = (PACKING_VERSION, self.T, self.seed, self.loss_on, self.overflow, self.eot_id, self.asst_id)
         return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()

@@ -5,10 +5,11 @@ Each side costs what a batch of SFT rows costs. `rows` decides which pairs are i
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast, get_args
 
 import torch
 
+from niels_cache_runtime.cache.checks import check_choice, check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IGNORE_INDEX, SIDES
 from niels_cache_runtime.loader.batch import Batch, BatchMaker
@@ -16,6 +17,8 @@ from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.preference.rows import side_of
 from niels_cache_runtime.loader.settings import LoaderSettings
 from niels_cache_runtime.loader.source import Source
+
+Padding = Literal["max_length", "longest"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,13 +48,26 @@ class PreferenceBatch:
         assert self.chosen.document_ids is not None
         return torch.where(self.chosen_mask, self.chosen.document_ids.long() + 1, 0).amax(dim=1)  # every pair has a target
 
-    def padded_inputs(self) -> dict[str, torch.Tensor]:
+    def padded_inputs(self, *, padding: Padding = "max_length", pad_to_multiple_of: int | None = None) -> dict[str, torch.Tensor]:
         """Return the batch as trl's DPOTrainer takes it, for rows of one pair each (`packing=False`, or PreferenceDataset).
 
-        `input_ids`, `attention_mask` and `completion_mask` are (2 * B, T + 1) int64: B rows of chosen sides, then B rows of rejected sides.
-        The completion mask is 1 at targets. The attention mask is 0 at padding, and at a last token that is no target, because nothing
-        follows it. Raises NielsCacheError for rows with several pairs, because trl takes one pair a row.
+        `input_ids`, `attention_mask` and `completion_mask` are (2 * B, length) int64: B rows of chosen sides, then B rows of rejected
+        sides. The completion mask is 1 at targets. The attention mask is 0 at padding, and at a last token that is no target, because
+        nothing follows it.
+
+        padding: "max_length" gives a length of T + 1. "longest" gives the length of the longest side of the batch, as trl's collator does.
+            So the length differs between batches, which torch.compile and CUDA graphs do not like.
+        pad_to_multiple_of: with "longest", the length is rounded up to a multiple of this number. T + 1 must be a multiple of it.
+
+        Raises NielsCacheError for rows with several pairs, because trl takes one pair a row, and for an invalid setting.
         """
+        check_choice("padding", padding, get_args(Padding))
+        width = self.chosen.x.shape[1] + 1
+        if pad_to_multiple_of is not None and width % check_positive("pad_to_multiple_of", pad_to_multiple_of):
+            raise NielsCacheError(
+                f"pad_to_multiple_of={pad_to_multiple_of}: T + 1 is {width}, which is no multiple of it; "
+                f"use T={-(-width // pad_to_multiple_of) * pad_to_multiple_of - 1}"
+            )
         if int(self.pairs.amax(dim=0) if len(self.pairs) else 0) > 1:
             raise NielsCacheError("padded_inputs: a row holds several pairs; give the loader packing=False")
         ids, attention, completion = [], [], []
@@ -61,10 +77,13 @@ class PreferenceBatch:
             is_token = side.document_ids == 0  # padding is a document of its own
             attention.append(torch.cat([is_token, is_token[:, -1:] & mask[:, -1:]], dim=1))  # the last y may be padding
             completion.append(torch.cat([torch.zeros_like(mask[:, :1]), mask], dim=1))
+        if padding == "longest" and ids[0].numel():
+            multiple = pad_to_multiple_of or 1
+            width = -(-int(torch.cat(attention).sum(dim=1).amax()) // multiple) * multiple
         return {
-            "input_ids": torch.cat(ids),
-            "attention_mask": torch.cat(attention).long(),
-            "completion_mask": torch.cat(completion).long(),
+            "input_ids": torch.cat(ids)[:, :width].contiguous(),
+            "attention_mask": torch.cat(attention)[:, :width].long(),
+            "completion_mask": torch.cat(completion)[:, :width].long(),
         }
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> "PreferenceBatch":

@@ -1,0 +1,189 @@
+"""A chat template in jinja2's immutable sandbox: its text, its marks, and where it begins to write each message.
+
+It runs in the child process (child.py), and imports only the standard library and jinja2.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from itertools import count
+from typing import Any, NamedTuple
+
+from niels_cache_assets.chats.words import Words
+
+Messages = list[dict[str, Any]]
+
+
+class Refused(Exception):
+    """The template refuses a conversation with `raise_exception`."""
+
+
+class Unfit(Exception):
+    """The output of the template cannot be used."""
+
+
+class Made(NamedTuple):
+    """A rendering. marked: for each block `generation`, its place, its text, and the number of its message or None. begins: where the
+    template begins to write each message. It is empty for a template that does not write messages one after the other in a loop.
+    """
+
+    text: str
+    marked: list[tuple[int, str, int | None]]
+    begins: dict[int, int]
+
+
+class CompiledTemplate:
+    """A compiled template.
+
+    variables: values that the template may use, such as the strings of special tokens. names: the strings of all special tokens. Raises
+    the errors of jinja2 for a template with a wrong syntax.
+    """
+
+    def __init__(self, text: str, variables: dict[str, Any], names: Collection[str] = ()) -> None:
+        from jinja2 import nodes
+        from jinja2.ext import Extension, loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+        from jinja2.utils import Namespace
+        from jinja2.visitor import NodeTransformer
+
+        template = self
+        blocks: list[nodes.Node] = []
+
+        class Marks(Extension):
+            """The block `generation`, whose text is a target. Loops report here, too."""
+
+            tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+            def parse(self, parser: Any) -> Any:
+                line = next(parser.stream).lineno
+                body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+                blocks.append(nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line))
+                return blocks[-1]
+
+            def _marked(self, caller: Any) -> str:
+                made = str(caller())
+                template.passes.mark(made)
+                return made
+
+            def _begun(self, loop: int, value: Any) -> None:
+                template.passes.begin(loop, value)
+
+            def _ended(self, loop: int) -> None:
+                template.passes.end(loop)
+
+        class Loops(NodeTransformer):
+            """A change of all loops: each tells the message of a pass, and its end."""
+
+            def visit_For(self, node: nodes.For) -> Any:
+                self.generic_visit(node)
+                if not isinstance(node.target, nodes.Name):
+                    return node
+                marks: Any = environment.extensions[Marks.identifier]
+                loop = nodes.Const(next(numbers))
+                begun = marks.call_method("_begun", [loop, nodes.Name(node.target.name, "load")], lineno=node.lineno)
+                node.body.insert(0, nodes.ExprStmt(begun).set_lineno(node.lineno))
+                return [node, nodes.ExprStmt(marks.call_method("_ended", [loop], lineno=node.lineno)).set_lineno(node.lineno)]
+
+        class Names(Namespace):
+            """A namespace without names that begin with an underscore."""
+
+            def __setitem__(self, name: str, value: Any) -> None:
+                if str(name).startswith("_"):
+                    raise Unfit(f"a namespace cannot have the name {name!r}")
+                super().__setitem__(name, value)
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Marks, loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals |= {"raise_exception": _refuse, "namespace": Names}
+        for made_by_chance in (environment.globals, environment.filters):
+            made_by_chance.pop("lipsum", None)
+            made_by_chance.pop("random", None)
+        tree, numbers = environment.parse(text), count()
+        for outer in tree.find_all((nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)):
+            if any(inner is block for inner in outer.find_all(nodes.CallBlock) for block in blocks):
+                raise Unfit(
+                    f"line {outer.lineno}: a generation block is inside a macro or a set block, so the place of its text is not known"
+                )
+        self._words = (strings_of(tree), compared_in(tree), frozenset(names))
+        self.has_marks = bool(blocks)
+        self.passes = Passes({})
+        self._variables = variables
+        tree = Loops().visit(tree)
+        self._template = environment.from_string(tree.set_environment(environment))
+
+    def neutral(self, messages: Messages, tools: Any) -> tuple[Messages, Any]:
+        """Return a conversation with neutral words."""
+        words = Words(*self._words)
+        return [words.of(message) for message in messages], words.of(tools)
+
+    def made(self, messages: Messages, tools: Any, *, most: int, prompt: bool = False) -> Made:
+        """Render messages. prompt: whether the text ends with the prompt for a reply."""
+        pieces: list[str] = []
+        self.passes = Passes({id(message): number for number, message in enumerate(messages)})
+        values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
+        for piece in self._template.generate(**{**self._variables, **values}):
+            pieces.append(piece)
+            self.passes.written += len(piece)
+            if self.passes.written > most:
+                raise Unfit(f"it makes more than {most:,} characters of one conversation")
+        return Made("".join(pieces), self.passes.marked, self.passes.begins)
+
+
+class Passes:
+    """The passes of loops over the messages of one rendering. numbers: the messages by their `id`."""
+
+    def __init__(self, numbers: Mapping[int, int]) -> None:
+        self.written = 0  # characters of the conversation that are already rendered
+        self.marked: list[tuple[int, str, int | None]] = []
+        self.begins: dict[int, int] = {}
+        self._numbers = numbers
+        self._open: list[tuple[int, dict[int, int]]] = []  # loops that run, and the places of their messages
+        self._most = 0
+
+    def begin(self, loop: int, value: Any) -> None:
+        number = self._numbers.get(id(value))
+        if number is None:
+            return
+        if not self._open or self._open[-1][0] != loop:
+            self._open.append((loop, {}))
+        self._open[-1][1][number] = self.written
+
+    def end(self, loop: int) -> None:
+        """End a loop. The loop that writes most is the one that writes the messages."""
+        if not self._open or self._open[-1][0] != loop:
+            return
+        _, begins = self._open.pop()
+        grown = self.written - next(iter(begins.values()))
+        if grown > self._most:
+            self._most, self.begins = grown, begins
+
+    def mark(self, made: str) -> None:
+        self.marked.append((self.written, made, next(reversed(self._open[-1][1])) if self._open else None))
+
+
+def strings_of(tree: Any) -> frozenset[str]:
+    """Return all strings in the code of a template, and the names of attributes."""
+    from jinja2 import nodes
+
+    texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+    return frozenset(texts | {node.attr for node in tree.find_all(nodes.Getattr)})
+
+
+def compared_in(tree: Any) -> frozenset[str]:
+    """Return the strings with which a template compares others."""
+    from jinja2 import nodes
+
+    found: set[str] = set()
+    for node in tree.find_all((nodes.Compare, nodes.Test, nodes.Filter)):
+        if not isinstance(node, nodes.Filter) or node.name in ("selectattr", "rejectattr"):
+            found |= {each.value for each in node.find_all(nodes.Const) if isinstance(each.value, str)}
+    return frozenset(found)
+
+
+def _refuse(message: Any) -> None:
+    raise Refused(str(message))
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

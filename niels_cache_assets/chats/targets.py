@@ -1,0 +1,254 @@
+"""The targets of a rendered conversation: the words of the assistant, and the token that ends them.
+
+It runs in the child process (child.py), and imports only the standard library and jinja2.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+from niels_cache_assets.chats.compiled import CompiledTemplate, Made, Messages, Refused, Unfit
+from niels_cache_assets.chats.words import TAG, WORD
+
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same key in messages, the first one is the usual one
+_RENDERED = 100_000  # messages that may be rendered to prove the targets of one conversation, or
+_RENDERED_EACH = 8  # so many for each of its messages, if that is more
+_EVENLY = 16  # messages of a long conversation whose targets are proven, at even distances
+_OF_PROBES = 1_000_000  # the most characters of a short conversation
+_MARK_IT = "put {% generation %} and {% endgeneration %} around the words of the assistant"
+
+Span = tuple[int, int]
+Target = tuple[int, int, int | None]
+"""The first character, the character past the last one, and the number of the message."""
+
+
+class Unproven(Exception):
+    """A conversation has more messages than can be rendered one by one."""
+
+
+class Renderer:
+    """A template that renders conversations and finds their targets."""
+
+    def __init__(self, template: CompiledTemplate) -> None:
+        self.template = template
+
+    def render(self, messages: Messages, tools: Any, *, most: int, last: bool = False) -> dict[str, Any]:
+        """Return the text of a conversation, the spans of its targets in characters, the message of each span, and the neutral text.
+
+        most: the most characters that the text may have. last: whether only words of the last message, which is the assistant's, are
+        targets. Raises Refused, Unfit, Unproven, and whatever the template raises.
+        """
+        return Conversation(self, [_as_transformers_has_it(message) for message in messages], tools, most=most).answer(last=last)
+
+    def text(self, messages: Messages, tools: Any, *, most: int) -> str:
+        """Return the text of a conversation without looking for its targets. See `render`."""
+        return self.template.made([_as_transformers_has_it(message) for message in messages], tools, most=most).text
+
+    @cached_property
+    def _probes(self) -> list[Conversation]:
+        turns = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+        return [Conversation(self, messages, None, most=_OF_PROBES) for messages in (turns[1:], turns)]
+
+    @cached_property
+    def plain(self) -> str | None:
+        """A short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
+        for probe in self._probes:
+            with suppress(Exception):
+                return probe.made(prompt=True, neutral=True).text
+        return None
+
+    @cached_property
+    def asked_always(self) -> str | None:
+        """The prompt for a reply if the template writes it at the end of every conversation, or "". None if no short conversation tells."""
+        for probe in self._probes:
+            try:
+                return probe.asked_always()
+            except Unfit:
+                raise
+            except Exception:  # it refuses this conversation
+                continue
+        return None
+
+
+class Conversation:
+    """The renderings of one conversation with a template. most: the most characters that a text may have."""
+
+    def __init__(self, renderer: Renderer, messages: Messages, tools: Any, *, most: int) -> None:
+        self._renderer, self._messages, self._tools, self._most = renderer, messages, tools, most
+        self._neutral = renderer.template.neutral(messages, tools)
+        self._turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
+
+    def made(self, end: int | None = None, *, prompt: bool = False, neutral: bool = False) -> Made:
+        """Render the messages before number `end`, or all of them. prompt: with the prompt for a reply. neutral: with neutral words."""
+        messages, tools = self._neutral if neutral else (self._messages, self._tools)
+        return self._renderer.template.made(messages[:end], tools, most=self._most, prompt=prompt)
+
+    def answer(self, *, last: bool) -> dict[str, Any]:
+        """Return the values of `Renderer.render`."""
+        whole = self.made()
+        try:
+            neutral = self.made(neutral=True)
+        except Exception as error:
+            raise Refused(f"with neutral words in the place of its texts: {error}") from error
+        always = self._renderer.asked_always
+        always = self.asked_always() if always is None else always
+        if not whole.text.endswith(always) or not neutral.text.endswith(always):
+            raise Unfit(
+                f"the prompt {always!r} ends every conversation but this one; let the template write it if add_generation_prompt is true"
+            )
+        whole = whole._replace(text=whole.text.removesuffix(always))
+        neutral = neutral._replace(text=neutral.text.removesuffix(always))
+        if self._renderer.template.has_marks:
+            targets = [each for each in self._marked(whole) if not last or each[2] in (None, len(self._messages) - 1)]
+        elif last:
+            targets = [self._of_last(whole, neutral, always)]
+        else:
+            targets = self._added(whole, neutral, always)
+        targets = [each for each in targets if each[0] < each[1]]
+        return {
+            "text": whole.text,
+            "spans": [(start, end) for start, end, _ in targets],
+            "owners": [owner for _, _, owner in targets],
+            "neutral": neutral.text,
+        }
+
+    def asked_always(self) -> str:
+        """Return the prompt for a reply if the template writes it without being asked, or "".
+
+        It is what the messages before a reply end with, and the text of the reply begins with. Raises Unfit if this is not clear.
+        """
+        last = next((number for number in reversed(self._turns) if number), None)
+        if last is None:
+            return ""
+        whole, before = self.made(last + 1, neutral=True), self.made(last, neutral=True).text
+        if self.made(last + 1, prompt=True, neutral=True).text != whole.text:
+            return ""
+        begin = whole.begins.get(last)
+        if begin is None:
+            replies = whole.text.startswith(before) and whole.text[len(before) :].lstrip().startswith(WORD)
+            prompt = _common([before[::-1], whole.text[::-1]])[::-1].strip() if replies else ""
+            unclear = bool(prompt)
+        else:
+            prompt = before[begin:] if before.startswith(whole.text[:begin]) else ""
+            if not prompt.strip() or not whole.text.endswith(prompt):
+                return ""
+            if whole.text.startswith(prompt, begin):
+                return prompt
+            unclear = bool(_common([prompt, whole.text[begin:]]))
+        if unclear and not self._renderer.template.has_marks:
+            raise Unfit(f"{prompt!r} at the end of every conversation may be the prompt for a reply, which is no target; {_MARK_IT}")
+        return ""
+
+    def _marked(self, whole: Made) -> list[Target]:
+        targets = []
+        for start, made, owner in whole.marked:
+            if not whole.text.startswith(made, start):
+                raise Unfit("a generation block is inside of a recursive loop, so the place of its text is not known")
+            if made:
+                targets.append((start, start + len(made), owner))
+        if any(owner is None for _, _, owner in targets) and len(targets) == len(self._turns):
+            targets = [(start, end, owner) for (start, end, _), owner in zip(targets, self._turns, strict=True)]
+        return targets
+
+    def _added(self, whole: Made, neutral: Made, always: str) -> list[Target]:
+        """Return the text that each message of the assistant adds to the messages before it.
+
+        Each is proven by rendering the messages up to it. In a conversation with very many messages, this would take the square of their
+        number. Then it is proven for some of each kind, and all others must have the same header at the place where the template begins to
+        write them.
+        """
+        most = max(_RENDERED, _RENDERED_EACH * len(self._messages))
+        if 2 * sum(self._turns) <= most:
+            return [self._proven(number, whole, neutral, always) for number in self._turns]
+        headers: dict[Any, str] = {}
+        first_of_kind = {self._kind(number): number for number in reversed(self._turns)}
+        evenly = self._turns[:: max(1, len(self._turns) // _EVENLY)]
+        for number in dict.fromkeys([self._turns[-1], *sorted(first_of_kind.values()), *evenly]):
+            most -= 2 * number
+            if most < 0:
+                break
+            start, end, _ = self._proven(number, whole, neutral, always)
+            begin, next_begin = self._part(number, whole)
+            if end != next_begin or headers.setdefault(self._kind(number), whole.text[begin:start]) != whole.text[begin:start]:
+                raise Unproven
+        targets: list[Target] = []
+        for number in self._turns:
+            begin, end = self._part(number, whole)
+            header = headers.get(self._kind(number))
+            if header is None or not whole.text.startswith(header, begin):
+                raise Unproven
+            targets.append((begin + len(header), end, number))
+        return targets
+
+    def _kind(self, number: int) -> Any:
+        """Return what decides the form of a message: its keys, tags in its text, and the speaker before it."""
+        message = self._messages[number]
+        keys = tuple(sorted(key for key, value in message.items() if value))
+        return keys, TAG.search(str(message.get("content"))) is None, self._messages[number - 1].get("role") if number else None
+
+    def _part(self, number: int, whole: Made) -> Span:
+        """Return the first character of a message, and the character past its last one."""
+        begin, end = whole.begins.get(number), whole.begins.get(number + 1)
+        end = len(whole.text) if number == len(self._messages) - 1 else end
+        if begin is None or end is None:
+            raise Unproven
+        return begin, end
+
+    def _proven(self, number: int, whole: Made, neutral: Made, always: str) -> Target:
+        """Return the text that a message of the assistant adds. Raises Unfit if the rest is not the same without it."""
+        before = self.made(number, prompt=True).text if number else self._opening(whole, neutral, always)
+        is_last = number == len(self._messages) - 1
+        after = whole.text if is_last else self.made(number + 1).text.removesuffix(always)
+        if before is None or not after.startswith(before) or not whole.text.startswith(after):
+            raise Unfit(
+                f"message {number} of the assistant cannot be found, because the text before it depends on the messages after it; "
+                f'make an example of each turn (turns = "each" or "last"), or {_MARK_IT}'
+            )
+        return len(before), len(after), number
+
+    def _of_last(self, whole: Made, neutral: Made, always: str) -> Target:
+        """Return the words of the last message. They follow the prompt for a reply, or the part of the prompt that is in the text."""
+        last = len(self._messages) - 1
+        before = self.made(last, prompt=True).text if last else self._opening(whole, neutral, always)
+        if before is None or not whole.text.startswith(before):
+            without = self.made(last, neutral=True).text.removesuffix(always) if last else ""
+            prompted = self.made(last, prompt=True, neutral=True).text if last else ""
+            reached = len(_common([prompted, neutral.text]))
+            before = self.made(last).text.removesuffix(always) + neutral.text[len(without) : reached] if last else ""
+            if not 0 < len(without) <= reached or not whole.text.startswith(before):
+                raise Unfit(f"the words of message {last} of the assistant cannot be found; {_MARK_IT}")
+        return len(before), len(whole.text), last
+
+    def _opening(self, whole: Made, neutral: Made, always: str) -> str | None:
+        """Return the text before the words of a first message that is the assistant's, or None if it is not found.
+
+        It ends with the prompt for a reply. The template need not render a conversation without messages to get it.
+        """
+        asked = Conversation(self._renderer, [{"role": "user", "content": "x"}], None, most=self._most)
+        without = asked.made().text
+        prompted = asked.made(prompt=True).text
+        if not prompted.startswith(without):
+            return None
+        prompt = prompted[len(without) :] or always
+        begin, end = neutral.begins.get(0, 0), neutral.text.find(WORD, neutral.begins.get(0, 0))
+        start = neutral.text.rfind(prompt, begin, end) if prompt else begin
+        if end < 0 or start < 0:
+            return None
+        header = neutral.text[begin : start + len(prompt)]
+        begin = whole.begins.get(0, 0)
+        return whole.text[: begin + len(header)] if whole.text.startswith(header, begin) else None
+
+
+def _as_transformers_has_it(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message without keys that are None, and with its reasoning under the names that templates use."""
+    kept = {key: value for key, value in message.items() if value is not None}
+    thoughts = next((kept[key] for key in _THOUGHTS if key in kept), None)
+    return kept if thoughts is None else {"thinking": thoughts, **kept, "reasoning_content": thoughts}
+
+
+def _common(texts: list[str]) -> str:
+    """Return what two texts begin with."""
+    first, second = texts
+    return first[: next((place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))]
