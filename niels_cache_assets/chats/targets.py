@@ -58,14 +58,7 @@ class Renderer:
     @cached_property
     def asked_always(self) -> str | None:
         """The prompt for a reply if the template writes it at the end of every conversation, or "". None if no short conversation tells."""
-        for probe in self._probes:
-            try:
-                return probe.asked_always()
-            except Unfit:
-                raise
-            except Exception:  # it refuses this conversation
-                continue
-        return None
+        return next((asked for probe in self._probes if (asked := probe.asked_always()) is not None), None)
 
 
 class Conversation:
@@ -89,7 +82,7 @@ class Conversation:
         except Exception as error:
             raise Refused(f"with neutral words in the place of its texts: {error}") from error
         always = self._renderer.asked_always
-        always = self.asked_always() if always is None else always
+        always = (self.asked_always() or "") if always is None else always
         if not whole.text.endswith(always) or not neutral.text.endswith(always):
             raise Unfit(
                 f"the prompt {always!r} ends every conversation but this one; let the template write it if add_generation_prompt is true"
@@ -110,16 +103,20 @@ class Conversation:
             "neutral": neutral.text,
         }
 
-    def asked_always(self) -> str:
-        """Return the prompt for a reply if the template writes it without being asked, or "".
+    def asked_always(self) -> str | None:
+        """Return the prompt for a reply if the template writes it without being asked, or "". Return None if the template fails.
 
         It is what the messages before a reply end with, and the text of the reply begins with. Raises Unfit if this is not clear.
         """
         last = next((number for number in reversed(self._turns) if number), None)
         if last is None:
             return ""
-        whole, before = self.made(last + 1, neutral=True), self.made(last, neutral=True).text
-        if self.made(last + 1, prompt=True, neutral=True).text != whole.text:
+        try:
+            whole, before = self.made(last + 1, neutral=True), self.made(last, neutral=True).text
+            prompted = self.made(last + 1, prompt=True, neutral=True).text
+        except Exception:
+            return None
+        if prompted != whole.text:
             return ""
         begin = whole.begins.get(last)
         if begin is None:
