@@ -94,7 +94,10 @@ def test_a_prompt_at_the_end_that_is_not_exactly_the_header_is_refused(model: Pa
 
 
 def test_an_ending_that_is_no_prompt_stays(model: Path) -> None:
-    assert learned(UNMARKED + "{{ '(end)' }}", opened_model(model), TURNS[:2], last=True) == ["first answer\n(end)"]
+    text = chatml().text.replace("{%- if add_generation_prompt %}", "{{- '<|im_start|>(end)' }}{%- if false %}")
+    (found,) = encode(text, opened_model(model), Chat(TURNS, "example 1"))
+    assert opened_model(model).decode(found.ids).endswith("second answer<|im_end|>\n<|im_start|>(end)")
+    assert learned(text, opened_model(model)) == WORDS
 
 
 @pytest.mark.parametrize("text", [LOOP + IF_ASKED, chatml().text])
