@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from niels_cache_assets.chats.words import Words
 
+_BEGUN, _ENDED = " begun", " ended"
 Messages = list[dict[str, Any]]
 
 
@@ -41,7 +42,7 @@ class CompiledTemplate:
     """
 
     def __init__(self, text: str, variables: dict[str, Any], names: Collection[str] = ()) -> None:
-        from jinja2 import nodes
+        from jinja2 import nodes, pass_context
         from jinja2.ext import Extension, loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
         from jinja2.utils import Namespace
@@ -51,7 +52,7 @@ class CompiledTemplate:
         blocks: list[nodes.Node] = []
 
         class Marks(Extension):
-            """The block `generation`, whose text is a target. Loops report here, too."""
+            """The block `generation`, whose text is a target."""
 
             tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -66,12 +67,6 @@ class CompiledTemplate:
                 template.passes.mark(made)
                 return made
 
-            def _begun(self, loop: int, value: Any) -> None:
-                template.passes.begin(loop, value)
-
-            def _ended(self, loop: int) -> None:
-                template.passes.end(loop)
-
         class Loops(NodeTransformer):
             """A change of all loops: each tells the message of a pass, and its end."""
 
@@ -79,11 +74,11 @@ class CompiledTemplate:
                 self.generic_visit(node)
                 if not isinstance(node.target, nodes.Name):
                     return node
-                marks: Any = environment.extensions[Marks.identifier]
                 loop = nodes.Const(next(numbers))
-                begun = marks.call_method("_begun", [loop, nodes.Name(node.target.name, "load")], lineno=node.lineno)
+                begun = nodes.Filter(nodes.Name(node.target.name, "load"), _BEGUN, [loop], [], None, None).set_lineno(node.lineno)
+                ended = nodes.Filter(loop, _ENDED, [], [], None, None).set_lineno(node.lineno)
                 node.body.insert(0, nodes.ExprStmt(begun).set_lineno(node.lineno))
-                return [node, nodes.ExprStmt(marks.call_method("_ended", [loop], lineno=node.lineno)).set_lineno(node.lineno)]
+                return [node, nodes.ExprStmt(ended).set_lineno(node.lineno)]
 
         class Names(Namespace):
             """A namespace without names that begin with an underscore."""
@@ -95,6 +90,10 @@ class CompiledTemplate:
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Marks, loopcontrols])
         environment.filters["tojson"] = _to_json
+        environment.filters |= {  # cheaper than functions; no template can use such a name
+            _BEGUN: lambda value, loop: template.passes.begin(loop, value),
+            _ENDED: pass_context(lambda context, loop: template.passes.end(loop)),  # with a context, it is not called while compiling
+        }
         environment.globals |= {"raise_exception": _refuse, "namespace": Names}
         for made_by_chance in (environment.globals, environment.filters):
             made_by_chance.pop("lipsum", None)

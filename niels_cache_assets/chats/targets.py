@@ -5,6 +5,7 @@ It runs in the child process (child.py), and imports only the standard library a
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,8 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same 
 _RENDERED = 100_000  # messages that may be rendered to prove the targets of one conversation, or
 _RENDERED_EACH = 8  # so many for each of its messages, if that is more
 _EVENLY = 16  # messages of a long conversation whose targets are proven, at even distances
+_SHORT = 16  # messages
+_MOST_KNOWN = 2000
 _OF_PROBES = 1_000_000  # the most characters of a short conversation
 _MARK_IT = "put {% generation %} and {% endgeneration %} around the words of the assistant"
 
@@ -33,6 +36,7 @@ class Renderer:
 
     def __init__(self, template: CompiledTemplate) -> None:
         self.template = template
+        self._known: dict[str, Made] = {}  # renderings of short conversations with neutral words
 
     def render(self, messages: Messages, tools: Any, *, most: int, last: bool = False) -> dict[str, Any]:
         """Return the text of a conversation, the spans of its targets in characters, the message of each span, and the neutral text.
@@ -41,6 +45,17 @@ class Renderer:
         targets. Raises Refused, Unfit, Unproven, and whatever the template raises.
         """
         return Conversation(self, [_as_transformers_has_it(message) for message in messages], tools, most=most).answer(last=last)
+
+    def made_of_neutral(self, messages: Messages, tools: Any, *, most: int) -> Made:
+        """Render a conversation with neutral words. Most short conversations have one of a few forms, so they are kept."""
+        if len(messages) > _SHORT or tools:
+            return self.template.made(messages, tools, most=most)
+        key = json.dumps(messages)
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self.template.made(messages, tools, most=most)
+        return self._known[key]
 
     @cached_property
     def _probes(self) -> list[Conversation]:
@@ -78,7 +93,7 @@ class Conversation:
         """Return the values of `Renderer.render`."""
         whole = self.made()
         try:
-            neutral = self.made(neutral=True)
+            neutral = self._renderer.made_of_neutral(*self._neutral, most=self._most)
         except Exception as error:
             raise Refused(f"with neutral words in the place of its texts: {error}") from error
         always = self._renderer.asked_always
