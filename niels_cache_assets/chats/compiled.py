@@ -48,7 +48,8 @@ class CompiledTemplate:
         from jinja2.utils import Namespace
         from jinja2.visitor import NodeTransformer
 
-        template = self
+        template, numbers = self, count()
+        self.passes: Passes = Passes({})
         blocks: list[nodes.Node] = []
 
         class Marks(Extension):
@@ -98,7 +99,7 @@ class CompiledTemplate:
         for made_by_chance in (environment.globals, environment.filters):
             made_by_chance.pop("lipsum", None)
             made_by_chance.pop("random", None)
-        tree, numbers = environment.parse(text), count()
+        tree = environment.parse(text)
         for outer in tree.find_all((nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)):
             if any(inner is block for inner in outer.find_all(nodes.CallBlock) for block in blocks):
                 raise Unfit(
@@ -106,7 +107,6 @@ class CompiledTemplate:
                 )
         self._words = (strings_of(tree), compared_in(tree), frozenset(names))
         self.has_marks = bool(blocks)
-        self.passes = Passes({})
         self._variables = variables
         tree = Loops().visit(tree)
         self._template = environment.from_string(tree.set_environment(environment))
