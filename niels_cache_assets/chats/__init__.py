@@ -1,5 +1,7 @@
 """Chat templates: conversations as a model expects them, and the tokens of the assistant among them.
 
-templates: the text of a template --> rendering: text and marked places, in a child process (child)
+templates: the text of a template --> rendering: text and spans of targets, in a child process
                                   --> encoding: tokens and spans of tokens
+
+The child process has its own modules, which import nothing of the others: child --> targets --> compiled --> words
 """

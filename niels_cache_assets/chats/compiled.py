@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from niels_cache_assets.chats.words import Words
 
+_BEGUN, _ENDED = " begun", " ended"
 Messages = list[dict[str, Any]]
 
 
@@ -41,17 +42,18 @@ class CompiledTemplate:
     """
 
     def __init__(self, text: str, variables: dict[str, Any], names: Collection[str] = ()) -> None:
-        from jinja2 import nodes
+        from jinja2 import nodes, pass_context
         from jinja2.ext import Extension, loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
         from jinja2.utils import Namespace
         from jinja2.visitor import NodeTransformer
 
-        template = self
+        template, numbers = self, count()
+        self.passes: Passes = Passes({})
         blocks: list[nodes.Node] = []
 
         class Marks(Extension):
-            """The block `generation`, whose text is a target. Loops report here, too."""
+            """The block `generation`, whose text is a target."""
 
             tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -66,12 +68,6 @@ class CompiledTemplate:
                 template.passes.mark(made)
                 return made
 
-            def _begun(self, loop: int, value: Any) -> None:
-                template.passes.begin(loop, value)
-
-            def _ended(self, loop: int) -> None:
-                template.passes.end(loop)
-
         class Loops(NodeTransformer):
             """A change of all loops: each tells the message of a pass, and its end."""
 
@@ -79,11 +75,11 @@ class CompiledTemplate:
                 self.generic_visit(node)
                 if not isinstance(node.target, nodes.Name):
                     return node
-                marks: Any = environment.extensions[Marks.identifier]
                 loop = nodes.Const(next(numbers))
-                begun = marks.call_method("_begun", [loop, nodes.Name(node.target.name, "load")], lineno=node.lineno)
+                begun = nodes.Filter(nodes.Name(node.target.name, "load"), _BEGUN, [loop], [], None, None).set_lineno(node.lineno)
+                ended = nodes.Filter(loop, _ENDED, [], [], None, None).set_lineno(node.lineno)
                 node.body.insert(0, nodes.ExprStmt(begun).set_lineno(node.lineno))
-                return [node, nodes.ExprStmt(marks.call_method("_ended", [loop], lineno=node.lineno)).set_lineno(node.lineno)]
+                return [node, nodes.ExprStmt(ended).set_lineno(node.lineno)]
 
         class Names(Namespace):
             """A namespace without names that begin with an underscore."""
@@ -95,11 +91,15 @@ class CompiledTemplate:
 
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Marks, loopcontrols])
         environment.filters["tojson"] = _to_json
+        environment.filters |= {  # cheaper than functions; no template can use such a name
+            _BEGUN: lambda value, loop: template.passes.begin(loop, value),
+            _ENDED: pass_context(lambda context, loop: template.passes.end(loop)),  # with a context, it is not called while compiling
+        }
         environment.globals |= {"raise_exception": _refuse, "namespace": Names}
         for made_by_chance in (environment.globals, environment.filters):
             made_by_chance.pop("lipsum", None)
             made_by_chance.pop("random", None)
-        tree, numbers = environment.parse(text), count()
+        tree = environment.parse(text)
         for outer in tree.find_all((nodes.AssignBlock, nodes.Macro, nodes.FilterBlock, nodes.CallBlock)):
             if any(inner is block for inner in outer.find_all(nodes.CallBlock) for block in blocks):
                 raise Unfit(
@@ -107,7 +107,6 @@ class CompiledTemplate:
                 )
         self._words = (strings_of(tree), compared_in(tree), frozenset(names))
         self.has_marks = bool(blocks)
-        self.passes = Passes({})
         self._variables = variables
         tree = Loops().visit(tree)
         self._template = environment.from_string(tree.set_environment(environment))

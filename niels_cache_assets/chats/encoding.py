@@ -53,7 +53,9 @@ class ChatEncoder:
         template.require_tokens(lambda token: tokenizer.token_id(token) is not None, tokenizer.model_path)
         self._template, self._tokenizer = template, tokenizer
         self._names = tuple(filter(None, tokenizer.special_names()))
-        self._rendering = Rendering(template, self._names)
+        reserved = {*tokenizer.reserved_ids()}
+        self._guarded_names = [name for name in self._names if "think" not in name.lower() or tokenizer.token_id(name) in reserved]
+        self._rendering = Rendering(template, self._guarded_names)
         self._known: dict[str, list[int]] = {}  # the guarded tokens of short neutral texts
 
     def __enter__(self) -> ChatEncoder:
@@ -122,7 +124,7 @@ class ChatEncoder:
         guarded: set[int | None] = {*self._tokenizer.reserved_ids()}
         if self._rendering.plain is not None:
             ((written, _),) = self._tokenizer.encode_rendered([self._rendering.plain], [()])
-            added = {self._tokenizer.token_id(name) for name in self._names if "think" not in name.lower()}
+            added = {self._tokenizer.token_id(name) for name in self._guarded_names}
             guarded |= added & {*written.tolist()}
         is_guarded = np.zeros(self._tokenizer.vocab_size, dtype=bool)
         is_guarded[[token for token in guarded if token is not None]] = True

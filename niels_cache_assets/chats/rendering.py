@@ -109,9 +109,7 @@ class Rendering:
 
         def tried(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str | None:
             with suppress(NielsCacheError):
-                if isinstance(
-                    answer := child.render([Chat(messages, "a call for a try", tools)], text_only=True)[0], Rendered
-                ):
+                if isinstance(answer := child.render([Chat(messages, "a call for a try", tools)], text_only=True)[0], Rendered):
                     return answer.text
             return None
 

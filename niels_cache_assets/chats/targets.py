@@ -5,6 +5,7 @@ It runs in the child process (child.py), and imports only the standard library a
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,8 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same 
 _RENDERED = 100_000  # messages that may be rendered to prove the targets of one conversation, or
 _RENDERED_EACH = 8  # so many for each of its messages, if that is more
 _EVENLY = 16  # messages of a long conversation whose targets are proven, at even distances
+_SHORT = 16  # messages
+_MOST_KNOWN = 2000
 _OF_PROBES = 1_000_000  # the most characters of a short conversation
 _MARK_IT = "put {% generation %} and {% endgeneration %} around the words of the assistant"
 
@@ -33,6 +36,7 @@ class Renderer:
 
     def __init__(self, template: CompiledTemplate) -> None:
         self.template = template
+        self._known: dict[str, Made] = {}  # renderings of short conversations with neutral words
 
     def render(self, messages: Messages, tools: Any, *, most: int, last: bool = False) -> dict[str, Any]:
         """Return the text of a conversation, the spans of its targets in characters, the message of each span, and the neutral text.
@@ -45,6 +49,17 @@ class Renderer:
     def text(self, messages: Messages, tools: Any, *, most: int) -> str:
         """Return the text of a conversation without looking for its targets. See `render`."""
         return self.template.made([_as_transformers_has_it(message) for message in messages], tools, most=most).text
+
+    def made_of_neutral(self, messages: Messages, tools: Any, *, most: int) -> Made:
+        """Render a conversation with neutral words. Most short conversations have one of a few forms, so they are kept."""
+        if len(messages) > _SHORT or tools:
+            return self.template.made(messages, tools, most=most)
+        key = json.dumps(messages)
+        if key not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self.template.made(messages, tools, most=most)
+        return self._known[key]
 
     @cached_property
     def _probes(self) -> list[Conversation]:
@@ -62,14 +77,7 @@ class Renderer:
     @cached_property
     def asked_always(self) -> str | None:
         """The prompt for a reply if the template writes it at the end of every conversation, or "". None if no short conversation tells."""
-        for probe in self._probes:
-            try:
-                return probe.asked_always()
-            except Unfit:
-                raise
-            except Exception:  # it refuses this conversation
-                continue
-        return None
+        return next((asked for probe in self._probes if (asked := probe.asked_always()) is not None), None)
 
 
 class Conversation:
@@ -89,11 +97,11 @@ class Conversation:
         """Return the values of `Renderer.render`."""
         whole = self.made()
         try:
-            neutral = self.made(neutral=True)
+            neutral = self._renderer.made_of_neutral(*self._neutral, most=self._most)
         except Exception as error:
             raise Refused(f"with neutral words in the place of its texts: {error}") from error
         always = self._renderer.asked_always
-        always = self.asked_always() if always is None else always
+        always = (self.asked_always() or "") if always is None else always
         if not whole.text.endswith(always) or not neutral.text.endswith(always):
             raise Unfit(
                 f"the prompt {always!r} ends every conversation but this one; let the template write it if add_generation_prompt is true"
@@ -114,16 +122,20 @@ class Conversation:
             "neutral": neutral.text,
         }
 
-    def asked_always(self) -> str:
-        """Return the prompt for a reply if the template writes it without being asked, or "".
+    def asked_always(self) -> str | None:
+        """Return the prompt for a reply if the template writes it without being asked, or "". Return None if the template fails.
 
         It is what the messages before a reply end with, and the text of the reply begins with. Raises Unfit if this is not clear.
         """
         last = next((number for number in reversed(self._turns) if number), None)
         if last is None:
             return ""
-        whole, before = self.made(last + 1, neutral=True), self.made(last, neutral=True).text
-        if self.made(last + 1, prompt=True, neutral=True).text != whole.text:
+        try:
+            whole, before = self.made(last + 1, neutral=True), self.made(last, neutral=True).text
+            prompted = self.made(last + 1, prompt=True, neutral=True).text
+        except Exception:
+            return None
+        if prompted != whole.text:
             return ""
         begin = whole.begins.get(last)
         if begin is None:

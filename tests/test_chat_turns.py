@@ -1,0 +1,411 @@
+"""Which tokens of a conversation are learned: never a header, never an empty turn, and with `turns` only those of one turn."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+import torch
+
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.build_cache import Resume, build_sft_cache
+from niels_cache_assets.chats.compiled import CompiledTemplate
+from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, Refusal
+from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
+from niels_cache_assets.chats.targets import Renderer
+from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.documents import Conversation
+from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.inputs import input_problems
+from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.tokenizer.kinds import open_model
+from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.verify import verify_dataset
+from tests.chat_models import UNMARKED, chatml, model_folder, opened_model, template_of
+
+BODY = "{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}"
+LOOP = "{% for message in messages %}" + BODY + "{% endfor %}"
+PROMPT = "{{ '<|im_start|>assistant\\n' }}"
+IF_ASKED = "{% if add_generation_prompt %}" + PROMPT + "{% endif %}"
+
+
+def user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: str, **others: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **others}
+
+
+TURNS = [user("first question"), assistant("first answer"), user("second question"), assistant("second answer")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return model_folder(tmp_path_factory.mktemp("model") / "model")
+
+
+def encode(text: str, tokenizer: HuggingFaceTokenizer, *chats: Chat) -> list[EncodedChat]:
+    with ChatEncoder(template_of(text), tokenizer) as encoder:
+        found = encoder.encode(chats)
+    assert not [each for each in found if isinstance(each, Refusal)]
+    return [each for each in found if isinstance(each, EncodedChat)]
+
+
+def learned(text: str, tokenizer: HuggingFaceTokenizer, messages: list[dict[str, Any]] = TURNS, **settings: Any) -> list[str]:
+    (found,) = encode(text, tokenizer, Chat(messages, "example 1", **settings))
+    return [tokenizer.decode(found.ids[start:end]) for start, end in found.spans.tolist()]
+
+
+WORDS = ["first answer<|im_end|>", "second answer<|im_end|>"]
+ALWAYS = {
+    "after the loop": LOOP + PROMPT,
+    "in the last pass": LOOP.replace("{% endfor %}", "{% if loop.last %}" + PROMPT + "{% endif %}{% endfor %}"),
+    "with marks": LOOP.replace("message.content ~ '<|im_end|>\\n'", "''").replace(
+        "}}{% endfor %}",
+        "}}{% generation %}{{ message.content ~ '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}{% endfor %}",
+    )
+    + PROMPT,
+}
+
+
+@pytest.mark.parametrize("where", ALWAYS)
+def test_a_prompt_that_is_always_written_is_cut(where: str, model: Path) -> None:
+    tokenizer, text = opened_model(model), ALWAYS[where]
+    (found,) = encode(text, tokenizer, Chat(TURNS, "example 1"))
+    assert tokenizer.decode(found.ids).endswith("second answer<|im_end|>\n")
+    own = [each for each in learned(text, tokenizer) if "question" not in each]
+    assert own == WORDS
+    assert learned(text, tokenizer, last=True)[-1:] == WORDS[1:]
+    assert learned(text, tokenizer, [*TURNS, user("third question")])[: len(WORDS)][-1] != "<|im_start|>assistant\n"
+
+
+def test_a_prompt_at_the_end_that_is_not_exactly_the_header_is_refused(model: Path) -> None:
+    thinking = LOOP + "{{ '<|im_start|>assistant\\n<think>' }}"
+    nowhere = "{% for i in range(messages|length) %}" + BODY.replace("message.", "messages[i].") + "{% endfor %}" + PROMPT
+    for text in (thinking, nowhere):
+        with pytest.raises(NielsCacheError, match="end of every conversation"):
+            learned(text, opened_model(model))
+
+
+def test_an_ending_that_is_no_prompt_stays(model: Path) -> None:
+    text = chatml().text.replace("{%- if add_generation_prompt %}", "{{- '<|im_start|>(end)' }}{%- if false %}")
+    (found,) = encode(text, opened_model(model), Chat(TURNS, "example 1"))
+    assert opened_model(model).decode(found.ids).endswith("second answer<|im_end|>\n<|im_start|>(end)")
+    assert learned(text, opened_model(model)) == WORDS
+
+
+@pytest.mark.parametrize("text", [LOOP + IF_ASKED, chatml().text])
+def test_the_line_break_after_the_end_of_a_turn_is_no_target(text: str, model: Path) -> None:
+    assert learned(text, opened_model(model)) == WORDS
+    marked = text.replace("'<|im_end|>' }}{% endgeneration %}", "'<|im_end|>\\n' }}{% endgeneration %}")
+    assert learned(marked, opened_model(model)) == WORDS
+
+
+def test_a_target_never_begins_in_the_header_of_the_template(model: Path) -> None:
+    header = "{{ 'Write after <|im_start|>assistant\\nor refuse.\\n' }}"
+    greeting = [assistant("hello"), *TURNS]
+    assert learned(header + LOOP + IF_ASKED, opened_model(model), greeting) == ["hello<|im_end|>", *WORDS]
+    without_prompt = learned(header + LOOP, opened_model(model), greeting)
+    assert len(without_prompt) == 3
+    assert not any("Write after" in words for words in without_prompt)
+
+
+def test_each_target_has_the_number_of_its_message() -> None:
+    twice = "{% generation %}{{ message.content }}{% endgeneration %}, {% generation %}{{ message.content }}{% endgeneration %}"
+    marked = "{% generation %}{{ messages[i].content }}{% endgeneration %}"
+    by_number = "{% for i in range(messages|length) %}{% if i % 2 %}" + marked + "{% endif %}{% endfor %}"
+    for text, wanted in [
+        (chatml().text, [1, 3]),
+        (LOOP + IF_ASKED, [1, 3]),
+        (LOOP.replace(BODY, twice), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (by_number, [1, 3]),
+    ]:
+        with Rendering(template_of(text)) as rendering:
+            (found,) = rendering.render([Chat(TURNS, "example 1")])
+        assert isinstance(found, Rendered)
+        assert found.owners == wanted
+
+
+def test_ignored_messages_give_no_target(model: Path) -> None:
+    for text in (chatml().text, LOOP + IF_ASKED):
+        assert learned(text, opened_model(model), ignored={1}) == WORDS[1:]
+
+
+def source_of(folder: Path, *rows: list[dict[str, Any]], **keys: Any) -> ChatJsonl:
+    path = folder / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows), encoding="utf-8")
+    return ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], **keys})
+
+
+def test_an_empty_system_message_reaches_a_template_only(tmp_path: Path) -> None:
+    rows = [[{"role": "system", "content": ""}, *TURNS], [{"role": "system", "content": None}, *TURNS]]
+    for template, wanted in (("chatml", [5, 4]), ("sentinels", [4, 4])):
+        source = source_of(tmp_path, *rows, template=template)
+        ((*found,),) = source.conversations(StreamContext(seed=0))
+        assert [len(each.messages) for each in found] == wanted
+
+
+def test_an_empty_turn_stays_without_a_target_and_is_counted(tmp_path: Path, model: Path) -> None:
+    rows = [[*TURNS[:2], user("more"), assistant(empty), *TURNS[2:]] for empty in ("", " \n", None)]  # type: ignore[arg-type]
+    source = source_of(tmp_path, *rows, [user("q"), assistant("")], template="chatml", on_broken="drop")
+    context = StreamContext(seed=0)
+    found = [each for batch in source.conversations(context) for each in batch]
+    assert context.report.dropped == {"no_assistant": 1}
+    settings: dict[str, Any] = {"tokenizer": opened_model(model), "val_frac": 0, "seed": 1}
+    build_sft_cache(found, str(tmp_path / "x"), template=template_of(LOOP + IF_ASKED), **settings)
+    meta = read_meta(str(tmp_path / "x" / "meta.json"))
+    assert meta["facts"]["empty_turns"] == 3
+    assert meta["targets"]["train"] == 6
+    assert verify_dataset(tmp_path / "x") == []
+
+
+THINKING = (
+    "{% for message in messages %}{{ '<|im_start|>' ~ message.role ~ '\\n' }}"
+    "{% if message.reasoning_content and loop.last %}{{ '<think>' ~ message.reasoning_content ~ '</think>' }}{% endif %}"
+    "{{ message.content ~ '<|im_end|>\\n' }}{% endfor %}" + IF_ASKED
+)
+SYSTEM_AT_THE_END = (
+    "{% set system = messages[0].content if messages[0].role == 'system' else '' %}{{ bos_token }}"
+    "{% for message in messages if message.role != 'system' %}"
+    "{% set before = system ~ '\\n' if loop.revindex0 <= 1 and system else '' %}"
+    "{% if message.role == 'user' %}{{ '[INST] ' ~ before ~ message.content ~ '[/INST]' }}"
+    "{% else %}{{ ' ' ~ message.content ~ eos_token }}{% endif %}{% endfor %}"
+)
+END_IF_NOT_ASKED = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|usr|>' if message.role == 'user' else '<|asst|>' }}{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|asst|>' }}{% else %}{{ eos_token }}{% endif %}"
+)
+OTHER_PROMPT = LOOP + IF_ASKED.replace("assistant\\n", "assistant\\n<think>\\n</think>\\n")
+CURRENT = {  # the form of Qwen3, of Mistral, of Metharme, and of Gemma 4 without thinking
+    "thinking that disappears": (THINKING, "<think>so</think>second answer<|im_end|>"),
+    "the system at the end": (SYSTEM_AT_THE_END, " second answer<|im_end|>"),
+    "an end if no reply is asked": (END_IF_NOT_ASKED, "second answer<|im_end|>"),
+    "a prompt that replies do not have": (OTHER_PROMPT, "second answer<|im_end|>"),
+}
+SPOKEN = [
+    user("first question"),
+    assistant("first answer", reasoning_content="hm"),
+    user("second question"),
+    assistant("second answer", reasoning_content="so"),
+]
+
+
+@pytest.mark.parametrize("form", CURRENT)
+def test_each_turn_has_the_ids_of_transformers_and_learns_its_own_words(form: str, model: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    text, wanted = CURRENT[form]
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(model / "tokenizer.json"), bos_token="<|endoftext|>", eos_token="<|im_end|>"
+    )
+    messages = [{"role": "system", "content": "Be brief."}, *SPOKEN] if form == "the system at the end" else SPOKEN
+    with pytest.raises(NielsCacheError, match='turns = "each"'):
+        learned(text, opened_model(model), messages)
+    turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    found = encode(text, opened_model(model), *(Chat(messages[: turn + 1], "example", last=True) for turn in turns))
+    for turn, each in zip(turns, found, strict=True):
+        assert each.ids.tolist() == theirs.apply_chat_template(messages[: turn + 1], chat_template=text, return_dict=True)["input_ids"]
+        assert len(each.spans) == 1
+    (start, end) = found[-1].spans[0].tolist()
+    assert opened_model(model).decode(found[-1].ids[start:end]) == wanted
+
+
+def conversations(count: int) -> list[Conversation]:
+    return [
+        Conversation([user(f"q {n}"), *(assistant(f"a {n} {k}") if k % 2 else user(f"b {n}") for k in range(1, 2 + 2 * (n % 3)))], str(n))
+        for n in range(count)
+    ]  # type: ignore[list-item]
+
+
+def built(folder: Path, model: Path, found: Any, **changes: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {"tokenizer": opened_model(model), "val_frac": 0.3, "seed": 2, "template": chatml(), "threads": 1, **changes}
+    build_sft_cache(found, str(folder), **settings)
+    assert verify_dataset(folder) == []
+    return dict(read_meta(str(folder / "meta.json")))
+
+
+def test_examples_of_a_conversation_share_a_split(tmp_path: Path, model: Path) -> None:
+    given = conversations(30)
+    metas = {turns: built(tmp_path / turns, model, given, turns=turns) for turns in ("all", "each", "last")}
+    ids = {
+        (turns, split): parquet.read_table(tmp_path / turns / f"{split}_examples.parquet").column("source_id").to_pylist()
+        for turns in metas
+        for split in ("train", "val")
+    }
+    assert len(ids["each", "val"]) > len({*ids["each", "val"]}) > 3
+    for split in ("train", "val"):
+        assert {*ids["each", split]} == {*ids["all", split]}
+        assert ids["last", split] == ids["all", split] == list(dict.fromkeys(ids["each", split]))
+    turns_of = [sum(message["role"] == "assistant" for message in each.messages) for each in given]
+    assert metas["each"]["train_examples"] + metas["each"]["val_examples"] == sum(turns_of)
+    assert metas["each"]["targets"] == {split: metas["each"][f"{split}_examples"] for split in ("train", "val")}
+    assert [metas[turns]["template"].get("turns") for turns in metas] == [None, "each", "last"]
+    assert metas["each"]["facts"]["conversations"] == len(given)
+
+
+def test_a_resumed_build_of_turns_gives_the_same_bytes(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIELS_CACHE_JOURNAL_BYTES", "1")
+    given = conversations(700)
+
+    def until(end: int) -> Any:
+        yield from given[:end]
+        if end < len(given):
+            raise RuntimeError("stopped")
+
+    told: list[str] = []
+    resume = Resume(fingerprint="a", log=told.append)
+    with pytest.raises(RuntimeError, match="stopped"):
+        built(tmp_path / "x", model, until(600), turns="each", resume=resume)
+    resumed = built(tmp_path / "x", model, until(700), turns="each", resume=resume)
+    assert any("resuming" in line for line in told)
+    at_once = built(tmp_path / "y", model, given, turns="each")
+    assert resumed["content_sha256"] == at_once["content_sha256"]
+    assert resumed["facts"] == at_once["facts"]
+
+
+def project(folder: Path, model: Path, lines: str) -> Registry:
+    folder.mkdir(exist_ok=True)
+    rows = "".join(json.dumps({"messages": each.messages}) + "\n" for each in conversations(12))
+    (folder / "chats.jsonl").write_text(rows, encoding="utf-8")
+    config = f'[tokenizer]\nmodel = {json.dumps(str(model))}\nspecial_tokens = {{ eot = "<|endoftext|>" }}\n'
+    config += f'[sft.chats]\nsource = "chat_jsonl"\nfiles = ["chats.jsonl"]\n{lines}\n'
+    (folder / "niels_cache.toml").write_text(config, encoding="utf-8")
+    return load_registry(profile="quickstart", config=str(folder / "niels_cache.toml"))
+
+
+def test_turns_count_for_the_fingerprint_only_if_they_are_set(tmp_path: Path, model: Path) -> None:
+    states = []
+    for lines in ('template = "chatml"', 'template = "chatml"\nturns = "all"', 'template = "chatml"\nturns = "each"'):
+        registry = project(tmp_path / "p", model, lines)
+        build_tokenizer(registry, root=tmp_path / "cache")
+        states.append(build_dataset(registry, "chats", root=tmp_path / "cache").state)
+    assert states == ["built", "cache_hit", "built"]
+    assert "conversations to val" in graph(registry, tmp_path / "cache")["sft/chats"].split_rule()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("keys", "word"),
+    [
+        ({"turns": "each"}, "template"),
+        ({"turns": "each", "template": "chatml", "kind": "preference"}, "pairs"),
+        ({"turns": "one", "template": "chatml"}, "each"),
+    ],
+)
+def test_turns_that_do_not_fit_are_refused(keys: dict[str, str], word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        ChatJsonl.model_validate({"source": "chat_jsonl", "files": ["x"], **keys})
+
+
+def test_pairs_may_learn_the_last_turn_of_each_side(tmp_path: Path, model: Path) -> None:
+    pair = Conversation(SPOKEN, rejected=[*SPOKEN[:3], assistant("worse", reasoning_content="no")])  # type: ignore[arg-type]
+    with pytest.raises(NielsCacheError, match="turns"):
+        built(tmp_path / "x", model, [pair], preference=True, template=template_of(THINKING), val_frac=0)
+    meta = built(tmp_path / "y", model, [pair], preference=True, template=template_of(THINKING), val_frac=0, turns="last")
+    assert meta["targets"]["train"] == 2
+    with pytest.raises(NielsCacheError, match="pairs"):
+        built(tmp_path / "z", model, [pair], preference=True, turns="each")
+
+
+def test_a_long_conversation_is_proven_with_few_renderings(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = [assistant(f"a {n}") if n % 2 else user(f"q {n}") for n in range(3000)]
+    renderer = Renderer(CompiledTemplate(LOOP + IF_ASKED, {}))
+    rendered = 0
+    made = renderer.template.made
+
+    def counted(messages: list[dict[str, Any]], *rest: Any, **settings: Any) -> Any:
+        nonlocal rendered
+        rendered += len(messages)
+        return made(messages, *rest, **settings)
+
+    monkeypatch.setattr(renderer.template, "made", counted)
+    answer = renderer.render(messages, None, most=10_000_000)
+    assert [answer["text"][start:end] for start, end in answer["spans"]] == [f"a {n}<|im_end|>\n" for n in range(1, 3000, 2)]
+    assert answer["owners"] == [*range(1, 3000, 2)]
+    assert rendered < 50 * len(messages)
+
+
+def test_a_long_conversation_that_cannot_be_proven_is_counted() -> None:
+    messages = [assistant(f"a {n}") if n % 2 else user(f"q {n}") for n in range(1200)]
+    without_loop = "{% for i in range(messages|length) %}" + BODY.replace("message.", "messages[i].") + "{% endfor %}" + IF_ASKED
+    in_the_middle = (
+        LOOP.replace("'<|im_end|>\\n'", "('<|im_end|>\\n' if loop.index0 < 800 or loop.index0 % 2 == 0 else '<|im_end|>!\\n')") + IF_ASKED
+    )
+    with Rendering(template_of(without_loop)) as rendering:
+        short, long = rendering.render([Chat(messages[:100], "short"), Chat(messages, "long")])
+    assert isinstance(short, Rendered)
+    assert isinstance(long, Refusal)
+    assert long.reason == "too_many_turns"
+    with Rendering(template_of(in_the_middle)) as rendering:
+        (found,) = rendering.render([Chat(messages, "long")])
+    assert isinstance(found, Rendered)
+    assert found.text[slice(*found.spans[-1])] == "a 1199<|im_end|>!\n"
+
+
+def test_too_many_characters_in_the_examples_of_a_conversation_are_counted(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("niels_cache_assets.build_cache.conversations.MOST_CHARACTERS", 100)
+    long = Conversation([user("q" * 60), assistant("a"), user("r"), assistant("b")])  # type: ignore[list-item]
+    meta = built(tmp_path / "x", model, [*conversations(9), long], turns="each", val_frac=0, on_invalid="drop")
+    assert meta["dropped"] == {"too_many_turns": 1}
+
+
+def test_spans_of_tokens_are_those_that_the_library_finds_one_by_one(model: Path) -> None:
+    tokenizer = opened_model(model)
+    draw = torch.Generator().manual_seed(7)
+
+    def number(most: int) -> int:
+        return int(torch.randint(most, (), generator=draw))
+
+    compared = 0
+    for _ in range(200):
+        text = "".join("ab \né😀中\u0301<|"[number(10)] for _ in range(1 + number(40)))
+        spans = [tuple(sorted((number(len(text) + 1), number(len(text) + 1)))) for _ in range(6)]
+        ((ids, found),) = tokenizer.encode_rendered([text], [spans])  # type: ignore[list-item]
+        whole = tokenizer._rendered_tokenizer.encode(text, add_special_tokens=False)
+        assert ids.tolist() == whole.ids
+        for (start, end), (first, last) in zip(spans, found.tolist(), strict=True):
+            places = [token for place in range(start, end) if (token := whole.char_to_token(place)) is not None]
+            assert (first, last) == ((places[0], places[-1] + 1) if places else (0, 0))
+            compared += len(places) > 0
+    assert compared > 500
+
+
+def test_spans_of_bytes_are_found_in_one_pass(tmp_path: Path) -> None:
+    pytest.importorskip("tiktoken")
+    import base64
+
+    path = tmp_path / "own.tiktoken"
+    path.write_text("".join(f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256)), encoding="utf-8")
+    tokenizer = open_model(path, pattern=r"[\s\S]", special_tokens={"eot": "<|end|>"})
+    text = "aé😀b中c"
+    spans = [(4, 6), (0, 2), (2, 3), (1, 1)]
+    ((ids, found),) = tokenizer.encode_rendered([text], [spans])
+    assert len(ids) == len(text.encode())
+    assert [(start, end) for start, end in found.tolist()] == [
+        (len(text[:start].encode()), len(text[:end].encode())) for start, end in spans
+    ]
+    assert isinstance(found, np.ndarray)
+
+
+def test_a_token_that_the_vocabulary_lacks_is_found_before_a_build(tmp_path: Path, model: Path) -> None:
+    lacking = tmp_path / "lacking"
+    lacking.mkdir()
+    described = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
+    described["added_tokens"] = [each for each in described["added_tokens"] if each["content"] != "<|im_start|>"]
+    described["model"]["vocab"] = {
+        ("x" + key if key == "<|im_start|>" else key): value for key, value in described["model"]["vocab"].items()
+    }
+    (lacking / "tokenizer.json").write_text(json.dumps(described), encoding="utf-8")
+    (lacking / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|none|>"}), encoding="utf-8")
+    (lacking / "chat_template.jinja").write_text(UNMARKED + "{{ eos_token }}", encoding="utf-8")
+    for template, token in (("chatml", "<|im_start|>"), ("model", "<|none|>")):
+        (problem,) = input_problems(project(tmp_path / "p", lacking, f'template = "{template}"'), ["chats"])
+        assert token in str(problem)
+        assert str(lacking) in str(problem)
+        assert [*input_problems(project(tmp_path / "p", model, f'template = "{template}"'), ["chats"])] == []
