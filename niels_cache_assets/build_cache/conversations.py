@@ -17,7 +17,7 @@ from niels_cache_assets.chats.rendering import REFUSED, Chat
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.conversations import conversation_problem
-from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, texts_with_special
+from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, naming_unencodable, texts_with_special
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -82,7 +82,9 @@ class ConversationEncoder:
         valid = np.array([number for number in range(len(chunk)) if number not in problems], dtype=np.int64)
         turns = np.fromiter((len(chunk[number].messages) for number in valid.tolist()), np.int64, len(valid))
         messages = [message for number in valid.tolist() for message in chunk[number].messages]
-        encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
+        items = ([message["content"] for message in chunk[number].messages] for number in valid.tolist())
+        with naming_unencodable(lambda item: names[valid[item]], items, lambda one: encode_texts(one, self.encoding_view, None)):
+            encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
         owner = np.repeat(valid, turns)  # the conversation of each message
         for message in np.flatnonzero(_either(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
             is_invalid = encoded.invalid is not None and encoded.invalid[message]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.chats.rendering import Chat, Refusal, Rendered, Rendering, texts_of
 from niels_cache_assets.chats.templates import Template
-from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, has_lone_surrogate, normalize_newlines
+from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, has_lone_surrogate, naming_unencodable, normalize_newlines
 from niels_cache_assets.tokenizer.base import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -84,7 +84,10 @@ class ChatEncoder:
                 results[number] = Refusal(INVALID_UNICODE, f"{chats[number].name} is not valid Unicode")
             else:
                 texts.append((number, each))
-        encoded = self._tokenizer.encode_rendered([each.text for _, each in texts], [each.spans for _, each in texts])
+        with naming_unencodable(
+            lambda item: chats[texts[item][0]].name, ([each.text] for _, each in texts), self._tokenizer.yields_special
+        ):
+            encoded = self._tokenizer.encode_rendered([each.text for _, each in texts], [each.spans for _, each in texts])
         for (number, _), (ids, spans) in zip(texts, encoded, strict=True):
             joined = join_spans(spans)
             said = f"{self._template.where}: gives {chats[number].name} no words of the assistant to train on"
@@ -104,7 +107,9 @@ class ChatEncoder:
                 texts += own
                 owners += [number] * len(own)
         markers = self._template.needed_tokens  # a tokenizer may have them as tokens that it does not call special
-        for number, text, is_special in zip(owners, texts, self._tokenizer.yields_special(texts), strict=True):
+        with naming_unencodable(lambda item: chats[owners[item]].name, ([text] for text in texts), self._tokenizer.yields_special):
+            special = self._tokenizer.yields_special(texts)
+        for number, text, is_special in zip(owners, texts, special, strict=True):
             if is_special or any(marker in text for marker in markers):
                 found[number] = Refusal(COLLISION, f"{chats[number].name}: a message contains a special token; remove it")
         return found

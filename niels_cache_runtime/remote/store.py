@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, cast
 from urllib.parse import unquote
 
-from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError, PanicError, panics_as_errors
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.meta import MOST_META_BYTES, sha256_file
 from niels_cache_runtime.format.safe_open import name_problem
@@ -379,8 +379,9 @@ def _told(name: str, refusals: tuple[type[Exception], ...]) -> Iterator[None]:
     """Raise RemoteError for an error of obstore in the block. `name`: the address in the message."""
     _check_process(name)
     try:
-        yield
-    except refusals as error:
+        with panics_as_errors():
+            yield
+    except (*refusals, PanicError) as error:
         raise _refusal(name, error) from None
 
 
