@@ -27,6 +27,8 @@ from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import content_sha256, meta_content
+from niels_cache_runtime.remote import pieces as pieces_module
+from niels_cache_runtime.remote import store as store_module
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.pieces import pieces
 from niels_cache_runtime.remote.record import Record, RemoteFile
@@ -253,6 +255,68 @@ def test_a_pull_writes_no_more_bytes_than_the_record_says() -> None:
     with pytest.raises(RemoteError, match="more than 6 bytes"):
         found.extend(map(len, pieces(Longer(), file, start=0, tally=Tally(6, None))))
     assert found == [4]
+
+
+# a store that sends almost nothing
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(pieces_module, "_FIRST_WAIT_SECONDS", 0.001)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("name", ["meta.json", "train/shard_00000.bin"])
+def test_a_store_that_sends_a_byte_now_and_then_ends_a_pull(s3: LoopbackS3, caches: Caches, tmp_path: Path, name: str) -> None:
+    push(letters(caches), ADDRESS)
+    s3.decide = lambda method, key: "drip" if key.endswith(name) else None
+    progress: list[int] = []
+    with pytest.raises(RemoteError, match=rf"{name}: the store sent only \d+ bytes") as raised:
+        pull(ADDRESS, tmp_path, progress=lambda done, total: progress.append(done))
+    assert raised.value.is_transient
+    if "shard" in name:
+        dripped = [after - before for before, after in itertools.pairwise(progress) if 0 < after - before < 8]
+        assert len(dripped) > 10, "the line of the command shows each byte"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_pull_goes_on_after_a_store_was_slow_for_a_moment(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
+    push(letters(caches), ADDRESS)
+    left = ["drip"] * 4
+    s3.decide = lambda method, key: left.pop() if left and "/train/shard_" in key else None
+    assert files_of(pull(ADDRESS, tmp_path).directory) == files_of(caches.letters)
+    assert left == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_tail_and_a_list_have_the_same_patience(s3: LoopbackS3, caches: Caches) -> None:
+    push(letters(caches), ADDRESS)
+    shard = next(file for file in letters(caches).files if "shard" in file.path)
+    s3.decide = lambda method, key: "drip"
+    store = store_module.open_store(ADDRESS)
+    with pytest.raises(RemoteError, match="sent only"):
+        pieces_module.read_range(store, shard, 1000)
+    assert store._short is not store._remote  # obstore holds a whole list, and the client ends its request after minutes
+
+
+def test_progress_of_a_few_bytes_does_not_renew_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that breaks each request after a byte would be asked for ever."""
+    monkeypatch.setattr(pieces_module, "_FIRST_WAIT_SECONDS", 0.0)
+    requests: list[int] = []
+
+    class Breaking:
+        def name_of(self, key: str) -> str:
+            return key
+
+        def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
+            requests.append(start)
+            yield memoryview(b"x")
+            raise RemoteError("broken", is_transient=True)
+
+    with pytest.raises(RemoteError, match="broken"):
+        list(pieces(Breaking(), RemoteFile("a.bin", "a.bin", 10**6, "0" * 64), start=0, tally=Tally(10**6, None)))
+    assert len(requests) == pieces_module._MOST_FAILURES + 1
 
 
 # what a stranger has published, or planted

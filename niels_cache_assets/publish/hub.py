@@ -145,6 +145,9 @@ class _Repository:
     def __init__(self, repository: str, commit: str) -> None:
         from huggingface_hub import HfFileSystem
 
+        from niels_cache_assets.sources.net.transport import install
+
+        install()  # a body that brings almost nothing is requested again
         self._files = HfFileSystem(skip_instance_cache=True)
         self._repository, self._commit = repository, commit
 

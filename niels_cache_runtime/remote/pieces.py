@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from typing import BinaryIO, Protocol
 
 from niels_cache_runtime.remote.record import RemoteFile
-from niels_cache_runtime.remote.store import MissingError, Range, RemoteError, Store
+from niels_cache_runtime.remote.store import STALL_BYTES, MissingError, Range, RemoteError, Store
 
-_MOST_FAILURES = 6  # without a byte between them
+_MOST_FAILURES = 6  # without STALL_BYTES between them
+_PATIENCE_SECONDS = 600.0  # without STALL_BYTES
 _FIRST_WAIT_SECONDS = 0.1
 _BLOCK_BYTES = 1 << 22
 
@@ -55,9 +56,10 @@ def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Ite
 
     Raises MissingError if the file is gone, and RemoteError if it has more bytes, or if the source refuses, or fails again and again.
     """
-    size, failures = start, 0
+    size = counted = start
+    failures, progressed = 0, time.monotonic()
     while size < file.size:
-        before, failure = size, None
+        failure: RemoteError | None = None
         try:
             with named_if_gone(source, file):
                 for piece in source.stream(file.key, start=size):
@@ -70,8 +72,10 @@ def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Ite
             if not error.is_transient:
                 raise
             failure = error
-        failures = 0 if size > before else failures + 1
-        if failures > _MOST_FAILURES:
+        failures += 1
+        if size - counted >= STALL_BYTES:
+            failures, counted, progressed = 0, size, time.monotonic()
+        if size < file.size and (failures > _MOST_FAILURES or time.monotonic() - progressed > _PATIENCE_SECONDS):
             raise failure or RemoteError(f"{source.name_of(file.key)}: ends after {size} of {file.size} bytes; push the cache again")
         if size < file.size:
             tally.wait(_FIRST_WAIT_SECONDS * 2**failures)
