@@ -20,7 +20,7 @@ from niels_cache_assets.publish.push import local_build, prune, push
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.safe_open import OwnFiles
-from niels_cache_runtime.remote import keeping, ledger
+from niels_cache_runtime.remote import keeping, ledger, starting
 from niels_cache_runtime.remote.ledger import Ledger, Presence
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.needs import Reader
@@ -332,6 +332,42 @@ def test_a_part_that_is_our_own_is_continued(published: Published) -> None:
     wrong.parent.mkdir(parents=True, exist_ok=True)
     wrong.with_name(f"{wrong.name}.part").write_bytes(bytes(1000))
     assert rows(published.remote(epochs=1, limit_bytes=room(8))) == expected
+
+
+# a fetcher that is killed before it is ready
+
+
+def process(code: str) -> int:
+    return os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ)
+
+
+@pytest.mark.parametrize("killed", ["before it forks", "after it forks"])
+def test_a_fetcher_that_was_killed_at_its_start_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
+    (record := Ledger(tmp_path / "copy")).make()
+    monkeypatch.setattr(starting, "_START_SECONDS", 0.2)
+    started: list[Presence] = []
+    codes = ["import os; os.kill(os.getpid(), 9)" if killed == "before it forks" else "", ""]
+
+    def spawn(folder: Path, group: str) -> int:
+        if len(codes) == 1:
+            started.append(Presence(record, "fetchers", group))
+        return process(codes.pop(0))
+
+    monkeypatch.setattr(starting, "_spawn", spawn)
+    starting.start_fetcher(record, "a group")
+    assert (len(started), codes) == (1, [])
+    assert not record.is_alive("fetchers", "a group.starting")
+    started[0].end()
+
+
+def test_a_fetcher_that_is_always_killed_and_one_that_fails_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (record := Ledger(tmp_path / "copy")).make()
+    for code, times, status in (("import os; os.kill(os.getpid(), 9)", starting._STARTS, "-9"), ("raise SystemExit(3)", 1, "3")):
+        found: list[str] = []
+        monkeypatch.setattr(starting, "_spawn", lambda folder, group, code=code, found=found: found.append(code) or process(code))
+        with pytest.raises(NielsCacheError, match=rf"did not start \(exit status {status}\)"):
+            starting.start_fetcher(record, "a group")
+        assert len(found) == times
 
 
 # `local-copy --check` after a boot
