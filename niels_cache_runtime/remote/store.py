@@ -31,7 +31,7 @@ SINGLE_PUT_BYTES = 1 << 30  # a larger file is sent in parts
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _LEAST_PART_BYTES = 16 << 20
 _VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}  # how the names of obstore's variables begin
-_CLIENT_KEYS = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "read_timeout")
+_CLIENT_KEYS: tuple[str, ...] = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "read_timeout")
 _CLIENT_KEYS += ("proxy_url", "proxy_ca_certificate", "proxy_excludes")
 _HASH_KEY = "sha256"
 _RETRIES, _HASTY_RETRIES = 8, 3
@@ -171,7 +171,7 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
     global _process
     _process = _process or os.getpid()
     _check_process(address)
-    refusals = (errors.BaseError, FileNotFoundError)  # obstore raises the second if an object or a bucket is missing
+    refusals = (errors.BaseError, PanicError, FileNotFoundError)  # the last one if an object or a bucket is missing
     if address.startswith("file://"):
         folder = Path("/" + unquote(address.removeprefix("file://")).lstrip("/"))
         if not make and not folder.is_dir():
@@ -381,7 +381,7 @@ def _told(name: str, refusals: _Refusals) -> Iterator[None]:
     try:
         with panics_as_errors():
             yield
-    except (*refusals, PanicError) as error:
+    except refusals as error:
         raise _refusal(name, error) from None
 
 
