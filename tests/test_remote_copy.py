@@ -467,7 +467,7 @@ def test_shards_stay_mapped_while_everything_fits(published: Published, monkeypa
     assert not any("/shard_" in path for path in reader.maps)
     mapped: list[int] = []
     take = SlotTokens.map
-    monkeypatch.setattr(SlotTokens, "map", lambda self, shard, path: (mapped.append(shard), take(self, shard, path))[1])
+    monkeypatch.setattr(SlotTokens, "map", lambda self, shard, path, **more: (mapped.append(shard), take(self, shard, path, **more))[1])
     looks: list[Ledger] = []
     look = Ledger._load
     monkeypatch.setattr(Ledger, "_load", lambda self: (looks.append(self), look(self))[1])

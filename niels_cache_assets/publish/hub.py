@@ -158,7 +158,7 @@ class _Repository:
         path = f"datasets/{self._repository}@{self._commit}/{key}"
         with _told(self.name_of(key)), self._files.open(path, "rb", block_size=_PIECE_BYTES, cache_type="none") as file:
             file.seek(start)
-            while piece := file.read(_PIECE_BYTES):
+            while piece := file.read(min(_PIECE_BYTES, file.size - file.tell())):  # never beyond the end
                 yield memoryview(piece)
 
     def read(self, key: str) -> bytes:
