@@ -52,6 +52,14 @@ def test_a_pattern_that_is_empty_is_an_error_and_no_panic(tmp_path: Path) -> Non
         tokenizer.encode_rendered(["words"], [()])
 
 
+def test_a_decoder_that_panics_is_an_error(tmp_path: Path) -> None:
+    decoder = {"type": "Sequence", "decoders": [{"type": "Fuse"}, ENDLESS]}
+    tokenizer = open_model(write_json(tmp_path / "x.json", decoder=decoder), special_tokens={"eot": EOT})
+    ids = tokenizer.encode(PANICS)
+    with pytest.raises(PanicError, match="retry-limit"):
+        tokenizer.decode(ids)
+
+
 def test_a_conversation_for_which_the_library_panics_is_named(tmp_path: Path) -> None:
     roles = {role: f"<|{role}|>" for role in ("sys", "usr", "asst")}
     path = write_json(tmp_path / "x.json", normalizer=ENDLESS, tokens=dict.fromkeys([EOT, *roles.values()], True))

@@ -231,7 +231,8 @@ class TiktokenTokenizer(TextTokenizer):
         """
         known = self._require_known(ids)
         try:
-            return self._encoding.decode(known)
+            with panics_as_errors():
+                return self._encoding.decode(known)
         except KeyError as error:
             raise NielsCacheError(f"{self.model_path}: the id {error} has no piece; is it of another tokenizer?") from error
 

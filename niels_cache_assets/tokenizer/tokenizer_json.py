@@ -200,7 +200,8 @@ class HuggingFaceTokenizer(TextTokenizer):
         known = self._require_known(ids)
         if self._is_byte_level:
             return b"".join(self._pieces[token] for token in known).decode(errors="replace")
-        return str(self._tokenizer.decode(known, skip_special_tokens=False))
+        with panics_as_errors():
+            return str(self._tokenizer.decode(known, skip_special_tokens=False))
 
     def decode_continued(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` that follow other ids. Some decoders drop the blank at the start of a text."""
