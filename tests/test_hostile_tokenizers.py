@@ -86,7 +86,7 @@ def test_an_object_of_the_caller_that_panics_is_an_error_that_names_the_document
         def special_token_ids(self) -> dict[str, int]:
             return {"eot": 256}
 
-    with pytest.raises(NielsCacheError, match=r"web\.jsonl row 2: of a library"):
+    with pytest.raises(NielsCacheError, match=r"web\.jsonl row 2.*library"):
         build_pretrain_cache(documents(4, bad=2), str(tmp_path / "cache"), tokenizer=Panicking(), **SETTINGS)
 
 
@@ -181,5 +181,5 @@ def test_a_model_of_too_many_bytes_is_refused(tmp_path: Path, monkeypatch: pytes
         kind, lambda: tiny_model
     )()
     monkeypatch.setattr(limits, "MOST_BYTES", path.stat().st_size - 1)
-    with pytest.raises(NielsCacheError, match=f"{path.name}: has more than"):
+    with pytest.raises(NielsCacheError, match=f"{path.name}.*more than"):
         open_model(path, kind=kind, pattern=WORDS_PATTERN if kind == "tiktoken" else None)

@@ -218,7 +218,7 @@ def test_a_record_that_a_full_disk_cuts_is_an_error(published: Published, monkey
     presence.end()
 
 
-# what a stranger has planted in a shared folder
+# files of strangers in a shared folder
 
 
 def shard_place(published: Published, number: int = 0) -> Path:
@@ -268,7 +268,7 @@ def test_a_folder_of_the_copy_that_is_a_link_is_not_entered(published: Published
     folder = [*shard_place(published).parents][above]  # train, notes, pretrain, CONTENT_SHA256, builds
     shutil.rmtree(folder)
     folder.symlink_to(outside)
-    with pytest.raises(NielsCacheError, match=f"{folder.name}: is a link"):
+    with pytest.raises(NielsCacheError, match=f"{folder.name}.*link"):
         rows(published.remote(epochs=1, limit_bytes=room(8)))
     assert list(outside.iterdir()) == []
 
@@ -315,9 +315,9 @@ def test_a_file_or_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypat
     files = OwnFiles(tmp_path)
     assert files.read("file") == b"text"
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(NielsCacheError, match="file: belongs to another user"):
+    with pytest.raises(NielsCacheError, match="file.*another user"):
         files.read("file")
-    with pytest.raises(NielsCacheError, match="folder: belongs to another user"):
+    with pytest.raises(NielsCacheError, match="folder.*another user"):
         files.write("folder/file", b"text")
     files.remove("file")
     assert (tmp_path / "file").exists()

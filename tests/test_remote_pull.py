@@ -272,7 +272,7 @@ def test_a_store_that_sends_a_byte_now_and_then_ends_a_pull(s3: LoopbackS3, cach
     push(letters(caches), ADDRESS)
     s3.decide = lambda method, key: "drip" if key.endswith(name) else None
     progress: list[int] = []
-    with pytest.raises(RemoteError, match=rf"{name}: the store sent only \d+ bytes") as raised:
+    with pytest.raises(RemoteError, match=rf"{name}.*sent only") as raised:
         pull(ADDRESS, tmp_path, progress=lambda done, total: progress.append(done))
     assert raised.value.is_transient
     if "shard" in name:
@@ -319,7 +319,7 @@ def test_progress_of_a_few_bytes_does_not_renew_the_patience(monkeypatch: pytest
     assert len(requests) == pieces_module._MOST_FAILURES + 1
 
 
-# what a stranger has published, or planted
+# crafted caches and planted files
 
 
 def publish_crafted(folder: Path, cache: Path, added: dict[str, bytes], *, beside: dict[str, bytes] | None = None) -> str:

@@ -64,7 +64,7 @@ def read_meta_of(store: Store, record: Record) -> bytes:
 
 
 def _files_problem(files: Collection[str]) -> str | None:
-    """Return one clause if `files` lists what no cache has, such as the journal of a build or a shard without the one before it."""
+    """Return one clause for a file that no cache has, such as the journal of a build, or a shard without the one before it."""
     counts = Counter(path.partition("/")[0] for path in files)
     shards = {f"{split}/{shard_name(number)}" for split in SPLITS for number in range(counts[split])}
     path = next((path for path in files if not is_cache_file(path) or (path.startswith(_SPLIT_FOLDERS) and path not in shards)), None)
