@@ -315,9 +315,9 @@ def test_a_file_or_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypat
     files = OwnFiles(tmp_path)
     assert files.read("file") == b"text"
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    with pytest.raises(NielsCacheError, match="file.*another user"):
+    with pytest.raises(NielsCacheError, match=r"file.*another user"):
         files.read("file")
-    with pytest.raises(NielsCacheError, match="folder.*another user"):
+    with pytest.raises(NielsCacheError, match=r"folder.*another user"):
         files.write("folder/file", b"text")
     files.remove("file")
     assert (tmp_path / "file").exists()

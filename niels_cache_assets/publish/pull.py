@@ -178,7 +178,7 @@ def _begin(folder: Path, meta: Meta) -> None:
 
 
 def _refuse_strangers(folder: Path, written: Collection[str]) -> None:
-    """Raise NielsCacheError for a file in the staging directory that the pull has not written, because it would become a part of the cache."""
+    """Raise NielsCacheError for a file of another program in the staging directory, because it would become a part of the cache."""
     found = find_files(folder)
     if others := sorted({*found.sizes, *found.strange, *found.unread, *found.empty} - {*written}):
         raise NielsCacheError(f"{folder / others[0]}: is not of this pull; remove {folder}, and pull again")
