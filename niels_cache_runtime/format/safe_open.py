@@ -174,12 +174,12 @@ class OwnFiles:
         self.rename(name + _NEW, name)
 
     def rename(self, name: str, new: str) -> None:
-        """Give a file another name in the same folder. What has this name is replaced."""
+        """Give a file another name in the same folder. An older file of this name is replaced."""
         with self._folder(name) as (folder, last):
             os.replace(last, new.rpartition("/")[2], src_dir_fd=folder, dst_dir_fd=folder)
 
     def remove(self, name: str) -> None:
-        """Remove a file, and the folders that are empty then. What `open` refuses stays."""
+        """Remove a file, and the folders that are empty then. A file that `open` refuses stays."""
         with suppress(NielsCacheError, FileNotFoundError):
             os.close(self.open(name))
             with self._folder(name) as (folder, last):
