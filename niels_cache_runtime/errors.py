@@ -3,6 +3,9 @@
 Every message says what is wrong, where (file, row, data set) and what to do next, so a command line can print the message unchanged.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class NielsCacheError(ValueError):
     """A mistake in input, configuration or a cache on disk. The message is complete, fits on one line and is safe for any terminal."""
@@ -15,6 +18,21 @@ class NotWrittenError(NielsCacheError):
     """An error of the disk, the file system, the database or an object store, and not of the request. Examples are a full disk, a read-only
     folder, and a file system without locks.
     """
+
+
+class PanicError(RuntimeError):
+    """A panic of a library that is written in Rust."""
+
+
+@contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """Raise PanicError for a panic of Rust in the block. pyo3 raises a BaseException, which handlers of errors do not catch."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # each library has its own class of this name
+            raise
+        raise PanicError(" ".join(str(error).split()) or "a panic") from error
 
 
 def escaped(text: str) -> str:

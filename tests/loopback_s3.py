@@ -11,6 +11,7 @@ import logging
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -136,6 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return None
+        if fault == "drip":
+            return self._drip(content)
         if fault == "cut":
             self.wfile.write(content[: len(content) // 2])
             return self._break()
@@ -154,6 +157,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
+
+    def _drip(self, content: bytes) -> None:
+        """Send a byte now and then, and never end."""
+        self.close_connection = True
+        try:
+            for start in range(len(content) - 1):
+                self.wfile.write(content[start : start + 1])
+                time.sleep(0.02)
+        except OSError:  # the client has given up
+            self.connection.close()
 
     def _break(self) -> None:
         self.close_connection = True

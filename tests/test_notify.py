@@ -272,3 +272,51 @@ def test_the_registry_shows_no_address(tmp_path: Path) -> None:
     registry = load_registry(config=str(tmp_path / "niels_cache.toml"))
     assert registry.notify.tells("failure")
     assert SECRET not in f"{registry!r}{registry.notify.model_dump()}{registry.notify.model_dump_json()}"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sh", "-c", "logger '{text}'"],
+        ["/bin/bash", "-lc", 'mail -s "{text}" me'],
+        ["sudo", "-n", "sh", "-c", "{text}"],
+        ["python3", "-c", "print('{text}')"],
+        ["perl", "-e", "print q({text})"],
+        ["ssh", "host", "logger", "{text}"],
+    ],
+)
+def test_a_line_inside_a_script_is_a_warning_when_the_configuration_is_loaded(
+    tmp_path: Path,
+    command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = tmp_path / "niels_cache.toml"
+    secret = ["curl", SECRET]
+    path.write_text(f"[notify]\ncommand = {json.dumps([*command, *secret])}\n")
+    assert main(["list", "--quiet", "--config", str(path), "--cache-dir", str(tmp_path / "cache")]) == 0
+    said = capsys.readouterr().err
+    assert "WARNING" in said
+    assert f"{path}: [notify] command" in said
+    assert SECRET not in said
+    monkeypatch.setenv("NIELS_CACHE_CONFIG", str(path))
+    from niels_cache_assets.defs.assembly import build_defs
+
+    build_defs()
+    assert f"{path}: [notify] command" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [],
+        ["curl", "-s", "-d", "{text}", "https://ntfy.sh/topic"],
+        ["notify-send", "{text}"],
+        ["sh", "-c", 'logger "$1"', "sh", "{text}"],
+        ["sh", "-c", "cat >> builds.log"],
+        ["mail", "-c", "{text}"],
+    ],
+)
+def test_a_line_as_a_word_of_its_own_is_no_warning(command: list[str]) -> None:
+    assert NotifySettings(command=command).warnings("niels_cache.toml") == []

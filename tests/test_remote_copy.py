@@ -403,10 +403,9 @@ class _SmallDisk:
     def __init__(self, copy: Path, size: int) -> None:
         self._copy, self._size, self.refused = copy, size, 0
 
-    def __call__(self, path: Path, mode: str) -> Any:
-        file = open(path, mode)  # noqa: SIM115
-        if mode != "wb":
-            return file
+    def __call__(self, descriptor: int, mode: str) -> Any:
+        file = open(descriptor, mode)  # noqa: SIM115
+        assert mode == "r+b"
         disk = self
 
         class Writing:
@@ -422,6 +421,9 @@ class _SmallDisk:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 file.write(piece)
                 file.flush()
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(file, name)
 
         return Writing()
 
@@ -465,7 +467,7 @@ def test_shards_stay_mapped_while_everything_fits(published: Published, monkeypa
     assert not any("/shard_" in path for path in reader.maps)
     mapped: list[int] = []
     take = SlotTokens.map
-    monkeypatch.setattr(SlotTokens, "map", lambda self, shard, path: (mapped.append(shard), take(self, shard, path))[1])
+    monkeypatch.setattr(SlotTokens, "map", lambda self, shard, path, **more: (mapped.append(shard), take(self, shard, path, **more))[1])
     looks: list[Ledger] = []
     look = Ledger._load
     monkeypatch.setattr(Ledger, "_load", lambda self: (looks.append(self), look(self))[1])

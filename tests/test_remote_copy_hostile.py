@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import gc
+import json
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from itertools import islice
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,15 @@ import pytest
 from niels_cache_assets.publish.push import local_build, prune, push
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.errors import NotWrittenError
-from niels_cache_runtime.remote import fetcher, keeping, ledger, upkeep
+from niels_cache_runtime.format.safe_open import OwnFiles
+from niels_cache_runtime.remote import keeping, ledger, starting
 from niels_cache_runtime.remote.ledger import Ledger, Presence
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.needs import Reader
 from niels_cache_runtime.remote.pieces import pieces
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.room import may_keep
-from niels_cache_runtime.remote.store import RemoteError, Store
+from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 from niels_cache_runtime.remote.upkeep import check, trim
 from tests.copied_caches import (
     ADDRESS,
@@ -39,6 +43,7 @@ from tests.copied_caches import (
     wait_until,
     write_notes,
 )
+from tests.loopback_s3 import SECRETS
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
 
@@ -130,10 +135,11 @@ def mapped_files(published: Published) -> int:
 def test_a_folder_that_cannot_be_written_is_named_in_one_line(published: Published, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     real = os.open
 
-    def refusing(path: Any, flags: int, *others: Any, **more: Any) -> int:
-        if name in Path(os.fspath(path)).parts and flags & (os.O_RDWR | os.O_WRONLY):
+    def refusing(path: Any, flags: int, *others: Any, dir_fd: int | None = None) -> int:
+        whole = path if dir_fd is None else os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), path)
+        if name in Path(whole).parts and flags & (os.O_RDWR | os.O_WRONLY):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return real(path, flags, *others, **more)
+        return real(path, flags, *others, dir_fd=dir_fd)
 
     monkeypatch.setattr(os, "open", refusing)
     with pytest.raises(NotWrittenError, match="Read-only") as raised:
@@ -180,7 +186,7 @@ def test_a_record_that_is_not_finished_leaves_the_last_one(published: Published,
     expected, limit = rows(published.local(epochs=1)), room(8)
     assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
     gc.collect()
-    (published.copy / "manifest.new").write_text('{"version": 1, "entr')
+    (published.copy / "manifest.json.new").write_text('{"version": 1, "entr')
     published.s3.requests.clear()
     assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
     assert published.shards_sent() == {}
@@ -212,6 +218,216 @@ def test_a_record_that_a_full_disk_cuts_is_an_error(published: Published, monkey
     presence.end()
 
 
+# files of strangers in a shared folder
+
+
+def shard_place(published: Published, number: int = 0) -> Path:
+    """Return the place of a shard in the copy, with its folder."""
+    content = json.loads((published.folder / "meta.json").read_text())["content_sha256"]
+    place = published.copy / f"builds/{content}/pretrain/notes/train/shard_{number:05d}.bin"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def plant(kind: str, place: Path, victim: Path) -> None:
+    if kind == "link":
+        place.symlink_to(victim)
+    elif kind == "link to nothing":
+        place.symlink_to(victim.with_name("made by the link"))
+    elif kind == "hard link":
+        os.link(victim, place)
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.mkdir()
+
+
+PLANTED = ["link", "link to nothing", "hard link", "pipe", "folder"]
+
+
+@pytest.mark.parametrize("kind", PLANTED)
+@pytest.mark.parametrize("ending", [".part", ""])
+def test_what_is_planted_in_the_place_of_a_shard_is_neither_written_nor_read(
+    published: Published, tmp_path: Path, kind: str, ending: str
+) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    victim = outside / "precious"
+    victim.write_bytes(b"precious")
+    place = shard_place(published)
+    plant(kind, place.with_name(place.name + ending), victim)
+    with pytest.raises(NielsCacheError, match=place.name):
+        rows(published.remote(epochs=1, limit_bytes=room(8)))
+    assert [path.name for path in outside.iterdir()] == [victim.name]
+    assert victim.read_bytes() == b"precious"
+    assert os.path.lexists(place.with_name(place.name + ending))  # a copy never removes what is not its own
+
+
+@pytest.mark.parametrize("above", range(5))
+def test_a_folder_of_the_copy_that_is_a_link_is_not_entered(published: Published, tmp_path: Path, above: int) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    folder = [*shard_place(published).parents][above]  # train, notes, pretrain, CONTENT_SHA256, builds
+    shutil.rmtree(folder)
+    folder.symlink_to(outside)
+    with pytest.raises(NielsCacheError, match=f"{folder.name}.*link"):
+        rows(published.remote(epochs=1, limit_bytes=room(8)))
+    assert list(outside.iterdir()) == []
+
+
+RECORDS = ["lock", "wake", "manifest.json", "manifest.json.new", "readers", "fetchers"]
+
+
+@pytest.mark.parametrize(("name", "kind"), [each for each in product(RECORDS, PLANTED) if each[0][-3:] != "ers" or each[1] != "folder"])
+def test_what_is_planted_in_the_place_of_a_record_is_refused(published: Published, tmp_path: Path, name: str, kind: str) -> None:
+    (outside := tmp_path / "outside").mkdir()
+    victim = outside / "precious"
+    victim.write_bytes(b"precious")
+    os.utime(victim, ns=(5, 5))
+    published.copy.mkdir()
+    plant(kind, published.copy / name, victim)
+    with pytest.raises(NielsCacheError, match=name):
+        rows(published.remote(epochs=1))
+    assert [path.name for path in outside.iterdir()] == [victim.name]
+    assert (victim.read_bytes(), victim.stat().st_mtime_ns) == (b"precious", 5)
+
+
+@pytest.mark.parametrize("folder", ["train", "tails"])
+def test_a_complete_file_that_was_exchanged_for_a_link_is_not_read(published: Published, tmp_path: Path, folder: str) -> None:
+    expected, limit = rows(published.local(epochs=1)), room(8)
+    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    published.wait_until_unread()
+    places = [shard_place(published)] if folder == "train" else [*(published.copy / "tails").rglob("*.bin")]
+    for place in places:
+        other = tmp_path / f"other {place.name}"
+        other.write_bytes(bytes(place.stat().st_size))  # of the same size
+        place.unlink()
+        place.symlink_to(other)
+    with pytest.raises(NielsCacheError, match="|".join(place.name for place in places)):
+        rows(published.remote(epochs=1, limit_bytes=limit if folder == "train" else room(3)))  # with all shards, no tail is read
+    assert all(place.is_symlink() for place in places)
+    assert len(places) > 0
+    if folder == "train":
+        assert check(published.copy) == [str(places[0].relative_to(published.copy))]
+
+
+def test_a_file_or_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "folder").mkdir()
+    files = OwnFiles(tmp_path)
+    assert files.read("file") == b"text"
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(NielsCacheError, match=r"file.*another user"):
+        files.read("file")
+    with pytest.raises(NielsCacheError, match=r"folder.*another user"):
+        files.write("folder/file", b"text")
+    files.remove("file")
+    assert (tmp_path / "file").exists()
+
+
+def test_a_part_that_is_our_own_is_continued(published: Published) -> None:
+    expected = rows(published.local(epochs=1))
+    place = shard_place(published)
+    content = (published.folder / "train" / place.name).read_bytes()
+    place.with_name(f"{place.name}.part").write_bytes(content[:1000])
+    assert rows(published.remote(epochs=1, limit_bytes=room(8))) == expected
+    assert published.whole_shards_sent() == {f"shard_{number:05d}.bin": 1 for number in range(1, SHARDS)}
+    assert published.shards_sent()[place.name] > 0
+    wrong = shard_place(published, 1)
+    published.wait_until_unread()
+    assert trim(published.copy, 0) > 0
+    wrong.parent.mkdir(parents=True, exist_ok=True)
+    wrong.with_name(f"{wrong.name}.part").write_bytes(bytes(1000))
+    assert rows(published.remote(epochs=1, limit_bytes=room(8))) == expected
+
+
+# a fetcher that is killed before it is ready
+
+
+def process(code: str) -> int:
+    return os.posix_spawn(sys.executable, [sys.executable, "-c", code], os.environ)
+
+
+@pytest.mark.parametrize("killed", ["before it forks", "after it forks"])
+def test_a_fetcher_that_was_killed_at_its_start_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
+    (record := Ledger(tmp_path / "copy")).make()
+    monkeypatch.setattr(starting, "_START_SECONDS", 0.2)
+    started: list[Presence] = []
+    codes = ["import os; os.kill(os.getpid(), 9)" if killed == "before it forks" else "", ""]
+
+    def spawn(folder: Path, group: str) -> int:
+        if len(codes) == 1:
+            started.append(Presence(record, "fetchers", group))
+        return process(codes.pop(0))
+
+    monkeypatch.setattr(starting, "_spawn", spawn)
+    starting.start_fetcher(record, "a group")
+    assert (len(started), codes) == (1, [])
+    assert not record.is_alive("fetchers", "a group.starting")
+    started[0].end()
+
+
+def test_a_fetcher_that_is_always_killed_and_one_that_fails_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (record := Ledger(tmp_path / "copy")).make()
+    for code, times, status in (("import os; os.kill(os.getpid(), 9)", starting._STARTS, "-9"), ("raise SystemExit(3)", 1, "3")):
+        found: list[str] = []
+        monkeypatch.setattr(starting, "_spawn", lambda folder, group, code=code, found=found: found.append(code) or process(code))
+        with pytest.raises(NielsCacheError, match=rf"did not start \(exit status {status}\)"):
+            starting.start_fetcher(record, "a group")
+        assert len(found) == times
+
+
+# a store that redirects
+
+
+@pytest.fixture
+def redirected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str | None]]]:
+    """An endpoint that redirects each request to another host. Yield the method and the session token of each request there."""
+    seen: list[tuple[str, str | None]] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+        def do_GET(self) -> None:
+            seen.append((self.command, self.headers.get("x-amz-security-token")))
+            self.send_response(403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_PUT = do_GET
+
+    class Endpoint(Other):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(307)
+            self.send_header("Location", f"http://localhost:{other.server_port}{self.path}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_PUT = do_GET
+
+    other, endpoint = (ThreadingHTTPServer(("127.0.0.1", 0), handler) for handler in (Other, Endpoint))
+    for server in (other, endpoint):
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    for name, value in {**SECRETS, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{endpoint.server_port}")
+    yield seen
+    for server in (other, endpoint):
+        server.shutdown()
+        server.server_close()
+
+
+def test_obstore_takes_the_session_token_to_another_host_as_the_page_says(redirected: list[tuple[str, str | None]]) -> None:
+    """obstore has no option against redirects. If this test fails, it refuses them or has one: then the page on remote caches changes."""
+    store = open_store(ADDRESS, is_hasty=True)
+    with pytest.raises(RemoteError):
+        store.read("meta.json", most_bytes=10)
+    assert redirected[:1] == [("GET", SECRETS["AWS_SESSION_TOKEN"])]
+    redirected.clear()
+    with pytest.raises(RemoteError):
+        store.create("meta.json", b"")
+    assert redirected == [], "a PUT is not redirected"
+
+
 # `local-copy --check` after a boot
 
 
@@ -228,7 +444,7 @@ def test_a_check_by_hand_after_a_boot_saves_the_next_reader_its_own(published: P
     with Ledger(published.copy).changing() as state:
         assert state.unchecked == set()
     hashed: list[str] = []
-    monkeypatch.setattr(fetcher, "sha256_file", hashed.append)
+    monkeypatch.setattr(OwnFiles, "sha256", lambda self, name: hashed.append(name))
     published.s3.requests.clear()
     assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
     assert hashed == []
@@ -240,17 +456,16 @@ def test_a_file_that_changes_hands_during_a_check_is_not_marked(published: Publi
     assert rows(published.remote(epochs=1, limit_bytes=room(8))) == rows(published.local(epochs=1))
     published.wait_until_unread()
     monkeypatch.setattr(ledger, "boot", lambda: "another")
-    victim, hash_file = shard_of(published, 5), upkeep.sha256_file
-    place = str(victim.relative_to(published.copy))
+    place, hash_file = str(shard_of(published, 5).relative_to(published.copy)), OwnFiles.sha256
 
-    def removing(path: str) -> str:
-        found = hash_file(path)
-        if Path(path) == victim:
+    def removing(self: OwnFiles, name: str) -> str | None:
+        found = hash_file(self, name)
+        if name == place:
             with Ledger(published.copy).changing() as state:
                 Ledger(published.copy).remove(state, place)
         return found
 
-    monkeypatch.setattr(upkeep, "sha256_file", removing)
+    monkeypatch.setattr(OwnFiles, "sha256", removing)
     assert check(published.copy) == []
     with Ledger(published.copy).changing() as state:
         assert place not in state.entries

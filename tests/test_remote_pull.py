@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,12 @@ from niels_cache_assets.publish.transfer import Tally
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS
+from niels_cache_runtime.format.meta import content_sha256, meta_content
+from niels_cache_runtime.remote import pieces as pieces_module
+from niels_cache_runtime.remote import store as store_module
+from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.pieces import pieces
-from niels_cache_runtime.remote.record import RemoteFile
+from niels_cache_runtime.remote.record import Record, RemoteFile
 from niels_cache_runtime.remote.store import MissingError, RemoteError
 from niels_cache_runtime.verify import verify_cache
 from tests import programs
@@ -249,6 +255,166 @@ def test_a_pull_writes_no_more_bytes_than_the_record_says() -> None:
     with pytest.raises(RemoteError, match="more than 6 bytes"):
         found.extend(map(len, pieces(Longer(), file, start=0, tally=Tally(6, None))))
     assert found == [4]
+
+
+# a store that sends almost nothing
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "STALL_SECONDS", 0.2)
+    monkeypatch.setattr(pieces_module, "_FIRST_WAIT_SECONDS", 0.001)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("name", ["meta.json", "train/shard_00000.bin"])
+def test_a_store_that_sends_a_byte_now_and_then_ends_a_pull(s3: LoopbackS3, caches: Caches, tmp_path: Path, name: str) -> None:
+    push(letters(caches), ADDRESS)
+    s3.decide = lambda method, key: "drip" if key.endswith(name) else None
+    progress: list[int] = []
+    with pytest.raises(RemoteError, match=rf"{name}.*sent only") as raised:
+        pull(ADDRESS, tmp_path, progress=lambda done, total: progress.append(done))
+    assert raised.value.is_transient
+    if "shard" in name:
+        dripped = [after - before for before, after in itertools.pairwise(progress) if 0 < after - before < 8]
+        assert len(dripped) > 10, "the line of the command shows each byte"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_pull_goes_on_after_a_store_was_slow_for_a_moment(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
+    push(letters(caches), ADDRESS)
+    left = ["drip"] * 4
+    s3.decide = lambda method, key: left.pop() if left and "/train/shard_" in key else None
+    assert files_of(pull(ADDRESS, tmp_path).directory) == files_of(caches.letters)
+    assert left == []
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_tail_and_a_list_have_the_same_patience(s3: LoopbackS3, caches: Caches) -> None:
+    push(letters(caches), ADDRESS)
+    shard = next(file for file in letters(caches).files if "shard" in file.path)
+    s3.decide = lambda method, key: "drip"
+    store = store_module.open_store(ADDRESS)
+    with pytest.raises(RemoteError, match="sent only"):
+        pieces_module.read_range(store, shard, 1000)
+    assert store._short is not store._remote  # obstore holds a whole list, and the client ends its request after minutes
+
+
+def test_progress_of_a_few_bytes_does_not_renew_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that breaks each request after a byte would be asked for ever."""
+    monkeypatch.setattr(pieces_module, "_FIRST_WAIT_SECONDS", 0.0)
+    requests: list[int] = []
+
+    class Breaking:
+        def name_of(self, key: str) -> str:
+            return key
+
+        def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
+            requests.append(start)
+            yield memoryview(b"x")
+            raise RemoteError("broken", is_transient=True)
+
+    with pytest.raises(RemoteError, match="broken"):
+        list(pieces(Breaking(), RemoteFile("a.bin", "a.bin", 10**6, "0" * 64), start=0, tally=Tally(10**6, None)))
+    assert len(requests) == pieces_module._MOST_FAILURES + 1
+
+
+# crafted caches and planted files
+
+
+def publish_crafted(folder: Path, cache: Path, added: dict[str, bytes], *, beside: dict[str, bytes] | None = None) -> str:
+    """Publish a cache whose meta.json also lists the files `added`, as objects in a folder. All hashes are right. Return the address."""
+    meta = json.loads((cache / META_NAME).read_text(encoding="utf-8"))
+    contents = {path: (cache / path).read_bytes() for path in meta["files"]} | added
+    meta["files"] = {path: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for path, content in contents.items()}
+    meta["content_sha256"] = content_sha256(meta["files"])
+    written = meta_content("crafted", meta)
+    tokenizer = cache.parents[1] / "tokenizer"
+    besides = {f"tokenizer/{path.name}": path.read_bytes() for path in tokenizer.iterdir()} | (beside or {}) | {META_NAME: written}
+    record = Record(
+        family="pretrain",
+        name=cache.name,
+        content_sha256=meta["content_sha256"],
+        meta_sha256=json.loads(written)["meta_sha256"],
+        beside={path: {"bytes": len(each), "sha256": hashlib.sha256(each).hexdigest()} for path, each in besides.items()},
+    )
+    for file in record.files(json.loads(written)):
+        place = folder / file.key
+        with suppress(FileExistsError, NotADirectoryError):  # no folder can hold the files of a crafted list
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(contents.get(file.path, b"") if file.path in contents else besides[file.path])
+    (folder / META_NAME).write_bytes(record.content())
+    return f"file://{folder}"
+
+
+CRAFTED = {
+    "journal.json": b'{"pulled": "x"}',
+    "x.part": b"x",
+    "train/shard_00000.bin.part": b"x",
+    "train/shard_00000.bin/below": b"x",
+    "train/shard_00099.bin": b"xx",
+    "train/shard_000001.bin": b"xx",
+    "train/.hidden": b"x",
+    "val_doc_ends.npy/below": b"x",
+    "train_documents/.hidden.parquet": b"x",
+    ".scratch": b"x",
+    "notes.md": b"x",
+}
+
+
+def test_a_published_cache_without_added_files_is_pulled(caches: Caches, tmp_path: Path) -> None:
+    address = publish_crafted(tmp_path / "published", caches.letters, {})
+    assert files_of(pull(address, tmp_path / "root").directory).keys() == files_of(caches.letters).keys()
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_a_crafted_list_of_files_is_refused(caches: Caches, tmp_path: Path, name: str) -> None:
+    address = publish_crafted(tmp_path / "published", caches.letters, {name: CRAFTED[name]})
+    with pytest.raises(NielsCacheError, match=re.escape(name)):
+        pull(address, tmp_path / "root")
+    with pytest.raises(NielsCacheError, match=re.escape(name)):
+        LocalCopy(tmp_path / "copy").open(address)
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer/journal.json", "tokenizer/below/spm.model", "notes.md"])
+def test_a_crafted_list_of_tokenizer_files_is_refused(caches: Caches, tmp_path: Path, name: str) -> None:
+    address = publish_crafted(tmp_path / "published", caches.letters, {}, beside={name: b"x"})
+    with pytest.raises(NielsCacheError, match="no record"):
+        pull(address, tmp_path / "root")
+    assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "hard link", "folder", "pipe"])
+@pytest.mark.parametrize("place", ["train/shard_00000.bin", "train/shard_00000.bin.part", "meta.json.new", "train", "notes", ".notes", ""])
+def test_what_is_planted_where_a_pull_writes_is_refused(caches: Caches, tmp_path: Path, place: str, kind: str) -> None:
+    if kind == "folder" and place in ("train", ""):
+        kind = "link to a folder"
+    address = publish_crafted(tmp_path / "published", caches.letters, {})
+    (outside := tmp_path / "outside").mkdir()
+    (victim := outside / "precious").write_bytes(b"precious")
+    cut = tmp_path / "root/pretrain/.letters.partial"
+    cut.mkdir(parents=True)
+    pull_module._begin(cut, json.loads((caches.letters / META_NAME).read_text(encoding="utf-8")))
+    if not place:
+        shutil.rmtree(cut)
+    (planted := cut / place).parent.mkdir(exist_ok=True)
+    if kind == "hard link":
+        os.link(victim, planted)
+    elif kind == "pipe":
+        os.mkfifo(planted)
+    elif kind == "folder":
+        planted.mkdir()
+    else:
+        planted.symlink_to({"link": victim, "link to nothing": outside / "made", "link to a folder": outside}[kind])
+    before = [path.name for path in outside.iterdir()]
+    if place:
+        with pytest.raises(NielsCacheError, match=re.escape(planted.name)):
+            pull(address, tmp_path / "root")
+    else:  # the staging folder itself: a pull removes what is there, and begins again
+        pull(address, tmp_path / "root")
+    assert [path.name for path in outside.iterdir()] == before
+    assert victim.read_bytes() == b"precious"
 
 
 def test_a_tokenizer_that_appears_while_a_pull_waits_is_kept(

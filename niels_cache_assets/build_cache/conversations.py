@@ -18,7 +18,7 @@ from niels_cache_assets.chats.rendering import REFUSED, TOO_MANY_TURNS, Chat
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES, Turns
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.conversations import contents, conversation_problem, silent_turns
-from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, texts_with_special
+from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, naming_unencodable, texts_with_special
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -95,7 +95,9 @@ class ConversationEncoder:
         for number, first in zip(valid.tolist(), (np.cumsum(turns) - turns).tolist(), strict=True):
             if masked[number]:
                 learned[[first + place for place in masked[number]]] = False
-        encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
+        items = ([message["content"] for message in chunk[number].messages] for number in valid.tolist())
+        with naming_unencodable(lambda item: names[valid[item]], items, lambda one: encode_texts(one, self.encoding_view, None)):
+            encoded = encode_texts([message["content"] for message in messages], self.encoding_view, batch)
         owner = np.repeat(valid, turns)  # the conversation of each message
         for message in np.flatnonzero(_either(encoded.invalid, texts_with_special(encoded, self.view), len(messages))).tolist():
             is_invalid = encoded.invalid is not None and encoded.invalid[message]

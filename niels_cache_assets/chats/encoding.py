@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from niels_cache_assets.chats.arguments import with_arguments
 from niels_cache_assets.chats.rendering import Chat, Refusal, Rendered, Rendering, texts_of
 from niels_cache_assets.chats.templates import Template
-from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, has_lone_surrogate, normalize_newlines
+from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, has_lone_surrogate, naming_unencodable, normalize_newlines
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -90,7 +90,10 @@ class ChatEncoder:
                 results[number] = Refusal(INVALID_UNICODE, f"{chats[number].name} is not valid Unicode")
             else:
                 texts.append((number, each._replace(spans=[self._without_line_break(each.text, *span) for span in each.spans])))
-        encoded = self._tokenizer.encode_rendered([each.text for _, each in texts], [each.spans for _, each in texts])
+        with naming_unencodable(
+            lambda item: chats[texts[item][0]].name, ([each.text] for _, each in texts), self._tokenizer.yields_special
+        ):
+            encoded = self._tokenizer.encode_rendered([each.text for _, each in texts], [each.spans for _, each in texts])
         own = self._guarded_of_neutral([each.neutral for _, each in texts])
         for (number, each), (ids, spans), allowed in zip(texts, encoded, own, strict=True):
             results[number] = self._checked(chats[number], each, ids, spans, allowed)
@@ -165,7 +168,9 @@ class ChatEncoder:
                 texts += own
                 owners += [number] * len(own)
         markers = self._template.markers  # a tokenizer may have them as tokens that it does not call special
-        for number, text, is_special in zip(owners, texts, self._tokenizer.yields_special(texts), strict=True):
+        with naming_unencodable(lambda item: chats[owners[item]].name, ([text] for text in texts), self._tokenizer.yields_special):
+            special = self._tokenizer.yields_special(texts)
+        for number, text, is_special in zip(owners, texts, special, strict=True):
             if is_special or any(marker in text for marker in markers):
                 found[number] = Refusal(COLLISION, f"{chats[number].name}: a message contains a special token; remove it")
         return found

@@ -12,6 +12,10 @@ from pydantic import ConfigDict, Field, SecretStr, field_validator, model_valida
 from niels_cache_assets.config.tables import Table
 
 HOST = "{host}"
+TEXT = "{text}"
+_INTERPRETERS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "csh", "tcsh", "python", "python3", "perl", "ruby", "node")
+_REMOTE = ("ssh", "rsh", "eval")  # all their words go to a shell
+_SCRIPT_OPTION = re.compile(r"-[A-Za-z]*[ceE]|--(command|eval)")  # the next word is a script
 Event = Literal["failure", "stall", "done"]
 _EVENTS: tuple[Event, ...] = ("failure", "stall", "done")
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
@@ -47,6 +51,24 @@ class NotifySettings(Table):
         if value is not None and not _VARIABLE.fullmatch(value.get_secret_value()):
             _require_address(value.get_secret_value())
         return value
+
+    def warnings(self, where: str) -> list[str]:
+        """Return a warning if a program runs the line: `{text}` is in a script or in the words for a remote shell. where: the file.
+
+        The line holds names of files and texts of sources, which strangers may have written. The warning does not show the words, because
+        they may be secrets.
+        """
+        names = [os.path.basename(word) for word in self.command]
+        for place, word in enumerate(self.command):
+            before = names[:place]
+            runs = {*_REMOTE} & {*before} or ({*_INTERPRETERS} & {*before} and _SCRIPT_OPTION.fullmatch(self.command[place - 1]))
+            if TEXT in word and runs:
+                program = next(name for name in before if name in (*_REMOTE, *_INTERPRETERS))
+                return [
+                    f"{where}: [notify] command: {program} runs the words with {TEXT} as code, and the line may hold what strangers wrote; "
+                    f"read the line from stdin there, and take {TEXT} out"
+                ]
+        return []
 
     def tells(self, event: Event) -> bool:
         """Return whether somebody is told about an event of this kind."""

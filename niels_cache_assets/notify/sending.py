@@ -20,12 +20,11 @@ from contextlib import suppress
 from functools import lru_cache
 from urllib.parse import urlsplit
 
-from niels_cache_assets.config.running import NotifySettings
+from niels_cache_assets.config.running import TEXT, NotifySettings
 
 PATIENCE_SECONDS = 5.0  # the longest time that a process waits for its lines, all together
 _SECONDS = 10.0  # the longest time for one line
 _MOST_LINES = 16  # lines that are being sent at the same time; further ones are dropped
-_TEXT = "{text}"
 
 
 @lru_cache
@@ -106,7 +105,7 @@ class Messenger:
     def _to_the_command(self, line: str) -> None:
         if not self._settings.command:
             return
-        program, *arguments = (word.replace(_TEXT, line) for word in self._settings.command)
+        program, *arguments = (word.replace(TEXT, line) for word in self._settings.command)
         name = os.path.basename(program)
         try:
             process = subprocess.Popen(

@@ -20,6 +20,7 @@ from niels_cache_assets.config.running import Event, NotifySettings
 from niels_cache_assets.notify.sending import messenger
 from niels_cache_assets.parts.lease import LeaseLost, Stopped
 from niels_cache_assets.sources.errors import DEBUG, in_one_line
+from niels_cache_runtime.errors import panics_as_errors
 from niels_cache_runtime.format.commit import Busy
 from niels_cache_runtime.format.layout import FAMILIES
 
@@ -106,10 +107,11 @@ class Watch:
 
 @contextmanager
 def watched(settings: NotifySettings, key: str, log: Callable[[str], Any]) -> Iterator[Watch]:
-    """Watch a build inside this `with` block. Tell if the block fails. key: the key of the artifact."""
+    """Watch a build inside this `with` block. Tell if the block fails, also by a panic of Rust. key: the key of the artifact."""
     watch = Watch(settings, key, log)
     try:
-        yield watch
+        with panics_as_errors():
+            yield watch
     except (Busy, LeaseLost, Stopped):
         raise
     except Exception as error:

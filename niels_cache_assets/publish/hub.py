@@ -145,6 +145,9 @@ class _Repository:
     def __init__(self, repository: str, commit: str) -> None:
         from huggingface_hub import HfFileSystem
 
+        from niels_cache_assets.sources.net.transport import install
+
+        install()  # a body that brings almost nothing is requested again
         self._files = HfFileSystem(skip_instance_cache=True)
         self._repository, self._commit = repository, commit
 
@@ -155,7 +158,7 @@ class _Repository:
         path = f"datasets/{self._repository}@{self._commit}/{key}"
         with _told(self.name_of(key)), self._files.open(path, "rb", block_size=_PIECE_BYTES, cache_type="none") as file:
             file.seek(start)
-            while piece := file.read(_PIECE_BYTES):
+            while piece := file.read(min(_PIECE_BYTES, file.size - file.tell())):  # never beyond the end
                 yield memoryview(piece)
 
     def read(self, key: str) -> bytes:

@@ -10,12 +10,11 @@ build starts from the beginning. Memory: one piece for each thread.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -29,16 +28,16 @@ from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir, tokenizer_dir
-from niels_cache_runtime.format.meta import Meta, canonical_json, load_meta, sha256_text, write_meta
-from niels_cache_runtime.format.safe_open import read_regular
-from niels_cache_runtime.remote.pieces import Source, pieces
+from niels_cache_runtime.format.meta import Meta, canonical_json, load_meta, meta_content, sha256_text
+from niels_cache_runtime.format.reading import find_files
+from niels_cache_runtime.format.safe_open import OwnFiles, read_regular
+from niels_cache_runtime.remote.pieces import Source, complete
 from niels_cache_runtime.remote.published import Published, read_published
 from niels_cache_runtime.remote.record import TOKENIZER, RemoteFile
-from niels_cache_runtime.remote.store import RemoteError, open_store
+from niels_cache_runtime.remote.store import open_store
 
 State = Literal["pulled", "replaced", "already there"]
 PART = ".part"  # the end of the name of an unfinished file
-_BLOCK_BYTES = 1 << 22
 _MOST_JOURNAL_BYTES = 1 << 16
 
 
@@ -106,15 +105,15 @@ def place(
     require_room(target, Need(bytes=tally.total, why="the published files", certain=True), log=lambda line: None)
     with locked(target), staged(target, resumable=True) as folder:
         _begin(folder, meta)
+        own = OwnFiles(folder.parent)
         for each in SPLITS if published.family == "pretrain" else ():
-            (folder / each).mkdir(exist_ok=True)
-        fetch.all({file: folder / file.path for file in files})
+            own.make_folder(f"{folder.name}/{each}")
+        fetch.all(own, {file: f"{folder.name}/{file.path}" for file in files})
         for path, content in empty.items():
-            (folder / path).write_bytes(content)
-        if split is None:
-            (folder / META_NAME).write_bytes(published.meta_content)
-        else:
-            write_meta(str(folder / META_NAME), meta)
+            own.write(f"{folder.name}/{path}", content)
+        content = published.meta_content if split is None else meta_content(str(target / META_NAME), meta)
+        own.write(f"{folder.name}/{META_NAME}", content)
+        _refuse_strangers(folder, {*meta["files"], *SPLITS, META_NAME, JOURNAL_NAME})
     return Pulled(
         directory=target,
         state="replaced" if is_there else "pulled",
@@ -147,7 +146,7 @@ def _place_tokenizer(published: Published, out: Path, fetch: _Fetch) -> None:
         if is_there():  # another process brought it in the meantime
             return
         with staged(folder) as partial:
-            fetch.all({file: partial / file.path.removeprefix(TOKENIZER) for file in files})
+            fetch.all(OwnFiles(partial.parent), {file: f"{partial.name}/{file.path.removeprefix(TOKENIZER)}" for file in files})
             if load_meta(str(partial / META_NAME)).get("sha256") != wanted:
                 raise NielsCacheError(f"{folder}: the published tokenizer is not the one of the cache; push the cache again")
 
@@ -178,6 +177,13 @@ def _begin(folder: Path, meta: Meta) -> None:
     write_whole(journal, canonical_json({"pulled": own}).encode())
 
 
+def _refuse_strangers(folder: Path, written: Collection[str]) -> None:
+    """Raise NielsCacheError for a file of another program in the staging directory, because it would become a part of the cache."""
+    found = find_files(folder)
+    if others := sorted({*found.sizes, *found.strange, *found.unread, *found.empty} - {*written}):
+        raise NielsCacheError(f"{folder / others[0]}: is not of this pull; remove {folder}, and pull again")
+
+
 class _Fetch:
     """Fetches files. `bytes`: how many came through the network so far."""
 
@@ -190,45 +196,22 @@ class _Fetch:
         """Count files that need not be fetched as done."""
         self._tally.add(sum(file.size for file in files))
 
-    def all(self, places: Mapping[RemoteFile, Path]) -> None:
-        """Fetch files to their places, unless they are there. A file at its place is complete and on the disk."""
-        for folder in {path.parent for path in places.values()}:
-            folder.mkdir(parents=True, exist_ok=True)
-        at_once(lambda file: self._one(file, places[file]), places, threads=self._threads, tally=self._tally)
+    def all(self, own: OwnFiles, names: Mapping[RemoteFile, str]) -> None:
+        """Fetch files below the folder of `own`, unless they are there. A file with its name is complete and on the disk."""
+        at_once(lambda file: self._one(file, own, names[file]), names, threads=self._threads, tally=self._tally)
 
-    def _one(self, file: RemoteFile, path: Path) -> None:
-        if path.exists():
-            self._tally.add(file.size)
-            return
-        part = path.with_name(path.name + PART)
-        with naming(part):
-            if self._content(file, part) != file.sha256:
-                part.unlink()
-                self._tally.add(-file.size)
-                if self._content(file, part) != file.sha256:  # once more, because the network may have changed a byte
-                    part.unlink()
-                    raise RemoteError(
-                        f"{self._source.name_of(file.key)}: its content has another sha256 than recorded; push it again with --repair"
-                    )
-            os.replace(part, path)
-
-    def _content(self, file: RemoteFile, part: Path) -> str:
-        """Fetch what the file `part` lacks. Return the sha256 of all its bytes, which are then on the disk."""
-        digest = hashlib.sha256()
-        with open(part, "a+b") as opened:
-            size = opened.seek(0, os.SEEK_END)
-            if size > file.size:
-                opened.truncate(0)
-                size = 0
-            opened.seek(0)
-            while block := opened.read(_BLOCK_BYTES):
-                digest.update(block)
+    def _one(self, file: RemoteFile, own: OwnFiles, name: str) -> None:
+        size = own.size(name)
+        if size is not None:
+            if size != file.size:
+                raise NielsCacheError(f"{own.root / name}: has {size} bytes, and not {file.size}; remove it")
             self._tally.add(size)
-            for piece in pieces(self._source, file, start=size, tally=self._tally):
-                opened.write(piece)
-                digest.update(piece)
-                with self._lock:
-                    self.bytes += len(piece)
-            opened.flush()
-            os.fsync(opened.fileno())
-        return digest.hexdigest()
+            return
+        part = name + PART
+        with naming(own.root / part):
+            with os.fdopen(own.open(part, os.O_RDWR, make=True), "r+b") as opened:
+                fetched = complete(opened, self._source, file, tally=self._tally)
+                os.fsync(opened.fileno())
+            own.rename(part, name)
+        with self._lock:
+            self.bytes += fetched

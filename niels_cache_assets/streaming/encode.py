@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
 from niels_cache_assets.strings import Strings, hashes_of
 from niels_cache_assets.tokenizer.checked import FIRST_BATCHES
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
 
 if TYPE_CHECKING:
     from niels_cache_assets.streaming.feed import Feed
@@ -211,7 +212,14 @@ def _encode_chunks(
 ) -> EncodedDocuments:
     documents = chunks.documents
     texts = documents.text.with_line_feeds() if isinstance(documents.text, Strings) else [*map(normalize_newlines, documents.text)]
-    encoded, hashes = encode_texts(texts, tokenizer, batch), hashes_of(texts)
+
+    def name_of(number: int) -> str:
+        (document,) = documents[number : number + 1]
+        return describe_item(document, number)
+
+    with naming_unencodable(name_of, ([text] for text in texts), lambda one: encode_texts(one, tokenizer, None)):
+        encoded = encode_texts(texts, tokenizer, batch)
+    hashes = hashes_of(texts)
     special = texts_with_special(encoded, tokenizer)
     if special is not None and raise_on_collision:
         first = int(special.argmax())
@@ -228,6 +236,27 @@ def _encode_chunks(
         documents, ids, lengths, hashes = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep], hashes[keep]
     tokens, lengths = _framed(ids, lengths, dtype, bos=tokenizer.bos, eot=tokenizer.eot if append_eot else None)
     return EncodedDocuments(documents, tokens, lengths, hashes, dropped, chunks)
+
+
+@contextmanager
+def naming_unencodable(
+    name_of: Callable[[int], str], items: Iterable[Sequence[str]], encode: Callable[[Sequence[str]], object]
+) -> Iterator[None]:
+    """Name the item that the tokenizer cannot encode, if the block fails to encode all items. items: the texts of each.
+
+    name_of: returns the name of an item by its number. encode: encodes the texts of one item. Raises NielsCacheError.
+    """
+    try:
+        with panics_as_errors():  # of the library in an object of the caller; ours raise NielsCacheError
+            yield
+    except (NielsCacheError, PanicError):
+        for number, texts in enumerate(items):
+            try:
+                with panics_as_errors():
+                    encode(texts)
+            except (NielsCacheError, PanicError) as error:
+                raise NielsCacheError(f"{name_of(number)}: {error}") from error
+        raise
 
 
 def _framed(ids: np.ndarray, lengths: np.ndarray, dtype: np.dtype, *, bos: int | None, eot: int | None) -> tuple[np.ndarray, np.ndarray]:

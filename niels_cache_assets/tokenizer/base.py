@@ -28,6 +28,7 @@ TEXTS_PER_TASK = 64
 Span = tuple[int, int]
 """The first place and the place past the last one."""
 
+_EXCERPT = 60  # characters of a text in a message
 _MOST_NAMED = 5  # the most special tokens that one message names
 IN_ORDER = ("eot", *(role for role in ROLE_KEYS if role != "eot"), BOS)
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<EOT>", "<|im_end|>", "[EOS]")  # names of models
@@ -158,6 +159,11 @@ class TextTokenizer(ABC):
         """Return the text of `ids` that follow other ids: a blank at their start is a part of the text."""
         return self.decode(ids)
 
+    def _unencodable(self, text: str, error: Exception) -> NielsCacheError:
+        """Return the error for a text that the library of this kind cannot encode."""
+        said, shown = (str(error).splitlines() or [type(error).__name__])[0], f"{text[:_EXCERPT]!r} ({len(text):,} characters)"
+        return NielsCacheError(f"{self.model_path}: its library cannot encode a text: {said:.200}; drop or cut it: {shown}")
+
     def _require_known(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         known = [int(token) for token in ids]
         if known and not 0 <= min(known) <= max(known) < self.vocab_size:
@@ -232,4 +238,4 @@ def _named(candidates: Collection[str]) -> str:
 
 def _excerpt_around(text: str, special_tokens: Mapping[str, str]) -> str:
     found = [token for token in special_tokens.values() if token in text]
-    return repr(found[0] if found else text[:60])
+    return repr(found[0] if found else text[:_EXCERPT])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, panics_as_errors
 
 BYTE_LEVEL = "bytelevel_bpe"
 _LEAST_FREQUENCY = 2  # a pair that occurs once is not worth a piece
@@ -41,7 +41,8 @@ def train_byte_level(spec: dict[str, Any]) -> None:
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(sample_lines(spec["sample"]), trainer=trainer)
+    with panics_as_errors():
+        tokenizer.train_from_iterator(sample_lines(spec["sample"]), trainer=trainer)
     made = tokenizer.get_vocab_size()
     wanted = f"vocab_size = {spec['vocab_size']}"
     if made > spec["vocab_size"]:

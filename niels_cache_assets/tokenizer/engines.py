@@ -10,8 +10,8 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from itertools import pairwise
@@ -26,6 +26,7 @@ from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer, byte_characters
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
+from niels_cache_runtime.errors import panics_as_errors
 
 if TYPE_CHECKING:
     from niels_cache_assets.tokenizer.base import TextTokenizer
@@ -79,7 +80,7 @@ class Fastokens:
         try:
             import fastokens
 
-            with _panics_as_errors():
+            with panics_as_errors():
                 if isinstance(tokenizer, HuggingFaceTokenizer):
                     loaded = fastokens.Tokenizer.from_json_str(tokenizer.library_tokenizer.to_str())
                 elif isinstance(tokenizer, TiktokenTokenizer):
@@ -100,20 +101,9 @@ class Fastokens:
         return library.from_tiktoken(tokenizer.ranks_path, pattern=tokenizer.pattern, special_tokens={})
 
     def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
-        with _panics_as_errors():
+        with panics_as_errors():
             ids, offsets = self._tokenizer.encode_batch_flat(self._prepared(texts), add_special_tokens=False, split_special_tokens=True)
         return np.frombuffer(ids, np.uint32), np.diff(np.frombuffer(offsets, np.uint64)).astype(np.int64)
-
-
-@contextmanager
-def _panics_as_errors() -> Iterator[None]:
-    """Raise RuntimeError for a panic of Rust, which is not an Exception."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise RuntimeError(str(error)) from error
 
 
 ENGINES: Mapping[str, Callable[[TextTokenizer], Engine | None]] = {Fastokens.name: Fastokens.load}

@@ -15,6 +15,7 @@ import numpy as np
 from niels_cache_assets.config.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS
 from niels_cache_assets.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, places_of_spans
+from niels_cache_assets.tokenizer.limits import read_model
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKENIZER_MODEL_NAME
 
@@ -33,7 +34,7 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
     import sentencepiece
 
     try:
-        content = Path(path).read_bytes()
+        content = read_model(path)
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         processor.id_to_piece(list(range(processor.get_piece_size())))
     except UnicodeDecodeError as error:

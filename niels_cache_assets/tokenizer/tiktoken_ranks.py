@@ -35,8 +35,9 @@ from niels_cache_assets.tokenizer.base import (
     no_eot_is_named,
     places_of_spans,
 )
+from niels_cache_assets.tokenizer.limits import read_model
 from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_places
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES
 from niels_cache_runtime.format.meta import canonical_json
 
@@ -112,7 +113,7 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
     if not Path(path).is_file():
         raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path")
     try:
-        content = Path(path).read_bytes()
+        content = read_model(path)
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
     ranks: dict[bytes, int] = {}
@@ -239,12 +240,10 @@ class TiktokenTokenizer(TextTokenizer):
             except UnicodeEncodeError as error:
                 raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
         try:
-            return self._encoding.encode(text, allowed_special="all") if with_special else self._encoding.encode_ordinary(text)
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":  # of Rust; it is not an Exception
-                raise
-            shown = f"{text[:60]!r} ({len(text):,} characters)"
-            raise NielsCacheError(f"{self.model_path}: tiktoken cannot encode a text: {error}; drop or cut it: {shown}") from error
+            with panics_as_errors():
+                return self._encoding.encode(text, allowed_special="all") if with_special else self._encoding.encode_ordinary(text)
+        except PanicError as error:
+            raise self._unencodable(text, error) from error
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of `ids`; a special id becomes its string. Bytes that are not UTF-8 become U+FFFD.
@@ -253,7 +252,8 @@ class TiktokenTokenizer(TextTokenizer):
         """
         known = self._require_known(ids)
         try:
-            return self._encoding.decode(known)
+            with panics_as_errors():
+                return self._encoding.decode(known)
         except KeyError as error:
             raise NielsCacheError(f"{self.model_path}: the id {error} has no piece; is it of another tokenizer?") from error
 
@@ -331,8 +331,9 @@ def _open(ranks: dict[bytes, int], pattern: str, special_tokens: dict[str, int],
     except ImportError as error:
         raise NielsCacheError(f"{where}: needs the package tiktoken, which cannot be imported; pip install tiktoken") from error
     try:
-        return tiktoken.Encoding(Path(where).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
-    except ValueError as error:
+        with panics_as_errors():
+            return tiktoken.Encoding(Path(where).stem, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
+    except (ValueError, PanicError) as error:
         raise NielsCacheError(f"{where}: tiktoken cannot use the pattern: {error}; correct [tokenizer] pattern") from error
 
 

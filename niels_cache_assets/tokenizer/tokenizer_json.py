@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain
@@ -25,7 +25,8 @@ import numpy as np
 from niels_cache_assets import first_bytes
 from niels_cache_assets.config.defaults import SPECIAL_TOKENS
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids
-from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_assets.tokenizer.limits import read_model, require_bounded
+from niels_cache_runtime.errors import NielsCacheError, panics_as_errors
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES, TOKENIZER_SIDE_NAMES
 
 if TYPE_CHECKING:
@@ -130,13 +131,20 @@ class HuggingFaceTokenizer(TextTokenizer):
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as uint32 arrays. If a text yields special ids, they are included; the caller must check for them."""
+        encoded = self._encoded(self._tokenizer.encode_batch_fast, texts)
+        return [np.array(each.ids, dtype=np.uint32) for each in encoded]
+
+    def _encoded(self, encode_batch: Callable[..., list[tokenizers.Encoding]], texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """Call a method of the library. Raises NielsCacheError, which shows the text that it cannot encode."""
         try:
-            encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+            with panics_as_errors():
+                return encode_batch(list(texts), add_special_tokens=False)
         except TypeError as error:
             raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
         except Exception as error:  # `tokenizers` raises bare exceptions, for example for a character without a token
-            raise NielsCacheError(f"{self.model_path}: cannot encode a text: {_first_line(error)}") from error
-        return [np.array(each.ids, dtype=np.uint32) for each in encoded]
+            for text in texts if len(texts) > 1 else ():
+                self._encoded(encode_batch, [text])
+            raise self._unencodable(texts[0], error) from error
 
     def renew_remembered_words(self) -> None:
         """Let the library forget the words that it remembers, and give it room for more of them. This changes no ids.
@@ -152,10 +160,7 @@ class HuggingFaceTokenizer(TextTokenizer):
 
         A span begins with the first token of its first character, and ends with the first token of its last character.
         """
-        try:
-            encoded = self._rendered_tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        except Exception as error:  # `tokenizers` raises bare exceptions
-            raise NielsCacheError(f"{self.model_path}: cannot encode a text: {_first_line(error)}") from error
+        encoded = self._encoded(self._rendered_tokenizer.encode_batch, texts)
         return [
             (np.array(each.ids, dtype=np.uint32), _tokens_of_spans(each, own) if len(own) else np.empty((0, 2), dtype=np.int64))
             for each, own in zip(encoded, spans, strict=True)
@@ -197,7 +202,8 @@ class HuggingFaceTokenizer(TextTokenizer):
         known = self._require_known(ids)
         if self._is_byte_level:
             return b"".join(self._pieces[token] for token in known).decode(errors="replace")
-        return str(self._tokenizer.decode(known, skip_special_tokens=False))
+        with panics_as_errors():
+            return str(self._tokenizer.decode(known, skip_special_tokens=False))
 
     def decode_continued(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` that follow other ids. Some decoders drop the blank at the start of a text."""
@@ -285,12 +291,14 @@ def load_tokenizer_json(path: str | Path) -> LoadedJson:
     if not Path(path).is_file():
         raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path")
     try:
-        content = Path(path).read_bytes()
+        content = read_model(path)
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
     described = _parsed(content, path)
+    require_bounded(described, path)
     try:
-        tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+        with panics_as_errors():
+            tokenizer = tokenizers.Tokenizer.from_str(content.decode())
     except Exception as error:  # `tokenizers` raises bare exceptions
         raise NielsCacheError(f"{path}: {_why_not(error)}") from error
     _require_ids_of_file(tokenizer, described, path)

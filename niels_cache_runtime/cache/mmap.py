@@ -142,10 +142,10 @@ def _tokens_size(path: str | Path, dtype: np.dtype[Any]) -> int:
     return state.st_size
 
 
-def open_tokens(path: str | Path, size: int) -> int:
+def open_tokens(path: str | Path, size: int, *, open_file: Callable[[Any], int] = open_regular) -> int:
     """Open a token file and return its descriptor. The file must still have `size` bytes, because another file may have taken its place."""
     try:
-        descriptor = open_regular(path)
+        descriptor = open_file(path)
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be opened: {error.strerror or error}") from error
     found = os.fstat(descriptor).st_size

@@ -7,7 +7,7 @@ the first tokens of its shard, or the whole shard. Reading tokens that are not h
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.mmap import MappedTokens, map_at, open_tokens, reserve_range
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.safe_open import open_regular
 
 
 class SlotTokens(MappedTokens):
@@ -35,11 +36,11 @@ class SlotTokens(MappedTokens):
         self._set_range(buffer, sizes)
         self.held: NDArray[np.int64] = np.zeros(len(sizes), dtype=np.int64)
 
-    def map(self, shard: int, path: Path) -> None:
-        """Map a whole shard from its file. Raises NielsCacheError if that fails."""
+    def map(self, shard: int, path: Path, *, open_file: Callable[[Path], int] = open_regular) -> None:
+        """Map a whole shard from its file. open_file: opens it and returns the descriptor. Raises NielsCacheError if that fails."""
         size = self._sizes[shard]
         if size:
-            descriptor = open_tokens(path, size)
+            descriptor = open_tokens(path, size, open_file=open_file)
             try:
                 self._check(map_at(self._address(shard), size, descriptor), path)
             finally:

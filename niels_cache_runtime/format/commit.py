@@ -228,7 +228,7 @@ def _is_alive(pid: int) -> bool:
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is an error, and not a wait for its writer
     try:
         os.fsync(descriptor)
     finally:

@@ -139,9 +139,7 @@ def list_shards(folder: str | Path) -> list[Path]:
         return []
     except OSError as error:
         raise NielsCacheError(f"{folder}: cannot be listed: {error.strerror or error}") from error
-    indexes = [name[6:-4] for name in names if name.startswith("shard_") and name.endswith(".bin")]
-    # Accept only names that shard_name writes: neither shard_1.bin nor "shard_00001 copy.bin".
-    found = sorted({int(index) for index in indexes if index.isdecimal() and shard_name(int(index)) == f"shard_{index}.bin"})
+    found = sorted(int(name[6:-4]) for name in names if is_shard_name(name))
     if found and found[-1] != len(found) - 1:
         missing = next(index for index, present in enumerate(found) if index != present)
         raise NielsCacheError(f"{folder}: {shard_name(missing)} is missing; rebuild this data set")
@@ -192,6 +190,28 @@ def target_ends_name(split: Split) -> str:
 def examples_name(split: Split) -> str:
     """Return the name of the Parquet file that has ordinal, source_id, file, row and tokens of every SFT example of the split."""
     return f"{split}_examples.parquet"
+
+
+def is_shard_name(name: str) -> bool:
+    """Return whether `shard_name` gives this name: neither shard_1.bin nor "shard_00001 copy.bin"."""
+    index = name[6:-4]
+    return index.isdecimal() and shard_name(int(index)) == name
+
+
+def is_cache_file(path: str) -> bool:
+    """Return whether a cache may have such a file beside its meta.json. `path` is relative to the folder of the data set."""
+    folder, _, name = path.rpartition("/")
+    if folder in SPLITS:
+        return is_shard_name(name)
+    if folder:
+        return folder in map(documents_folder, SPLITS) and name.endswith(".parquet") and not name.startswith(".")
+    names = (doc_ends_name, documents_name, tokens_name, idx_name, targets_name, target_ends_name, examples_name)
+    return name == CHAT_TEMPLATE_NAME or name in {name_of(split) for name_of in names for split in SPLITS}
+
+
+def is_tokenizer_file(name: str) -> bool:
+    """Return whether the folder of a tokenizer in a cache root may have a file of this name."""
+    return name in (META_NAME, *TOKENIZER_MODEL_NAMES.values(), *TOKENIZER_SIDE_NAMES)
 
 
 def built_names(folder: str | Path) -> list[str]:

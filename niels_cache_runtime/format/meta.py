@@ -67,9 +67,22 @@ def is_content(path: str) -> bool:
 def write_meta(path: str, meta: Meta) -> None:
     """Write `meta` as canonical JSON with its own hash, and wait until it is on the disk (fsync).
 
+    `path` is replaced in one step: a reader sees either the old file or the new one. Raises the errors of `meta_content`, and OSError if
+    the disk refuses.
+    """
+    content, temporary = meta_content(path, meta), f"{path}.tmp"
+    with open(temporary, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def meta_content(path: str, meta: Meta) -> bytes:
+    """Return the bytes of a meta.json: canonical JSON with its own hash. path: for messages.
+
     The key `meta_sha256` holds the hash over the same bytes with this key's value empty. If the caller gave no `schema_version`, the one
-    that fits is added. `path` is replaced in one step: a reader sees either the old file or the new one. Raises NielsCacheError
-    for more than 32 MiB, because no reader accepts such a file. Raises OSError if the disk refuses.
+    that fits is added. Raises NielsCacheError for more than 32 MiB, because no reader accepts such a file.
     """
     record = {"schema_version": schema_version_of(meta), **meta, "meta_sha256": ""}
     record["meta_sha256"] = sha256_text(canonical_json(record))
@@ -78,12 +91,7 @@ def write_meta(path: str, meta: Meta) -> None:
         raise NielsCacheError(
             f"{path}: would have {len(content)} bytes, more than {MOST_META_BYTES}; make fewer files, with larger shard_bytes"
         )
-    temporary = f"{path}.tmp"
-    with open(temporary, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    return content
 
 
 def read_meta(path: str) -> Meta:

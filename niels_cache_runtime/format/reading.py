@@ -10,11 +10,12 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import open_regular
@@ -135,3 +136,18 @@ def _fill(file: FileIO, block: memoryview) -> int:
 def available_threads() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def mapped(file: BinaryIO) -> Iterator[memoryview]:
+    """Yield the bytes of an open file without a copy."""
+    size = os.fstat(file.fileno()).st_size
+    if not size:  # an empty file cannot be mapped
+        yield memoryview(b"")
+        return
+    content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    try:
+        yield content
+    finally:
+        with suppress(BufferError):  # after an error, its traceback may still hold a slice; then the map ends with the slice
+            content.release()

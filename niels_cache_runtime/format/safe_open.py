@@ -5,16 +5,26 @@
 A pipe or a device could block a reader or fill its memory. Through a link out of a data set, a reader could read, copy or verify a file of
 another owner. The folder of the data set itself may be a link, because its owner chooses where caches lie. The checks cost one lstat for
 each file, and one for each folder between the data set and the file.
+
+`OwnFiles` reads and writes files in a folder in which other users may plant links, such as a local copy on a shared disk. It opens each
+folder by the descriptor of the one above it, and follows no link. This costs a system call for each folder.
 """
 
 import errno
+import hashlib
 import os
 import stat
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 
 from niels_cache_runtime.errors import NielsCacheError
 
+# Without O_NONBLOCK, opening a pipe would wait for a writer. The flag has no effect on a regular file.
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
+_NEW = ".new"  # the end of the name of a file that replaces another one
 _MOST_NAME_BYTES = 255  # of Linux and macOS; a longer name raises an OSError where it is looked for
 
 
@@ -73,8 +83,7 @@ def open_regular(path: str | Path) -> int:
 
     Raises OSError in the same cases as `os.open`, and NielsCacheError for a pipe or a device.
     """
-    # Without O_NONBLOCK, opening a pipe would wait for a writer. The flag has no effect on a regular file.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(path, os.O_RDONLY | _AT_ONCE)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -94,3 +103,129 @@ def read_regular(path: str | Path, *, most_bytes: int) -> bytes:
     if len(content) > most_bytes:
         raise NielsCacheError(f"{path}: has more than {most_bytes} bytes, too many for such a file; rebuild its data set")
     return content
+
+
+class OwnFiles:
+    """The files of this user below the folder `root`. Names are relative, with slashes. `root` itself may be a link.
+
+    Every method raises NielsCacheError, which names the path, for a folder below `root` that is a link or belongs to another user, and for
+    a file that is not a regular file, has a second link, or belongs to another user. Other errors of the system are OSErrors.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def open(self, name: str, flags: int = os.O_RDONLY, *, make: bool = False) -> int:
+        """Open a file and return its descriptor. make: whether to make the file and its folders if they are missing."""
+        with self._folder(name, make=make) as (folder, last):
+            while True:
+                try:
+                    descriptor = self._open(folder, last, flags, self.root / name)
+                    break
+                except FileNotFoundError:
+                    if not make:
+                        raise
+                with suppress(FileExistsError):  # another process has made it meanwhile
+                    return os.open(last, flags | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666, dir_fd=folder)
+        state = os.fstat(descriptor)
+        problem = None if stat.S_ISREG(state.st_mode) else "is not a regular file"
+        problem = problem or ("has a second link" if state.st_nlink > 1 else _other_user(state))
+        if problem:
+            os.close(descriptor)
+            raise NielsCacheError(f"{self.root / name}: {problem}; remove it, or choose another folder")
+        return descriptor
+
+    def size(self, name: str) -> int | None:
+        """Return the size of a file, or None if it is missing."""
+        try:
+            descriptor = self.open(name)
+        except FileNotFoundError:
+            return None
+        try:
+            return os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+
+    def exists(self, name: str) -> bool:
+        """Return whether anything is there, such as a link that leads nowhere."""
+        try:
+            with self._folder(name) as (folder, last):
+                os.stat(last, dir_fd=folder, follow_symlinks=False)
+                return True
+        except FileNotFoundError:
+            return False
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        with os.fdopen(self.open(name), "rb") as file:
+            return file.read()
+
+    def sha256(self, name: str) -> str | None:
+        """Return the hex sha256 of a file, or None for a file that cannot be read or that `open` refuses."""
+        with suppress(NielsCacheError, OSError), os.fdopen(self.open(name), "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a whole file, which appears in one step."""
+        with os.fdopen(self.open(name + _NEW, os.O_WRONLY, make=True), "wb") as file:
+            file.truncate(0)  # a process that was killed may have left a part
+            file.write(content)
+        self.rename(name + _NEW, name)
+
+    def rename(self, name: str, new: str) -> None:
+        """Give a file another name in the same folder. An older file of this name is replaced."""
+        with self._folder(name) as (folder, last):
+            os.replace(last, new.rpartition("/")[2], src_dir_fd=folder, dst_dir_fd=folder)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, and the folders that are empty then. A file that `open` refuses stays."""
+        with suppress(NielsCacheError, FileNotFoundError):
+            os.close(self.open(name))
+            with self._folder(name) as (folder, last):
+                os.unlink(last, dir_fd=folder)
+        with suppress(NielsCacheError, OSError):  # the first folder that is not empty
+            for parent in PurePosixPath(name).parents[:-1]:
+                with self._folder(str(parent)) as (folder, last):
+                    os.rmdir(last, dir_fd=folder)
+
+    def make_folder(self, name: str) -> None:
+        """Make a folder and those above it."""
+        with self._folder(f"{name}/.", make=True):
+            pass
+
+    @contextmanager
+    def _folder(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """Yield the descriptor of the folder that has the file `name`, and the last part of the name."""
+        *parents, last = name.split("/")
+        folder, path = os.open(self.root, _FOLDER), self.root
+        try:
+            for part in parents:
+                path = path / part
+                if make:
+                    with suppress(FileExistsError):
+                        os.mkdir(part, dir_fd=folder)
+                above, folder = folder, self._open(folder, part, _FOLDER, path, is_folder=True)
+                os.close(above)
+                if problem := _other_user(os.fstat(folder)):
+                    raise NielsCacheError(f"{path}: {problem}; remove it, or choose another folder")
+            yield folder, last
+        finally:
+            os.close(folder)
+
+    @staticmethod
+    def _open(folder: int, name: str, flags: int, path: Path, *, is_folder: bool = False) -> int:
+        try:
+            return os.open(name, flags | _NO_LINK | _AT_ONCE, dir_fd=folder)
+        except OSError as error:
+            with suppress(OSError):
+                if stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                    raise NielsCacheError(f"{path}: is a link, which is not followed; remove it, or choose another folder") from error
+            if isinstance(error, IsADirectoryError | NotADirectoryError) or error.errno == errno.ENXIO:  # ENXIO: of a pipe or a socket
+                what = "a folder" if is_folder else "a regular file"
+                raise NielsCacheError(f"{path}: is not {what}; remove it, or choose another folder") from error
+            raise
+
+
+def _other_user(state: os.stat_result) -> str | None:
+    return None if state.st_uid == os.geteuid() else f"belongs to another user ({state.st_uid})"

@@ -9,12 +9,10 @@ So the folder of a build is a cache root. The folders of two builds differ.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import (
@@ -29,8 +27,7 @@ from niels_cache_runtime.format.layout import (
     targets_name,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import MOST_META_BYTES
-from niels_cache_runtime.format.safe_open import read_regular
+from niels_cache_runtime.format.safe_open import OwnFiles
 from niels_cache_runtime.remote.ledger import Entry, Ledger, State
 from niels_cache_runtime.remote.needs import BUILDS
 from niels_cache_runtime.remote.published import Published, published_of, read_meta_of
@@ -107,17 +104,17 @@ def split_address(address: str) -> tuple[str, Split | None]:
     return address, None
 
 
-def known_build(state: State, build: str, folder: Path, *, address: str) -> CopiedBuild:
+def known_build(state: State, build: str, files: OwnFiles, *, address: str) -> CopiedBuild:
     """Return a build that the copy knows, without a request. Raises NielsCacheError if its meta.json is missing or damaged."""
-    record = parse_record(state.builds[build]["record"].encode(), f"{folder}: the record of {address}")
-    path = folder / BUILDS / build / META_NAME
+    record = parse_record(state.builds[build]["record"].encode(), f"{files.root}: the record of {address}")
+    place = f"{BUILDS}/{build}/{META_NAME}"
     try:
-        content = read_regular(path, most_bytes=record.beside[META_NAME]["bytes"])
+        content = files.read(place)
     except OSError as error:
         raise NielsCacheError(
-            f"{path}: cannot be read: {error.strerror or error}; run again, or remove {folder} if that fails too"
+            f"{files.root / place}: cannot be read: {error.strerror or error}; run again, or remove {files.root} if that fails too"
         ) from error
-    return CopiedBuild(address, record, published_of(record, content, str(path)))
+    return CopiedBuild(address, record, published_of(record, content, str(files.root / place)))
 
 
 def write_meta_file(ledger: Ledger, state: State, place: str, content: bytes, *, limit: int) -> None:
@@ -131,27 +128,14 @@ def write_meta_file(ledger: Ledger, state: State, place: str, content: bytes, *,
         raise NielsCacheError(f"{ledger.folder}: limit_bytes={limit:,} is too small for {place} ({len(content):,} bytes); raise it")
     for path in gone:
         ledger.remove(state, path)
-    if place not in state.entries and _is_other_file(target, sha256):
+    if place not in state.entries and ledger.files.exists(place) and ledger.files.sha256(place) != sha256:  # a killed process may leave it
         raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another local_dir")
-    temporary = target.with_name(f"{META_NAME}.new")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        os.replace(temporary, target)
+        ledger.files.write(place, content)
     except OSError as error:
         raise NotWrittenError(f"{target}: cannot be written: {error.strerror or error}; free room there") from error
     state.entries[place] = Entry(len(content), sha256)
     state.use(place)
-
-
-def _is_other_file(path: Path, sha256: str) -> bool:
-    """Return whether a file with another content is there. A process that was killed may have left one with this content."""
-    try:
-        return hashlib.sha256(read_regular(path, most_bytes=MOST_META_BYTES)).hexdigest() != sha256
-    except FileNotFoundError:
-        return False
-    except (OSError, NielsCacheError):
-        return True
 
 
 def at_either(address: str, open_at: Callable[[str], CopiedBuild]) -> tuple[CopiedBuild, Split | None]:

@@ -24,13 +24,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
 from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, State, failure_key
 from niels_cache_runtime.remote.needs import Reader, is_tail, next_files
-from niels_cache_runtime.remote.pieces import pieces, read_range
+from niels_cache_runtime.remote.pieces import WrongContentError, complete, read_range
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.room import make_room, stuck_bytes, surplus
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
@@ -186,7 +186,7 @@ class Fetcher:
 
     def _expected(self, state: State, path: str) -> tuple[int, str]:
         """Return the size and the sha256 of a file. The sha256 of a tail is not known before."""
-        if (self._ledger.folder / path).exists():
+        if self._ledger.files.exists(path):
             raise NielsCacheError(f"{self._ledger.folder / path}: is there, but this copy has not downloaded it; choose another local_dir")
         build = self._build(state, path)
         if is_tail(path):
@@ -199,7 +199,7 @@ class Fetcher:
         for build in [name] if name in state.builds else [each for each in state.builds if each.startswith(name.split("/")[0])]:
             address = self._address(state, build, path)
             if (build, address) not in self._builds:
-                self._builds[build, address] = known_build(state, build, self._ledger.folder, address=address)
+                self._builds[build, address] = known_build(state, build, self._ledger.files, address=address)
             if is_tail(path) or path in self._builds[build, address].files:
                 return self._builds[build, address]
         raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another local_dir")
@@ -227,9 +227,7 @@ class Fetcher:
             if path not in state.unchecked:  # another fetcher may have checked it meanwhile
                 return path not in state.entries or state.entries[path].owner != self._group  # it may have been removed, too
             expected = state.entries[path].sha256
-        found = None
-        with suppress(NielsCacheError):  # it is missing, or the disk cannot read it
-            found = sha256_file(str(self._ledger.folder / path))
+        found = self._ledger.files.sha256(path)
         with self._ledger.changing() as state:
             if path in state.unchecked and state.entries[path].sha256 == expected:
                 state.unchecked.discard(path)
@@ -242,21 +240,21 @@ class Fetcher:
         problem: str | None = None
         counts: dict[str, int] = {}
         sha256, build = "", None
-        place = self._ledger.folder / path
-        part = place.with_name(place.name + PART)
         try:
             with self._ledger.changing() as state:
                 build = self._build(state, path)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                part.touch()  # `Ledger.remove` also removes empty folders, and this one must stay
-            if is_tail(path):
-                content, counts = self._tail(build, path)
-                part.write_bytes(content)
-                sha256 = hashlib.sha256(content).hexdigest()
-            else:
-                file = build.files[path]
-                again = self._download(build, file, part)
-                sha256, counts = file.sha256, {"files": 1, "bytes": file.size * (1 + again), "again": int(again)}
+                # at once, because `Ledger.remove` also removes empty folders, and this one must stay
+                part = open(self._ledger.files.open(path + PART, os.O_RDWR, make=True), "r+b")  # noqa: SIM115
+            with part:
+                if is_tail(path):
+                    content, counts = self._tail(build, path)
+                    part.truncate(0)
+                    part.write(content)
+                    sha256 = hashlib.sha256(content).hexdigest()
+                else:
+                    file = build.files[path]
+                    fetched = self._download(build, file, part)
+                    sha256, counts = file.sha256, {"files": 1, "bytes": fetched, "again": int(fetched > file.size)}
         except (NielsCacheError, OSError) as error:
             problem, cause = str(error), error.__cause__  # of a record that the ledger cannot write
             if isinstance(error, OSError):
@@ -267,7 +265,7 @@ class Fetcher:
             if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
                 problem = ""
                 with suppress(OSError):  # at once, because others need room for their records
-                    part.unlink()
+                    self._ledger.files.remove(path + PART)
             self._stores.pop(build.address if build else "", None)  # the next try takes new credentials, if a service gives them
         except BaseException as error:
             problem = f"{self._ledger.folder / path}: cannot be fetched: {type(error).__name__}: {error}"
@@ -282,13 +280,13 @@ class Fetcher:
             if not self._is_current():
                 return
             if problem is None:
-                place, entry = self._ledger.folder / path, state.entries[path]
-                os.replace(place.with_name(place.name + PART), place)
+                entry = state.entries[path]
+                self._ledger.files.rename(path + PART, path)
                 entry.owner, entry.sha256 = "", sha256
                 state.use(path)
                 for name, count in counts.items():
                     state.counts[name] += count
-                for tail in other_tails(self._ledger.folder, state, self._build(state, path), path):
+                for tail in other_tails(self._ledger.files, state, self._build(state, path), path):
                     doubt(state, [tail])
                     print(f"niels-cache: {self._ledger.folder / tail}: {_WAS_DAMAGED}", file=sys.stderr, flush=True)
                 return
@@ -305,20 +303,14 @@ class Fetcher:
             self._stores[build.address] = open_store(build.address)
         return self._stores[build.address]
 
-    def _download(self, build: CopiedBuild, file: RemoteFile, part: Path) -> bool:
-        """Download a file to `part`, at most twice. Return whether the first content was wrong."""
-        store = self._store(build)
-        for is_again in (False, True):
-            digest = hashlib.sha256()
-            with open(part, "wb") as opened:
-                for piece in pieces(store, file, start=0, tally=_Uncounted()):
-                    opened.write(piece)
-                    digest.update(piece)
-            if digest.hexdigest() == file.sha256:
-                return is_again
-        with self._ledger.changing() as state:
-            doubt(state, [tail for tail, *_ in tails_over(state, build, build.place(file.path))])
-        raise RemoteError(f"{store.name_of(file.key)}: its content has another sha256 than recorded, twice; push it again with --repair")
+    def _download(self, build: CopiedBuild, file: RemoteFile, part: BinaryIO) -> int:
+        """Download what `part` lacks of a file. Return how many bytes were fetched, which are more than it has if some were wrong."""
+        try:
+            return complete(part, self._store(build), file, tally=_Uncounted())
+        except WrongContentError:
+            with self._ledger.changing() as state:
+                doubt(state, [tail for tail, *_ in tails_over(state, build, build.place(file.path))])
+            raise
 
     def _tail(self, build: CopiedBuild, path: str) -> tuple[bytes, dict[str, int]]:
         """Return the first bytes of the shards from number `stop` on, and the counts of requests and bytes."""
@@ -340,7 +332,7 @@ class Fetcher:
         with self._ledger.changing() as state:  # a file that is open here may be removed meanwhile
             if not state.is_ready(path):
                 return None
-            with suppress(OSError), open(self._ledger.folder / path, "rb") as file:
+            with suppress(OSError), os.fdopen(self._ledger.files.open(path), "rb") as file:
                 return file.read(length)
         return None
 

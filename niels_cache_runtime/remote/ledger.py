@@ -34,9 +34,11 @@ from pathlib import Path
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import try_lock
 from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.safe_open import OwnFiles
 from niels_cache_runtime.remote.needs import BUILDS, Reader, Want
 
 VERSION = 1
+_MANIFEST = "manifest.json"
 PART = ".part"  # the end of the name of a file that is not complete
 _COUNTS = ("files", "bytes", "tails", "tail_bytes", "again", "removed")
 
@@ -155,14 +157,15 @@ class Ledger:
     """The ledger of one folder. Several threads and processes may use it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._manifest = folder / "manifest.json"
+        self.folder, self.files = folder, OwnFiles(folder)
+        self._manifest = folder / _MANIFEST
 
     def make(self) -> None:
         """Make the folders. Raises NotWrittenError if the disk refuses."""
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             for name in ("readers", "fetchers"):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
+                self.files.make_folder(name)
         except OSError as error:
             raise self._refused(error) from error
 
@@ -192,11 +195,11 @@ class Ledger:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
-            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = self.files.open("lock", os.O_RDWR, make=True)
         except OSError as error:
             raise self._refused(error) from error
         try:
-            if not try_lock(descriptor, self.folder / "manifest.json", fcntl.LOCK_EX):
+            if not try_lock(descriptor, self._manifest, fcntl.LOCK_EX):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
@@ -214,10 +217,11 @@ class Ledger:
 
     def wake(self) -> None:
         """Tell the fetchers that a reader needs something new."""
-        path, now = self.folder / "wake", time.monotonic_ns()  # any new value
+        now = time.monotonic_ns()  # any new value
         with suppress(OSError):
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
-            os.utime(path, ns=(now, now))
+            descriptor = self.files.open("wake", os.O_WRONLY, make=True)
+            os.utime(descriptor, ns=(now, now))
+            os.close(descriptor)
 
     def woken(self) -> int:
         """Return a value that differs after each `wake`."""
@@ -230,8 +234,8 @@ class Ledger:
         """Return whether the process of a file in `readers` or `fetchers` lives. Remove the file of a process that ended."""
         path = self.folder / kind / name
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
+            descriptor = self.files.open(f"{kind}/{name}")
+        except (NielsCacheError, OSError):
             return False
         try:
             if not try_lock(descriptor, path, fcntl.LOCK_SH):
@@ -244,7 +248,7 @@ class Ledger:
 
     def _load(self) -> tuple[State, str]:
         try:
-            content = self._manifest.read_text(encoding="utf-8")
+            content = self.files.read(_MANIFEST).decode()
             said = json.loads(content)
             if said["version"] != VERSION:
                 raise NielsCacheError(f"{self._manifest}: is of version {said['version']}, not {VERSION}; choose another local_dir")
@@ -284,7 +288,7 @@ class Ledger:
         for name in names:
             if self.is_alive("readers", name):
                 with suppress(OSError):
-                    content = (self.folder / "readers" / name).read_bytes()
+                    content = self.files.read(f"readers/{name}")
                     size += len(content)
                     if content:  # a reader that has written nothing yet needs nothing yet
                         found[name] = _reader_of(content)
@@ -292,22 +296,14 @@ class Ledger:
 
     def remove(self, state: State, path: str) -> None:
         """Remove a file of the copy from the disk and from the state."""
-        place, entry = self.folder / path, state.entries[path]
         try:
-            place.unlink(missing_ok=True)
-            if entry.owner:
-                place.with_name(place.name + PART).unlink(missing_ok=True)
+            self.files.remove(path)
+            if state.entries[path].owner:
+                self.files.remove(path + PART)
         except OSError as error:
             raise self._refused(error) from error
         del state.entries[path]
         state.unchecked.discard(path)
-        for folder in place.parents:  # without folders that are empty now
-            if folder == self.folder:
-                break
-            try:
-                folder.rmdir()
-            except OSError:
-                break
 
     def _save(self, state: State, before: str) -> None:
         said = {
@@ -326,10 +322,8 @@ class Ledger:
         content = json.dumps(said, separators=(",", ":"))
         if content == before:
             return
-        temporary = self._manifest.with_suffix(".new")
         try:
-            temporary.write_text(content, encoding="utf-8")
-            os.replace(temporary, self._manifest)
+            self.files.write(_MANIFEST, content.encode())
         except OSError as error:
             raise self._refused(error) from error
 
@@ -344,7 +338,7 @@ class Presence:
         self.name = name or secrets.token_hex(8)
         self._path = ledger.folder / kind / self.name
         try:
-            self.descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            self.descriptor = ledger.files.open(f"{kind}/{self.name}", os.O_RDWR, make=True)
         except OSError as error:
             raise ledger._refused(error) from error
         self.is_held = try_lock(self.descriptor, self._path, fcntl.LOCK_EX)

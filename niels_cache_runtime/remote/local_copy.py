@@ -45,7 +45,7 @@ class LocalCopy:
     """A copy in the folder `local_dir` of at most `limit_bytes` bytes, for this process and its forked children.
 
     The limit counts all files of the copy, with the downloads in progress. If several processes use one folder, the smallest limit counts.
-    None means no limit. Several threads may use one object. A forked child counts as a reader of its own.
+    None means no limit. Several threads may use one object. A forked child counts as a reader of its own. files: those of the folder.
     reading: a lock to hold while mapped files are read, so that no other thread unmaps them. is_fed: whether its holder now reads a batch
     of the blocks that it has asked for.
     Raises NielsCacheError for a limit that is not a positive number, and NotWrittenError for a folder that cannot be written.
@@ -58,6 +58,7 @@ class LocalCopy:
         self.limit = sys.maxsize if limit_bytes is None else int(min(limit_bytes, sys.maxsize))
         self._ledger = Ledger(self.folder)
         self._ledger.make()
+        self.files = self._ledger.files
         self._lock = threading.RLock()
         self.reading, self.is_fed = threading.RLock(), False
         self._held: set[str] = set()
@@ -95,7 +96,7 @@ class LocalCopy:
         """Fetch a whole split of an open build. The files stay until `close`."""
         self._fetch(build, build.split_files(split, doc_ends=doc_ends))
         if build.record.family == "pretrain":
-            (self.folder / build.place(split)).mkdir(parents=True, exist_ok=True)
+            self.files.make_folder(build.place(split))
 
     def fetch_of(self, build: CopiedBuild, paths: Sequence[str]) -> Path:
         """Fetch some files of an open build. Return the folder of the data set. The files stay until `close`.
@@ -203,14 +204,11 @@ class LocalCopy:
         return missing
 
     def _is_whole(self, state: State, path: str) -> bool:
-        """Return whether a file is there. Remove one whose size is wrong, so that it is fetched again."""
+        """Return whether a file is there. Remove one whose size is wrong, so that it is fetched again. Raises the errors of OwnFiles."""
         if not state.is_ready(path):
             return False
-        try:
-            if os.stat(self.folder / path).st_size == state.entries[path].size:
-                return True
-        except FileNotFoundError:
-            pass
+        if self.files.size(path) == state.entries[path].size:
+            return True
         if path not in state.mapped():
             self._ledger.remove(state, path)
         return False
@@ -326,7 +324,7 @@ class LocalCopy:
                 raise
             warnings.warn(f"{error}; the files that {self.folder} has are used: build {known[:12]}", RuntimeWarning, stacklevel=4)
             with self._lock, self._ledger.changing() as state:
-                build = known_build(state, known, self.folder, address=address)
+                build = known_build(state, known, self.files, address=address)
                 self._hold_meta(state, build)
         return build
 
@@ -336,7 +334,7 @@ class LocalCopy:
         record, _ = read_record(store)
         place = f"builds/{record.content_sha256}/{record.family}/{record.name}/{META_NAME}"
         with self._lock, self._ledger.changing() as state:
-            content = (self.folder / place).read_bytes() if self._is_whole(state, place) else b""
+            content = self.files.read(place) if self._is_whole(state, place) else b""
         if not (is_there := hashlib.sha256(content).hexdigest() == record.beside[META_NAME]["sha256"]):
             content = read_meta_of(store, record)
         build = CopiedBuild(address, record, published_of(record, content, store.name_of(META_NAME)))

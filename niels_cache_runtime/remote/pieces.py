@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from niels_cache_runtime.remote.record import RemoteFile
-from niels_cache_runtime.remote.store import MissingError, Range, RemoteError, Store
+from niels_cache_runtime.remote.store import STALL_BYTES, MissingError, Range, RemoteError, Store
 
-_MOST_FAILURES = 6  # without a byte between them
+_MOST_FAILURES = 6  # without STALL_BYTES between them
+_PATIENCE_SECONDS = 600.0  # without STALL_BYTES
 _FIRST_WAIT_SECONDS = 0.1
+_BLOCK_BYTES = 1 << 22
+
+
+class WrongContentError(RemoteError):
+    """The content of an object has another sha256 than recorded."""
 
 
 class Source(Protocol):
@@ -48,9 +56,10 @@ def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Ite
 
     Raises MissingError if the file is gone, and RemoteError if it has more bytes, or if the source refuses, or fails again and again.
     """
-    size, failures = start, 0
+    size = counted = start
+    failures, progressed = 0, time.monotonic()
     while size < file.size:
-        before, failure = size, None
+        failure: RemoteError | None = None
         try:
             with named_if_gone(source, file):
                 for piece in source.stream(file.key, start=size):
@@ -63,11 +72,40 @@ def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Ite
             if not error.is_transient:
                 raise
             failure = error
-        failures = 0 if size > before else failures + 1
-        if failures > _MOST_FAILURES:
+        failures += 1
+        if size - counted >= STALL_BYTES:
+            failures, counted, progressed = 0, size, time.monotonic()
+        if size < file.size and (failures > _MOST_FAILURES or time.monotonic() - progressed > _PATIENCE_SECONDS):
             raise failure or RemoteError(f"{source.name_of(file.key)}: ends after {size} of {file.size} bytes; push the cache again")
         if size < file.size:
             tally.wait(_FIRST_WAIT_SECONDS * 2**failures)
+
+
+def complete(opened: BinaryIO, source: Source, file: RemoteFile, *, tally: Tally) -> int:
+    """Fetch what an open file lacks of a remote file. If the sha256 is wrong then, fetch the whole file once more.
+
+    Return how many bytes were fetched. `tally` counts all bytes of the file. Raises WrongContentError if the second sha256 is wrong too,
+    after the open file was emptied, and the errors of `pieces`.
+    """
+    fetched = 0
+    for _ in range(2):  # the network may have changed a byte
+        digest, size = hashlib.sha256(), opened.seek(0, os.SEEK_END)
+        if size > file.size:
+            opened.truncate(size := 0)
+        opened.seek(0)
+        while block := opened.read(_BLOCK_BYTES):
+            digest.update(block)
+        tally.add(size)
+        for piece in pieces(source, file, start=size, tally=tally):
+            opened.write(piece)
+            digest.update(piece)
+            fetched += len(piece)
+        opened.flush()
+        if digest.hexdigest() == file.sha256:
+            return fetched
+        opened.truncate(0)
+        tally.add(-file.size)
+    raise WrongContentError(f"{source.name_of(file.key)}: its content has another sha256 than recorded; push it again with --repair")
 
 
 def read_range(store: Store, file: RemoteFile, length: int, *, start: int = 0) -> Range:

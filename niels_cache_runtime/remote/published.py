@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import META_NAME, Family
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, is_cache_file, shard_name
 from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta, content_sha256, parse_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.place import place_problem
 from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, read_record
 from niels_cache_runtime.remote.store import MissingError, Store
+
+_SPLIT_FOLDERS = tuple(f"{split}/" for split in SPLITS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,14 @@ def read_meta_of(store: Store, record: Record) -> bytes:
         raise MissingError(f"{where}: the record names this object, but it is gone; push the cache again") from None
 
 
+def _files_problem(files: Collection[str]) -> str | None:
+    """Return one clause for a file that no cache has, such as the journal of a build, or a shard without the one before it."""
+    counts = Counter(path.partition("/")[0] for path in files)
+    shards = {f"{split}/{shard_name(number)}" for split in SPLITS for number in range(counts[split])}
+    path = next((path for path in files if not is_cache_file(path) or (path.startswith(_SPLIT_FOLDERS) and path not in shards)), None)
+    return None if path is None else f"`files` lists {path!r:.80}, which no cache has"
+
+
 def _meta_of(record: Record) -> RemoteFile:
     return next(file for file in record.files_beside() if file.path == META_NAME)
 
@@ -76,7 +87,7 @@ def published_of(record: Record, content: bytes, where: str, *, in_place: bool =
     if is_foreign(meta):
         raise NielsCacheError(f"{where}: is not the meta.json of a cache that niels-cache pushes; push the cache again")
     files = listed_files(meta, where)
-    problem = place_problem(meta, family=record.family, name=record.name)
+    problem = _files_problem(files) or place_problem(meta, family=record.family, name=record.name)
     if content_sha256(files) != record.content_sha256 or meta.get("content_sha256") != record.content_sha256:
         problem = "its content_sha256 is not the one in the record"
     if meta.get("tokenizer_sha256") is not None and f"{TOKENIZER}{META_NAME}" not in record.beside:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, is_tokenizer_file
 from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta, canonical_json, is_content, sha256_text
 from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.format.safe_open import name_problem
@@ -121,7 +121,7 @@ def _parsed(content: bytes) -> Record:
         or not _NAME.fullmatch(said["name"])
         or ".." in said["name"]
         or META_NAME not in said["beside"]
-        or not all(path == META_NAME or path.startswith(TOKENIZER) for path in said["beside"])
+        or not all(path.startswith(TOKENIZER) and is_tokenizer_file(path[len(TOKENIZER) :]) for path in said["beside"].keys() - {META_NAME})
         or not all(is_count(entry["bytes"]) for entry in said["beside"].values())
     ):
         raise NielsCacheError("has a value that no record has")

@@ -14,7 +14,8 @@ from niels_cache_runtime.remote.ledger import Ledger, Presence
 
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_", "HTTPS_", "NO_PROXY")  # requests depend on them
 _PAUSE_SECONDS = 0.01
-_START_SECONDS = 60.0
+_START_SECONDS = 20.0  # of one start; a second fetcher ends at once if the first one was only slow
+_STARTS = 3
 
 
 def group_of_environment() -> str:
@@ -26,27 +27,31 @@ def group_of_environment() -> str:
 def start_fetcher(ledger: Ledger, group: str) -> None:
     """Start a fetcher of the group, and wait until it is ready. Return at once if another process is starting it.
 
-    Raises NielsCacheError if it cannot start.
+    If a signal has ended the fetcher before it was ready, such as that of a full memory, another one is started. Raises NielsCacheError if
+    it cannot start.
     """
     with ledger.changing():
         if ledger.is_alive("fetchers", group) or ledger.is_alive("fetchers", f"{group}.starting"):
             return
         starting = Presence(ledger, "fetchers", f"{group}.starting")
     try:
-        status = 0
-        with suppress(ChildProcessError):  # if this process ignores SIGCHLD, the kernel tells it no status
-            _, status = os.waitpid(_spawn(ledger.folder, group), 0)  # it forks the fetcher, and ends
-        began = time.monotonic()
-        while True:
-            with ledger.changing():
-                if ledger.is_alive("fetchers", group):
-                    return
-            if status or time.monotonic() - began > _START_SECONDS:
-                raise NielsCacheError(
-                    f"{ledger.folder}: the process that downloads did not start (exit status {os.waitstatus_to_exitcode(status)}); "
-                    f"its message stands above; try {sys.executable} -m niels_cache_runtime.remote.fetcher"
-                )
-            time.sleep(_PAUSE_SECONDS)
+        for _ in range(_STARTS):
+            code = 0
+            with suppress(ChildProcessError):  # if this process ignores SIGCHLD, the kernel tells it no status
+                _, status = os.waitpid(_spawn(ledger.folder, group), 0)  # it forks the fetcher, and ends
+                code = os.waitstatus_to_exitcode(status)
+            began = time.monotonic()
+            while not code and time.monotonic() - began < _START_SECONDS:
+                with ledger.changing():
+                    if ledger.is_alive("fetchers", group):
+                        return
+                time.sleep(_PAUSE_SECONDS)
+            if code > 0:  # an error that comes again
+                break
+        raise NielsCacheError(
+            f"{ledger.folder}: the process that downloads did not start (exit status {code}); its message stands above; "
+            f"try {sys.executable} -m niels_cache_runtime.remote.fetcher"
+        )
     finally:
         with ledger.changing():
             starting.end()

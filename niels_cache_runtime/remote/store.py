@@ -4,50 +4,42 @@ obstore is imported when a store is opened, not before. It takes the endpoint an
 address, the object, and the code of the store's answer. It never quotes an answer or an address with a password, because both may hold
 credentials. For the same reason, no error has obstore's error as its cause.
 
-A request that fails for a short time is sent again, with growing waits. Memory: `put` maps one file, or holds a few pieces of a large one;
-`stream` holds one piece. `record` defines the objects of a cache.
+A request that fails for a short time is sent again, with growing waits, and so is one whose answer brings almost nothing for some time
+(`steady`). Memory: `put` maps one file, or holds a few pieces of a large one; `stream` holds one chunk. `record` defines the objects.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, cast
 from urllib.parse import unquote
 
-from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.errors import NielsCacheError, NotWrittenError, PanicError, panics_as_errors
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.meta import MOST_META_BYTES, sha256_file
 from niels_cache_runtime.format.safe_open import name_problem
 
 SCHEMES = ("s3", "gs", "az", "file")
-PIECE_BYTES = 1 << 20  # of a download: larger pieces leave the processor's cache before they are hashed
+STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body that brings fewer bytes in this time is requested again
 SINGLE_PUT_BYTES = 1 << 30  # a larger file is sent in parts
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _LEAST_PART_BYTES = 16 << 20
 _VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}  # how the names of obstore's variables begin
-_CLIENT_KEYS = (
-    "allow_http",
-    "allow_invalid_certificates",
-    "connect_timeout",
-    "proxy_url",
-    "proxy_ca_certificate",
-    "proxy_excludes",
-    "timeout",
-    "read_timeout",
-)
+_CLIENT_KEYS: tuple[str, ...] = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "read_timeout")
+_CLIENT_KEYS += ("proxy_url", "proxy_ca_certificate", "proxy_excludes")
 _HASH_KEY = "sha256"
 _RETRIES, _HASTY_RETRIES = 8, 3
 _PROBE = "conditional-put.txt"
 _PROBE_CONTENT = b"A push tries here whether the store supports conditional PUT.\n"
 _NEVER = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}  # the state that no object ever has
 _State = Literal["e_tag", "version"]
+_Refusals = tuple[type[Exception], ...]
 _process: int | None = None  # the process that uses obstore; its threads do not survive a fork
 
 _EXPIRED = "the credentials have expired; renew them, and run the same command again"
@@ -179,7 +171,7 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
     global _process
     _process = _process or os.getpid()
     _check_process(address)
-    refusals = (errors.BaseError, FileNotFoundError)  # obstore raises the second if an object or a bucket is missing
+    refusals = (errors.BaseError, PanicError, FileNotFoundError)  # the last one if an object or a bucket is missing
     if address.startswith("file://"):
         folder = Path("/" + unquote(address.removeprefix("file://")).lstrip("/"))
         if not make and not folder.is_dir():
@@ -192,15 +184,17 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
     client = {"timeout": "6 hours", "read_timeout": "2 minutes", "connect_timeout": "3 seconds" if is_hasty else "20 seconds"}
     client |= {key: value for key in _CLIENT_KEYS if (value := os.environ.get(prefix + key.upper()))}  # client options hide these variables
 
-    def connect(retries: int) -> Any:
+    def connect(retries: int, **client: str) -> Any:
         waits = {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=20), "base": 2}
         retry = {"max_retries": retries, "backoff": waits, "retry_timeout": timedelta(minutes=10)}
         return open_any(address, retry_config=retry, client_options=client)
 
     with _told(address, refusals):
-        hasty = connect(_HASTY_RETRIES)
+        hasty = connect(_HASTY_RETRIES, **client)
+        short = connect(_HASTY_RETRIES if is_hasty else _RETRIES, **{**client, "timeout": "5 minutes"})  # obstore holds these whole answers
         state: _State = "version" if address.startswith("gs://") else "e_tag"
-        return Store(address, obstore, refusals, hasty if is_hasty else connect(_RETRIES), hasty=hasty, state=state)
+        remote = hasty if is_hasty else connect(_RETRIES, **client)
+        return Store(address, obstore, refusals, remote, hasty=hasty, short=short, state=state)
 
 
 class Store:
@@ -211,10 +205,10 @@ class Store:
     """
 
     def __init__(
-        self, address: str, obstore: Any, refusals: tuple[type[Exception], ...], remote: Any, *, hasty: Any, state: _State = "e_tag"
+        self, address: str, obstore: Any, refusals: _Refusals, remote: Any, *, hasty: Any, short: Any, state: _State = "e_tag"
     ) -> None:
         self.address, self._obstore, self._refusals = address, obstore, refusals
-        self._remote, self._hasty, self._state = remote, hasty, state
+        self._remote, self._hasty, self._short, self._state = remote, hasty, short, state
 
     def name_of(self, key: str) -> str:
         """Return the address of one object, for messages."""
@@ -223,7 +217,7 @@ class Store:
     def head(self, key: str) -> Found:
         """Return the size and the recorded hash of an object. Raises MissingError if there is no such object."""
         with self._told(key):
-            result = self._obstore.get(self._remote, key, options={"head": True})
+            result = self._obstore.get(self._short, key, options={"head": True})
             return Found(result.meta["size"], result.attributes.get(_HASH_KEY))
 
     def read(self, key: str, *, most_bytes: int) -> tuple[bytes, str | None]:
@@ -232,14 +226,14 @@ class Store:
             result = self._obstore.get(self._remote, key)
             if result.meta["size"] > most_bytes:
                 raise RemoteError(f"{self.name_of(key)}: has {result.meta['size']} bytes, more than {most_bytes}; give another address")
-            return bytes(result.bytes()), result.meta[self._state]
+            return self._content(key, result), result.meta[self._state]
 
     def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
         """Yield the content of an object from the byte `start` on, in pieces. Raises MissingError if there is no such object."""
         options = {"range": {"offset": start}} if start else {}
         with self._told(key):
-            for piece in self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=PIECE_BYTES):
-                yield memoryview(piece)
+            # as the chunks come, about 400 kB each: waiting for more of them would hide a store that sends almost nothing
+            yield from steady(self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=1), self.name_of(key))
 
     def read_range(self, key: str, length: int, *, start: int = 0) -> Range:
         """Return the content of an object from the byte `start` to `start` + `length` - 1, by one request.
@@ -248,7 +242,10 @@ class Store:
         """
         with self._told(key):
             result = self._obstore.get(self._remote, key, options={"range": (start, start + length)})
-            return Range(bytes(result.bytes()), result.meta["size"], result.meta["e_tag"], result.attributes.get(_HASH_KEY))
+            return Range(self._content(key, result), result.meta["size"], result.meta["e_tag"], result.attributes.get(_HASH_KEY))
+
+    def _content(self, key: str, result: Any) -> bytes:
+        return b"".join(steady(result.stream(min_chunk_size=1), self.name_of(key)))
 
     def put(self, key: str, file: BinaryIO, content: memoryview, *, sha256: str) -> None:
         """Write an open file as one object, with its sha256 in the metadata. The object appears whole or not at all.
@@ -275,7 +272,7 @@ class Store:
     def list(self, folder: str = "") -> Iterator[Listed]:
         """Yield the objects in a folder, and in the folders below."""
         with self._told(folder):
-            for chunk in self._obstore.list(self._remote, folder or None, chunk_size=1000):
+            for chunk in self._obstore.list(self._short, folder or None, chunk_size=1000):
                 for each in chunk:
                     yield Listed(each["path"], each["size"], each["last_modified"])
 
@@ -328,8 +325,8 @@ class Store:
 class FolderStore(Store):
     """A folder behind a file:// address. Files have no metadata, so `head` reads and hashes a file."""
 
-    def __init__(self, address: str, obstore: Any, refusals: tuple[type[Exception], ...], remote: Any, *, folder: Path) -> None:
-        super().__init__(address, obstore, refusals, remote, hasty=remote)
+    def __init__(self, address: str, obstore: Any, refusals: _Refusals, remote: Any, *, folder: Path) -> None:
+        super().__init__(address, obstore, refusals, remote, hasty=remote, short=remote)
         self._folder = folder
 
     def head(self, key: str) -> Found:
@@ -350,19 +347,22 @@ class FolderStore(Store):
         return {}
 
 
-@contextmanager
-def mapped(file: BinaryIO) -> Iterator[memoryview]:
-    """Yield the bytes of an open file without a copy."""
-    size = os.fstat(file.fileno()).st_size
-    if not size:  # an empty file cannot be mapped
-        yield memoryview(b"")
-        return
-    content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    try:
-        yield content
-    finally:
-        with suppress(BufferError):  # after an error, its traceback may still hold a slice; then the map ends with the slice
-            content.release()
+def steady(chunks: Iterable[Any], name: str) -> Iterator[memoryview]:
+    """Yield the chunks of a body. Raises RemoteError if fewer than STALL_BYTES come in STALL_SECONDS of waiting for the store.
+
+    name: the address in the message.
+    """
+    size, waited, stream = 0, 0.0, iter(chunks)
+    while True:
+        began = time.monotonic()
+        if (chunk := next(stream, None)) is None:
+            return
+        size, waited = size + len(chunk), waited + time.monotonic() - began
+        yield memoryview(chunk)
+        if waited >= STALL_SECONDS:
+            if size < STALL_BYTES:
+                raise RemoteError(f"{name}: the store sent only {size:,} bytes in {waited:.0f} seconds; try again", is_transient=True)
+            size, waited = 0, 0.0
 
 
 def _check_process(name: str) -> None:
@@ -375,11 +375,12 @@ def _check_process(name: str) -> None:
 
 
 @contextmanager
-def _told(name: str, refusals: tuple[type[Exception], ...]) -> Iterator[None]:
+def _told(name: str, refusals: _Refusals) -> Iterator[None]:
     """Raise RemoteError for an error of obstore in the block. `name`: the address in the message."""
     _check_process(name)
     try:
-        yield
+        with panics_as_errors():
+            yield
     except refusals as error:
         raise _refusal(name, error) from None
 

@@ -6,11 +6,12 @@ damaged, and somebody repairs it later, a tail from before the repair must not s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 from niels_cache_runtime.format.layout import shard_name
+from niels_cache_runtime.format.safe_open import OwnFiles
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.ledger import State
 from niels_cache_runtime.remote.needs import TAILS
@@ -49,11 +50,11 @@ def doubt(state: State, tails: Iterable[str]) -> None:
         state.unchecked.add(tail)
 
 
-def other_tails(folder: Path, state: State, build: CopiedBuild, path: str) -> list[str]:
+def other_tails(files: OwnFiles, state: State, build: CopiedBuild, path: str) -> list[str]:
     """Return the tails that differ from a shard, whose content has the recorded sha256."""
     found = []
     for tail, begin, end in tails_over(state, build, path):
-        with suppress(OSError), open(folder / path, "rb") as shard, open(folder / tail, "rb") as file:
+        with suppress(OSError), os.fdopen(files.open(path), "rb") as shard, os.fdopen(files.open(tail), "rb") as file:
             file.seek(begin)
             if file.read(end - begin) != shard.read(end - begin):
                 found.append(tail)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.remote.ledger import Ledger, State
 from niels_cache_runtime.remote.needs import BUILDS, TAILS
 from niels_cache_runtime.remote.room import surplus
@@ -89,7 +88,7 @@ def check(local_dir: str | os.PathLike[str]) -> list[str]:
         wanted = {path: entry.sha256 for path, entry in state.entries.items() if not entry.owner}
     found = []
     for path, sha256 in sorted(wanted.items()):
-        is_right = _sha256(ledger.folder / path) == sha256
+        is_right = ledger.files.sha256(path) == sha256
         with ledger.changing() as state:
             if not _is_unchanged(state, path, sha256):
                 continue  # it was removed or exchanged meanwhile
@@ -118,10 +117,3 @@ def _is_of(path: str, build: str) -> bool:
 def _is_unchanged(state: State, path: str, sha256: str) -> bool:
     entry = state.entries.get(path)
     return entry is not None and not entry.owner and entry.sha256 == sha256
-
-
-def _sha256(path: Path) -> str | None:
-    try:
-        return sha256_file(str(path))
-    except NielsCacheError:  # it is missing, or the disk cannot read it
-        return None

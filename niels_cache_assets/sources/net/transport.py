@@ -1,11 +1,11 @@
 """The HTTP transport below huggingface_hub and our http(s) files. It retries if that may help, and returns no byte that may be wrong.
 
-It retries connections that fail, end early, stall or are very slow. It retries HTTP 408, 429 and 5xx (after Retry-After). It also retries
-answers that do not match the request: wrong bytes for the Range, a commit that differs from the address, an ETag or size that differs from
-the file, or invalid JSON from an API. A body may break, or end before the size that any answer named. The transport then requests the rest
-of the body from this byte on. If the server does not support ranges, the transport reads the body again up to this byte. All remaining
-answers (401, 403, 404, redirects) go to the caller. Each file of the hub costs one HEAD request. A body of up to 32 MiB is held in memory
-until it is complete.
+It retries connections that fail, end early, stall or are very slow (the rule of niels_cache_runtime.remote.store). It retries HTTP 408, 429
+and 5xx (after Retry-After). It also retries answers that do not match the request: wrong bytes for the Range, a commit that differs from
+the address, an ETag or size that differs from the file, or invalid JSON from an API. A body may break, or end before the size that any
+answer named. The transport then requests the rest of the body from this byte on. If the server does not support ranges, the transport reads
+the body again up to this byte. All remaining answers (401, 403, 404, redirects) go to the caller. Each file of the hub costs one HEAD
+request. A body of up to 32 MiB is held in memory until it is complete.
 
 `install` puts the transport into the hub's library and into fsspec. An import of this module imports huggingface_hub, so import it inside
 functions.
@@ -37,9 +37,9 @@ from niels_cache_assets.sources.net.http_answers import (
 )
 from niels_cache_assets.sources.net.network import Tries
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.remote.store import STALL_BYTES, STALL_SECONDS
 
 READ_SECONDS = 30.0  # maximum time without a byte, if the caller sets no timeout
-STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body that brings fewer bytes in this time is requested again
 WHOLE_BYTES = 32 << 20
 EXPLANATION_BYTES = 1 << 16
 CHANGED_TRIES = 5  # after this many changed answers, the file itself must be changing

@@ -234,9 +234,9 @@ class CopiedWindows(PretrainWindows):
 
     def _map(self, path: str) -> None:
         if is_tail(path):
-            self._tails[path] = (self.copy.folder / path).read_bytes()
+            self._tails[path] = self.copy.files.read(path)
         else:
-            self._slots.map(_number(path), self.copy.folder / path)
+            self._slots.map(_number(path), self.copy.folder / path, open_file=lambda _: self.copy.files.open(path))
         self._in_use.add(path)
 
     def _unmap(self, path: str) -> None:

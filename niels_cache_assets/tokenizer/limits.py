@@ -1,0 +1,76 @@
+"""The limits of a tokenizer's file from an unknown source. Without them, a file of some kilobytes could take all memory, or an hour.
+
+A file has at most 128 MiB; the largest known one has 33 MB. A tokenizer.json has at most 100,000 added tokens, which load in half a second,
+and its normalizers and decoders make at most 100 characters of one: NFKC makes 18. So the memory for a text is bounded by its length, which
+`max_document_mib` of a source bounds. The library itself ends a regular expression after ten million steps.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from niels_cache_runtime.errors import NielsCacheError
+
+MOST_BYTES = 128 << 20
+MOST_ADDED_TOKENS = 100_000
+MOST_GROWTH = 100
+
+_PARTS = ("normalizers", "pretokenizers", "decoders")  # of a sequence
+_MAY_BE_EMPTY = re.compile(r"[*?|^$]|\{[0,]|\\[bBAzZG]")  # in a regular expression; some of them match at least one character
+
+
+def read_model(path: str | Path) -> bytes:
+    """Return the bytes of a tokenizer's file. Raises OSError if it cannot be read, and NielsCacheError if it is too large."""
+    with open(path, "rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise NielsCacheError(f"{path}: has more than {MOST_BYTES >> 20} MiB, too many for a tokenizer; give another file")
+    return content
+
+
+def require_bounded(described: Mapping[str, Any], path: str | Path) -> None:
+    """Raise NielsCacheError for a tokenizer.json with too many added tokens, or whose normalizers or decoders make too much of a text."""
+    added = described.get("added_tokens") or ()
+    if len(added) > MOST_ADDED_TOKENS:
+        raise NielsCacheError(f"{path}: has {len(added):,} added tokens, more than {MOST_ADDED_TOKENS:,}; put them into its vocabulary")
+    for part in ("normalizer", "decoder"):
+        growth = _growth(described.get(part))
+        if growth > MOST_GROWTH:
+            raise NielsCacheError(
+                f"{path}: its {part} makes up to {growth:.3g} characters of one, more than {MOST_GROWTH}; give another tokenizer"
+            )
+
+
+def _growth(component: Any) -> float:
+    """Return how many characters a component may make of one."""
+    if not isinstance(component, dict):
+        return 1.0
+    growth = 1.0
+    for part in (each for name in _PARTS for each in component.get(name) or ()):
+        growth *= _growth(part)
+    content, pattern = component.get("content"), component.get("pattern")
+    if isinstance(content, str):  # of a Replace
+        plain = pattern.get("String") if isinstance(pattern, dict) else None
+        regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+        least = len(plain) if isinstance(plain, str) else int(isinstance(regex, str) and not _MAY_BE_EMPTY.search(regex))
+        growth *= max(1.0, len(content) / least) if least else 1.0 + len(content)
+    if isinstance(prepended := component.get("prepend"), str):
+        growth *= 1.0 + len(prepended)
+    if isinstance(mapping := component.get("precompiled_charsmap"), str):
+        growth *= max(1, _longest_replacement(mapping))
+    return growth
+
+
+def _longest_replacement(mapping: str) -> int:
+    """Return the characters of the longest replacement in a map of SentencePiece: 4 bytes (the size of a table), the table, the texts."""
+    try:
+        content = base64.b64decode(mapping)
+    except (binascii.Error, ValueError):  # the library refuses it
+        return 1
+    texts = content[4 + int.from_bytes(content[:4], "little") :]
+    return max(len(text.decode(errors="replace")) for text in texts.split(b"\0"))
