@@ -14,8 +14,8 @@ import pytest
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.documents import Document
 from niels_cache_assets.tokenizer.base import TextTokenizer
+from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TiktokenTokenizer, open_model, view_tokenizer
-from niels_cache_assets.tokenizer.tokenizer_json import byte_characters
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, read_meta

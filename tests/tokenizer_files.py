@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.tokenizer.tokenizer_json import byte_characters
+from niels_cache_assets.tokenizer.byte_level import byte_characters
 from tests.tiny import WORDS
 
 EOT = "<|endoftext|>"

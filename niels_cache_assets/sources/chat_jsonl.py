@@ -64,11 +64,9 @@ _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the
     DIFFERS_FROM_PROMPT: "a side or an answer begins like the prompt of its row, but differs; prompt_field = '' reads only the sides",
     NO_PLACE_FOR_INPUT: "there is further input, but no prompt that ends with a message of the user",
 }
-_EITHER = "text or messages"
 _WANTED = {
     "messages_field": "a list of messages",
-    "instruction_field": _EITHER,
-    "output_field": _EITHER,
+    **dict.fromkeys(("instruction_field", "output_field"), "text or messages"),
     "tools_field": "a list of tools",
     "history_field": "a list of earlier turns",
 }

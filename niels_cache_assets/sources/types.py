@@ -43,14 +43,13 @@ class StreamContext:
     """The inputs of one pass over a source.
 
     `revision`: the value of `revision()` for this build; the pass reads this version. `report`: filled while the stream is read.
-    `siblings`: all pretrain tables by name, for a source that is made of other sources (interleave). `start`: a place that an earlier pass
-    over the same revision reported. The pass begins at this place (None: at the beginning). `report` then already holds the counts up to
-    this place, and the source adds to them. `revisions`: the revisions of the siblings, by name. The first pass of a build fills this
-    mapping for all passes, because a branch may move between two passes. `held_out`: the val documents of the siblings. If it is None, as
-    for the training sample of a tokenizer, val documents are read like all others. `files`, `text_field`: for a part of a data set, the
-    files to read instead of those of the table, and the field of their text; None without parts. `decided`: the field of the text by
-    table, which the first pass of a build fills for all passes (text_column.py). `building`: the key of the cache that
-    is built from this pass, such as sft/chats; None for a pass that only looks at texts. Only a build stops at a broken row.
+    `siblings`: all pretrain tables by name, for mixtures. `start`: a place that an earlier pass over the same revision reported, where this
+    pass begins; `report` then already holds the counts up to it. None: at the beginning. `revisions`: the revisions of the siblings, by
+    name. The first pass of a build fills this mapping for all passes, because a branch may move between two passes. `held_out`: the val
+    documents of the siblings. If it is None, as for the training sample of a tokenizer, val documents are read like all others. `files`,
+    `text_field`: for a part of a data set, the files to read instead of those of the table, and the field of their text; None without
+    parts. `decided`: the field of the text by table, which the first pass of a build fills for all passes. `building`: the key of the cache
+    that this pass builds, such as sft/chats; None for a pass that only looks at texts. Only a build stops at a broken row.
     """
 
     seed: int

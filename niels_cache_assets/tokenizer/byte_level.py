@@ -1,4 +1,4 @@
-"""The training of a byte-level BPE with the library `tokenizers`. The result is a tokenizer.json.
+"""Byte-level BPE: the characters that stand for bytes, and its training with the library `tokenizers`, which gives a tokenizer.json.
 
 Text is cut into words in the way of GPT-2, and each byte is a piece, so every text survives a round trip. The same sample gives the same
 bytes: `tokenizers` orders pairs of equal frequency by their ids, and the ids do not depend on its threads. Memory holds the different words
@@ -14,7 +14,18 @@ from typing import Any
 from niels_cache_runtime.errors import NielsCacheError, panics_as_errors
 
 BYTE_LEVEL = "bytelevel_bpe"
+_FIRST_STAND_IN = 256
 _LEAST_FREQUENCY = 2  # a pair that occurs once is not worth a piece
+
+
+def byte_characters() -> dict[str, int]:
+    """Return the byte of each character in the pieces of a byte-level BPE.
+
+    A byte that is a visible character of Latin-1 stands for itself. The other bytes, in order, are the characters from U+0100 on.
+    """
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in set(visible)]
+    return {chr(byte): byte for byte in visible} | {chr(_FIRST_STAND_IN + number): byte for number, byte in enumerate(hidden)}
 
 
 def sample_lines(sample: str) -> Iterator[str]:

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from niels_cache_assets.strings import Strings
+from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer, read_ranks
-from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer, byte_characters
+from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 from niels_cache_runtime.errors import panics_as_errors
 

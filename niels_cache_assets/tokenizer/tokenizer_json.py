@@ -25,6 +25,7 @@ import numpy as np
 from niels_cache_assets import first_bytes
 from niels_cache_assets.config.defaults import SPECIAL_TOKENS
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids
+from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.limits import read_model, require_bounded
 from niels_cache_runtime.errors import NielsCacheError, panics_as_errors
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TIKTOKEN_RANKS_NAME, TOKENIZER_MODEL_NAMES, TOKENIZER_SIDE_NAMES
@@ -36,20 +37,9 @@ _NAME = TOKENIZER_MODEL_NAMES["tokenizer.json"]
 _SIDE_NAMES = tuple(name for name in TOKENIZER_SIDE_NAMES if name != TIKTOKEN_RANKS_NAME)
 _MOST_HOLES = 1_000_000  # ids without a token; more of them would only cost memory
 _BLANK = "\u2581"
-_FIRST_STAND_IN = 256
 _REMEMBERED_WORDS = 1 << 16  # in about 10 MB; the library has room for 10,000
 _THREADS_VARIABLE = "TOKENIZERS_PARALLELISM"
 _LEAST_NAMED = 3  # the most bytes that a message about missing bytes names
-
-
-def byte_characters() -> dict[str, int]:
-    """Return the byte of each character in the pieces of a byte-level BPE.
-
-    A byte that is a visible character of Latin-1 stands for itself. The other bytes, in order, are the characters from U+0100 on.
-    """
-    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in set(visible)]
-    return {chr(byte): byte for byte in visible} | {chr(_FIRST_STAND_IN + number): byte for number, byte in enumerate(hidden)}
 
 
 def json_file(path: str | Path) -> Path:
