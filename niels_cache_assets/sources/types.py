@@ -1,7 +1,7 @@
 """The interface of a source. A source is one typed configuration table that describes and streams its data.
 
-A source class is the schema of a table in niels_cache.toml (`[pretrain.NAME]` or `[sft.NAME]`) and the code that reads it. So a new source
-is one module and one line in `sources/__init__.py`. This module opens no file. Other packages split, tokenize and write.
+A source class is the schema of a table in niels_cache.toml and the code that reads it. So a new source is one module and one line in
+`sources/__init__.py`. This module opens no file. Other packages split, tokenize and write.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class StreamContext:
     `revision`: the value of `revision()` for this build; the pass reads this version. `report`: filled while the stream is read.
     `siblings`: all pretrain tables by name, for mixtures. `start`: a place that an earlier pass over the same revision reported, where this
     pass begins; `report` then already holds the counts up to it. None: at the beginning. `revisions`: the revisions of the siblings, by
-    name. The first pass of a build fills this mapping for all passes, because a branch may move between two passes. `held_out`: the val
-    documents of the siblings. If it is None, as for the training sample of a tokenizer, val documents are read like all others. `files`,
-    `text_field`: for a part of a data set, the files to read instead of those of the table, and the field of their text; None without
-    parts. `decided`: the field of the text by table, which the first pass of a build fills for all passes. `building`: the key of the cache
-    that this pass builds, such as sft/chats; None for a pass that only looks at texts. Only a build stops at a broken row.
+    name, filled by the first pass of a build, because a branch may move between two passes. `held_out`: the val documents of the siblings.
+    If it is None, as for the training sample of a tokenizer, val documents are read like all others. `files`, `text_field`: for a part of a
+    data set, the files to read instead of those of the table, and the field of their text; None without parts. `decided`: the field of the
+    text by table, filled by the first pass of a build. `building`: the key of the cache that this pass builds, such as sft/chats; None for
+    a pass that only looks at texts. Only a build stops at a broken row.
     """
 
     seed: int
