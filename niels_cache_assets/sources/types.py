@@ -151,9 +151,7 @@ class Source(BaseModel):
         return self.code_version
 
     def shown_settings(self) -> dict[str, Any]:
-        """Return the settings to show to the user. These are the settings of `identity`, without settings that have no effect for this
-        table.
-        """
+        """Return the settings to show: those of `identity`, without settings that have no effect for this table."""
         return self.identity()
 
     @property
