@@ -91,7 +91,11 @@ def test_turns_of_a_prompt_its_history_and_its_system_come_first(tmp_path: Path)
     keys = proposed(write(tmp_path / "x.jsonl", [row]))
     assert keys == {**COMPLETION, "history_field": "history", "system_field": "system"}
     (found,), _ = read(tmp_path / "x.jsonl", **keys)
-    assert found.messages == [system("s"), user("zero"), bot("half"), *prompt[1:], bot("four")]
+    not_learned = {**bot("two"), "train": False}  # as trl has it
+    assert found.messages == [system("s"), user("zero"), bot("half"), user("one"), not_learned, user("three"), bot("four")]
+    marked = {**bot("two"), "weight": 1}
+    (found,), _ = read(write(tmp_path / "y.jsonl", [{"prompt": [user("one"), marked, user("three")], "completion": "four"}]), **COMPLETION)
+    assert found.messages == [user("one"), marked, user("three"), bot("four")]
 
 
 @pytest.mark.parametrize(("prompt", "reason"), [([], "empty_content"), (None, "null_content"), ({"x": 1}, "unknown_role")])
@@ -105,7 +109,7 @@ def test_further_input_follows_the_last_question_of_a_prompt_of_messages(tmp_pat
     asked = [user("one"), bot("two"), user("three")]
     row = {"prompt": asked, "input": "more", "completion": "a"}
     (found,), _ = read(write(tmp_path / "x.jsonl", [row]), **COMPLETION, input_field="input")
-    assert found.messages == [*asked[:2], user("three\n\nmore"), bot("a")]
+    assert found.messages == [asked[0], {**asked[1], "train": False}, user("three\n\nmore"), bot("a")]
     pair = {"prompt": asked, "input": "more", "chosen": "a", "rejected": [bot("b")]}
     keys = proposed(write(tmp_path / "y.jsonl", [pair]))
     assert keys == {"kind": "preference", "prompt_field": "prompt", "input_field": "input"}
@@ -212,6 +216,18 @@ def test_rows_with_a_label_of_kto_need_the_key(tmp_path: Path, form: str, name: 
     found, context = read(mixed, **keys, kto="drop")
     assert [each.messages for each in found] == [[user("q"), bot("a")]]
     assert dict(context.report.dropped) == {"kto_row": 3}
+
+
+def test_labels_of_one_and_zero_beside_a_completion_are_those_of_kto(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.jsonl", [{**row, "label": int(row["label"])} for row in KTO])
+    assert proposed(path) == {**COMPLETION, "kto": "positives"}
+    with pytest.raises(NielsCacheError, match="row 0.*kto"):
+        table(path, **COMPLETION).check_input({})
+    found, context = read(path, **COMPLETION, kto="positives")
+    assert [each.messages[-1]["content"] for each in found] == ["good", "fine"]
+    assert dict(context.report.dropped) == {"kto_negative": 1}
+    of_a_class = write(tmp_path / "y.jsonl", [{"instruction": "q", "output": "a", "label": 1}] * 3)
+    assert len(read(of_a_class, instruction_field="instruction", output_field="output")[0]) == 3
 
 
 def test_a_late_label_stops_the_build_and_labels_that_are_none_are_refused(tmp_path: Path) -> None:

@@ -208,6 +208,8 @@ def test_the_last_word_of_a_name_tells_what_a_column_holds(name: str, kind: str 
         (["train-0001", "<urn:uuid:1-2>"], "ids"),
         (["very good", "very bad"] * 20, "labels"),
         (["\ufffd\ufffdPNG\0"], "binary data"),
+        (['[{"role": "user", "content": "q"}]', ' {"a": 1}\n'], "JSON"),
+        (["[Illustration] of a tree [1]", "{curly}"], None),
         ([None, " ", ""], "no text"),
         (["a text"], None),
         (["en", "a sentence of it"], None),

@@ -32,7 +32,7 @@ from niels_cache_assets.sources.pairs import (
     MALFORMED,
     NO_PLACE_FOR_INPUT,
     NO_PROMPT,
-    continued,
+    completed,
     prompt_length,
     sides_of,
     system_messages,
@@ -359,7 +359,7 @@ class ChatJsonl(DecodesText, SftSource):
         if isinstance(asked, list | dict) or isinstance(answered, list | dict):
             if not asked:
                 return "null_content" if asked is None else "empty_content"
-            made = continued(asked, answered, self._read, extra=extra)
+            made = completed(asked, answered, self._read, extra=extra)
             if isinstance(made, str):
                 return MALFORMED_MESSAGES if made == MALFORMED else made
             system = system_messages(made)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from niels_cache_runtime.errors import NielsCacheError
 
 LABELS = ("label", "kto_tag")  # the names in trl and in LLaMA-Factory
+COMPLETION = "completion"
 NO_KEY = "kto_label_without_key"
 NEGATIVE = "kto_negative"
 LEFT_OUT = "kto_row"
@@ -20,8 +21,13 @@ Kto = Literal["positives", "drop"]
 
 
 def has_label(row: Mapping[str, Any]) -> bool:
-    """Return whether the row has true or false in a field with the name of a label."""
-    return any(isinstance(row.get(name), bool) for name in LABELS)
+    """Return whether the row has true or false in a field with the name of a label. Beside a `completion`, 1 and 0 mean the same."""
+    return bool(_labels(row))
+
+
+def _labels(row: Mapping[str, Any]) -> list[Any]:
+    values = [row.get(name) for name in LABELS]
+    return [value for value in values if isinstance(value, bool) or (COMPLETION in row and isinstance(value, int) and value in (0, 1))]
 
 
 def label_problem(row: Mapping[str, Any], kto: Kto | None) -> str | None:
@@ -33,7 +39,7 @@ def label_problem(row: Mapping[str, Any], kto: Kto | None) -> str | None:
         return NO_KEY
     if kto == "drop":
         return LEFT_OUT
-    return NEGATIVE if any(row.get(name) is False for name in LABELS) else None
+    return None if all(_labels(row)) else NEGATIVE
 
 
 def without_labels(where: str, kto: Kto) -> NielsCacheError:

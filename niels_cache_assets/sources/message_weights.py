@@ -11,7 +11,9 @@ of a row with one of these names is not read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
+
+from niels_cache_assets.documents import Message
 
 BAD_WEIGHT = "unusable_weight"
 CONTRADICTION = "contradictory_weights"
@@ -48,6 +50,16 @@ def describe_weight_problem(messages: Iterable[Mapping[str, Any]]) -> str | None
 def without_weights(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a message without the keys that say whether to train on it."""
     return message if WEIGHT_KEYS.isdisjoint(message) else {key: value for key, value in message.items() if key not in WEIGHT_KEYS}
+
+
+def masked_before(messages: Sequence[Message], first: int) -> list[Message]:
+    """Return messages whose replies before number `first` are marked not to be trained on, unless they have a mark already."""
+    return [
+        cast(Message, {**message, "train": False})
+        if number < first and message["role"] == "assistant" and WEIGHT_KEYS.isdisjoint(message)
+        else message
+        for number, message in enumerate(messages)
+    ]
 
 
 def _marks(message: Mapping[str, Any]) -> dict[str, bool | None]:

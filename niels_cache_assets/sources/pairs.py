@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from niels_cache_assets.chats.arguments import json_value, with_arguments
 from niels_cache_assets.documents import Message
-from niels_cache_assets.sources.message_weights import without_weights
+from niels_cache_assets.sources.message_weights import masked_before, without_weights
 from niels_cache_assets.sources.messages import joined
 from niels_cache_runtime.format.meta import sha256_text
 
@@ -78,6 +78,15 @@ def continued(prompt: Any, side: Any, read: Read, *, extra: Any = None) -> list[
     if text is not None and said and said[0]["role"] == "user" and any(_are_same(before, [message]) for message in said):
         return messages  # a whole conversation, in which the text of the prompt is any question
     return _joined(before, messages)
+
+
+def completed(prompt: Any, completion: Any, read: Read, *, extra: Any = None) -> list[Message] | str:
+    """Return the messages of a prompt and its completion (see `continued`). As in trl, replies inside of the prompt are not learned."""
+    made = continued(prompt, completion, read, extra=extra)
+    before = _asked(prompt, None, read) if isinstance(prompt, list) else None
+    if isinstance(made, str) or not isinstance(before, list):
+        return made
+    return masked_before(made, len(system_messages(made)) + len(before) - len(system_messages(before)))
 
 
 def _asked(prompt: Any, extra: Any, read: Read) -> list[Message] | str | None:

@@ -9,8 +9,10 @@ file, and of Parquet without a column `text` the first row group. This module op
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.sources.reading.encodings import decoding_warning
@@ -74,6 +76,10 @@ def kind_of_value(value: str) -> str | None:
     value = value.strip()
     if "\0" in value or value.count("\ufffd") > _MOST_DAMAGED * len(value):
         return "binary data"
+    if value[:1] + value[-1:] in ("[]", "{}"):
+        with suppress(ValueError, RecursionError):
+            json.loads(value)
+            return "JSON"
     forms = _OF_VALUES.items()
     return next((kind for kind, form in forms if form.fullmatch(value) and (kind != "paths" or len(value) <= _MOST_PATH)), None)
 
@@ -81,8 +87,8 @@ def kind_of_value(value: str) -> str | None:
 def kind_of_column(name: str, values: Iterable[Any]) -> str | None:
     """Return what a column of strings holds instead of text, by its name or its values. Return None if it may hold text.
 
-    values: of some rows. The kinds are "ids", "URLs", "dates", "hashes", "labels", "languages", "paths" and "binary data", and "no text" if
-    no value is a string with visible characters.
+    values: of some rows. The kinds are "ids", "URLs", "dates", "hashes", "labels", "languages", "paths", "JSON" and "binary data", and
+    "no text" if no value is a string with visible characters.
     """
     return _Column(name, values).kind
 
