@@ -22,6 +22,7 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged, sweep_leftovers
 from niels_cache_assets.parts.lease import Lease
+from niels_cache_assets.show.drops import DropSummary
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Family, tokenizer_model_name
@@ -42,6 +43,7 @@ class Outcome:
     seconds: the duration of this run.
     resumed: the number of tokens (for a corpus, characters) that an interrupted build had already made.
     engines: the libraries that encoded the text in this build; empty for a tokenizer without fast engines, and if nothing was built.
+    drops: what the build left out, in words; empty for parts, whose seal says it.
     """
 
     key: str
@@ -53,6 +55,7 @@ class Outcome:
     kept: bool = False
     resumed: int = 0
     engines: Sequence[EngineUse] = ()
+    drops: DropSummary = DropSummary()
 
     @property
     def kind(self) -> str:
@@ -251,6 +254,10 @@ class Artifact(ABC):
     def warning(self) -> str | None:
         """Return a warning about the artifact, whether it was built now or earlier."""
         return None
+
+    def drops(self, meta: Meta) -> DropSummary:
+        """Return what the build with this record left out, in words."""
+        return DropSummary()
 
     def journal(self, revision: str | None) -> JournalFingerprint:
         """Return the fingerprint that the journal of a build would have now. Writes nothing and does not ask upstream."""

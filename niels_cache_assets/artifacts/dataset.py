@@ -28,6 +28,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.parts.engines import refuse, refused
 from niels_cache_assets.parts.layout import refusals_dir
+from niels_cache_assets.show.drops import DropSummary, summary_of_drops
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.references import own_revision, with_references
@@ -210,6 +211,10 @@ class Dataset(Artifact):
         # the corpus has already given this warning
         warning = None if self.prepared else decoding_warning(meta)
         return Written(meta=meta, resumed=resumed, warning=warning, engines=build.encoder.uses)
+
+    def drops(self, meta: Meta) -> DropSummary:
+        said = {} if self.prepared is None else self.prepared.dropped  # the corpus has warned of these
+        return summary_of_drops(meta, said=said)
 
     def journal(self, revision: str | None) -> JournalFingerprint:
         if self.prepared is not None and not getattr(self.source, "decontaminate_against", ()):

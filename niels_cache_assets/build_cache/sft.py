@@ -26,7 +26,7 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.documents import Conversation, Message, SourceReport
+from niels_cache_assets.documents import Conversation, Drops, Message, SourceReport, place_of
 from niels_cache_assets.sources.conversations import contents, example_problem
 from niels_cache_assets.sources.pairs import PROMPTS_DIFFER, TOO_LONG, conversation_hash, prompt_hash
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
@@ -48,18 +48,18 @@ _MOST_HINTS = 2  # of a template, in the message about a source without usable c
 class _State:
     """The state of a build between two chunks.
 
-    dropped: the number of conversations that the builder dropped, by reason. ended: the final counts, set after everything was read; None
+    drops: the conversations that the builder dropped (Drops.state). ended: the final counts, set after everything was read; None
     before that.
     """
 
     reached: Reached
-    dropped: dict[str, int]
+    drops: dict[str, dict[str, Any]]
     spool: SpoolState
     ended: Counts | None
 
 
 class _Encoded(NamedTuple):
-    """The kept conversations of a chunk, and the number of dropped conversations for each reason.
+    """The kept conversations of a chunk, and the dropped ones.
 
     tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation. spans: with a chat template,
     the targets of each conversation, (m, 2), relative to its first token. hints: for each reason of a template, what was said first.
@@ -68,7 +68,7 @@ class _Encoded(NamedTuple):
     conversations: list[Conversation]
     tokens: np.ndarray
     lengths: np.ndarray
-    dropped: Counter[str]
+    drops: Drops
     position: Position
     spans: list[np.ndarray] | None = None
     hints: tuple[str, ...] = ()
@@ -241,20 +241,20 @@ class SftBuild(CacheBuild):
     def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Counts:
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
-        dropped = Counter(state.dropped) if state is not None else Counter[str]()
+        drops = Drops(**state.drops) if state is not None else Drops()
         examples, tokens = spool.examples, spool.tokens
 
         def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
             """Return a function that makes the state of the build at this position, from the state of the spool there."""
             reached = Reached(items=position.items, mark=position.mark, share=position.share)
-            return partial(_State, reached=reached, dropped=dict(dropped), ended=ended)
+            return partial(_State, reached=reached, drops=drops.state(), ended=ended)
 
         hints: list[str] = []
         position = Position(0, None, Counter(), {}, None)
         with WriteBehind() as behind, closing(self._encoded(resume, state)) as batches:
             for batch in batches:
                 position = batch.position
-                dropped.update(batch.dropped)
+                drops.join(batch.drops)
                 hints += batch.hints[: _MOST_HINTS - len(hints)]
                 examples, tokens = examples + len(batch.conversations), tokens + len(batch.tokens)
                 behind.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
@@ -263,7 +263,7 @@ class SftBuild(CacheBuild):
                     self.progress(Progress(examples, tokens, position.share))
             behind.finish()
         self.feed.report.hints += hints
-        ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts=self.feed.report.facts)
+        ended = Counts.of(self.feed.report.dropped, self.feed.report.facts, drops)
         if journal is not None and journal.recorded:
             _record(journal, spool, state_at(position, ended=ended))
         return ended
@@ -294,7 +294,7 @@ class SftBuild(CacheBuild):
             conversations=[_without_text(chunk[number]) for number in found.kept],
             tokens=found.tokens,
             lengths=found.lengths,
-            dropped=Counter(problems.values()),
+            drops=_drops(chunk, problems, first),
             position=position,
             spans=found.spans,
             hints=found.hints,
@@ -326,7 +326,7 @@ class SftBuild(CacheBuild):
             ],
             tokens=np.concatenate([np.empty(0, self.dtype), *(side.ids for side in both)]),
             lengths=np.fromiter((len(side.ids) for side in both), np.int64, len(both)),
-            dropped=Counter(problems.values()),
+            drops=_drops(chunk, problems, first),
             position=position,
             spans=[side.spans for side in both],
             hints=found.hints,
@@ -352,6 +352,14 @@ class SftBuild(CacheBuild):
                     raise NielsCacheError(f"{example}: a message contains a special token; remove it")
             elif problem not in (INVALID_UNICODE, TOO_LONG) and self.on_invalid == "raise":
                 raise NielsCacheError(f"{example}: {problem}; correct it, or pass on_invalid='drop'")
+
+
+def _drops(chunk: list[Conversation], problems: Mapping[int, str], first: int) -> Drops:
+    """Return the conversations with a problem as drops. first: the number of the chunk's first conversation."""
+    drops = Drops()
+    for number in sorted(problems):
+        drops.drop(problems[number], place_of(chunk[number], first + number), of_val=int(chunk[number].split == "val"))
+    return drops
 
 
 def _without_text(conversation: Conversation) -> Conversation:

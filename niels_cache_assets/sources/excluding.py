@@ -60,7 +60,8 @@ def rest_of(batch: DocumentBatch, ids: Collection[str], report: SourceReport) ->
     removed = dict(report.facts.get(EXCLUDED, {}))
     for source_id in batch.source_id[gone]:
         removed[source_id] = removed.get(source_id, 0) + 1
-    report.dropped[EXCLUDED] += int(gone.sum())
+    (first,) = batch[gone][:1]
+    report.drop_row(EXCLUDED, first.file, first.row, count=int(gone.sum()))
     report.facts[EXCLUDED] = removed  # a new mapping, because earlier positions keep the old one
     return batch[~gone]
 

@@ -49,7 +49,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
         if context.text_field is not None:
             files.state["text_field"] = context.text_field
         if "text_field" not in files.state:  # otherwise an earlier pass chose the field by the first rows
-            head = [*rows.first_rows(stream)]
+            head = [*files.ahead(rows.first_rows(stream))]
             if not head:
                 return
             fields = _fields(head)
@@ -61,15 +61,15 @@ class Jsonl(KeepsDamaged, RowFileSource):
         waiting, where = RowCollector(files), self.condition
         for name, row, values in files.replayed(head, stream):
             if where is not None and (problem := where.problem(values)):
-                report.dropped[problem] += 1
+                report.drop_row(problem, name, row)
                 continue
             text = values.get(text_field)
             if type(values) is not dict or not is_plain(text):
                 replaced = 0 if type(values) is dict else decoding.count_row(name, values, text_of)
                 if problem := held.problem(text, name, row):
-                    report.dropped[problem if text_field in values else "missing_text_field"] += 1
+                    report.drop_row(problem if text_field in values else "missing_text_field", name, row)
                     continue
-                if not decoding.admits(name, text, replaced=replaced):  # type: ignore[arg-type]
+                if not decoding.admits(name, text, replaced=replaced, row=row):  # type: ignore[arg-type]
                     continue
             held.saw_text()
             title = values.get("title")

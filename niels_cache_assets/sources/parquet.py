@@ -42,8 +42,8 @@ class Parquet(RowFileSource):
         fields, text_field, kind = self._columns(found[0]) if context.text_field is None else ({}, context.text_field, None)
         held = rows.HeldText(text_field)
 
-        def left_out(rows: int) -> None:
-            context.report.dropped[DROPPED] += rows
+        def left_out(rows: int, first: int) -> None:
+            context.report.drop_row(DROPPED, found[files.number].name, first, count=rows)
 
         collector = Collector(files, left_out=None if self.condition is None else left_out)
         for file in files.files():
@@ -86,17 +86,14 @@ class Parquet(RowFileSource):
         context: StreamContext,
     ) -> Iterator[DocumentBatch]:
         id_field, where, position = self.id_field or "id", self.condition, files.position
-        name, limit, decoding, dropped = (
-            file.name,
-            self.max_document_bytes,
-            Decoding(self, context, of_files=self.reads_files),
-            context.report.dropped,
-        )
+        name, limit, drop = file.name, self.max_document_bytes, context.report.drop_row
+        decoding = Decoding(self, context, of_files=self.reads_files)
         names = repeated(name, max(MOST_ROWS, rows.PARQUET_ROWS))
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
-                dropped["missing_text_field"] += parquet.rows
+                if parquet.rows:
+                    drop("missing_text_field", name, 0, count=parquet.rows)
                 return
             has_id = id_field in fields and id_field != text_field
             has_title = text_field != "title" and "title" in fields and is_string_type(fields["title"])
@@ -119,11 +116,11 @@ class Parquet(RowFileSource):
                     text, row = values[index], int(numbers[index])
                     replaced = decoding.count_marked(name, damaged.get(index))
                     if problem := held.problem(text, name, row):
-                        dropped[problem] += 1
+                        drop(problem, name, row)
                         return False
                     if len(text) > limit:
                         refuse_length(f"{name}: row {row}", limit)
-                    return decoding.admits(name, text, replaced=replaced)
+                    return decoding.admits(name, text, replaced=replaced, row=row)
 
                 count = len(values)
                 if len(texts.odd) < count:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
-from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
+from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Drops, Place, SourceReport
 from niels_cache_assets.sources.added import Added
 from niels_cache_assets.sources.config_path import SENTINELS, NameOrPath, TemplateName
 from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
@@ -334,14 +333,14 @@ class PretrainSource(Source):
         """Yield the documents before `convert`, in batches. `documents` applies `unconverted` and `convert`."""
         return self.documents(context)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
-        """Finish documents of `unconverted`. Return the finished documents, and the number of dropped documents by reason.
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops]:
+        """Finish documents of `unconverted`. Return the finished documents, and what was dropped.
 
         The method and its arguments can be pickled, and it changes nothing else, so that any process can run it.
         """
-        return documents, Counter()
+        return documents, Drops()
 
-    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Counter[str], list[tuple[str, Document]]]:
+    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
         """Finish documents as `convert`. Return also (reason, document) for dropped documents that a report may show as examples."""
         return *self.convert(documents), []
 

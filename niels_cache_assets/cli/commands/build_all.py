@@ -208,6 +208,21 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     for (said, message), names in alike.items():
         console.print(Text(f"{listed(names)} {said.replace('_', ' ')}", style=_STYLES[said]), end="", soft_wrap=True)
         console.print(f": {message}", soft_wrap=True)
+    _print_left_out(console, results)
+
+
+def _print_left_out(console: Console, results: Sequence[LaunchResult]) -> None:
+    """Print what each build left out: a warning for each reason that the settings do not ask for, and one line for all others."""
+    from rich.text import Text
+
+    if any(result.left_out or result.drop_warnings for result in results):
+        console.print()
+    for result in results:
+        for line in result.drop_warnings:
+            console.print(Text(f"{result.name} WARNING", style="yellow"), end="", soft_wrap=True)
+            console.print(f": {line}", soft_wrap=True, markup=False)
+        if result.left_out:
+            console.print(f"{result.name}: {result.left_out}", soft_wrap=True, markup=False)
 
 
 def _sha256(meta: Meta) -> str | None:
@@ -240,6 +255,8 @@ def _result_json(result: LaunchResult) -> dict[str, Any]:
         "family": result.family,
         "state": result.state,
         "message": result.message,
+        "left_out": result.left_out,
+        "drop_warnings": [*result.drop_warnings],
         "seconds": round(result.seconds, 3),
         "directory": result.directory,
         "bytes": _bytes(result),

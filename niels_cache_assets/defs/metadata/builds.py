@@ -36,6 +36,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPES, Family, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
 
+LEFT_OUT, DROPS = "left_out", "left_out_unasked"  # what the settings asked to leave out; a line for each other reason
 STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word is the state
 
 Metadata = dict[str, Any]
@@ -189,13 +190,18 @@ def files_list(files: FileEntries) -> dg.MarkdownMetadataValue:
 
 
 def state_of(outcome: Outcome) -> Metadata:
-    """Return the entries that every asset has: the result of the run, its duration, and a warning."""
+    """Return the entries that every asset has: the result of the run, its duration, a warning, and what was left out."""
     word, took = _WORDS[outcome.state], _in_words(outcome.seconds)
     said = {"built": f"built in {took}", "hit": f"hit ({took})"}.get(word, word)
     if outcome.state == "built" and outcome.kind in FAMILIES:
         tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed  # only tokens of this run, because `seconds` covers only this run
         said += f", {abbreviated(tokens / max(outcome.seconds, 1e-6))} tokens per second"
-    return {STATE: said, **({"warning": outcome.warning} if outcome.warning else {})}
+    return {
+        STATE: said,
+        **({"warning": outcome.warning} if outcome.warning else {}),
+        **({LEFT_OUT: outcome.drops.asked} if outcome.drops.asked else {}),
+        **({DROPS: "\n".join(outcome.drops.warnings)} if outcome.drops.warnings else {}),
+    }
 
 
 def state_in(metadata: Mapping[str, Any]) -> str:

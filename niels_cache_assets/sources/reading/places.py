@@ -75,6 +75,7 @@ class RowsPass:
         for number in range(self._part, len(parts)):
             if number > self._part:
                 self._part, self.file, self.row = number, None, 0
+            self._report.split = parts[number].split
             yield parts[number], None if self.file is None else (self.file, self.row)
 
     def report_place(self) -> None:
@@ -85,11 +86,17 @@ class RowsPass:
 class FilePass:
     """One pass over `files` in order, beginning at `context.start`.
 
-    `number`: the index of the current file. `state`: JSON values that the source needs to resume at a place.
+    `number`: the index of the current file. `state`: JSON values that the source needs to resume at a place. Files that give nothing are
+    noted in the report, unless the settings leave out their rows.
     """
 
-    def __init__(self, files: Sequence[SourceFile], context: StreamContext) -> None:
+    def __init__(self, files: Sequence[SourceFile], context: StreamContext, *, one_item_each: bool = False) -> None:
+        """Begin at `context.start`. `one_item_each`: each file is one document, so a file that gives nothing is just a dropped document."""
         self._files = files
+        self._one_item_each = one_item_each
+        self._passed: list[str] = []  # files that are read, but whose rows may still wait in the source
+        self._accounted: set[str] = set()
+        context.report.accounted = self._accounted
         self._report = context.report
         self.number = 0
         self.position = FilePosition()
@@ -107,13 +114,40 @@ class FilePass:
             raise NielsCacheError(f"{place['file']}: is no longer in its place among the files of this build; build again with --force")
         self.position = FilePosition(place["row"], place["offset"], place["offset_row"])
         self.state = dict(place["state"])
+        if place["accounted"]:
+            self._accounted.add(self.name)
+
+    @property
+    def name(self) -> str:
+        """The name of the current file."""
+        return self._files[self.number].name
 
     def files(self) -> Iterator[SourceFile]:
         """Yield the unfinished files. Begin to read each of them at `position`."""
         while self.number < len(self._files):
             yield self._files[self.number]
+            self._passed.append(self.name)
             self.number += 1
             self.position = FilePosition()
+            self._note_empty_files()
+
+    def gave(self, file: str | None = None) -> None:
+        """Remember that a file gave a document. Without a name, it is the current file."""
+        self._accounted.add(self.name if file is None else file)
+
+    def _note_empty_files(self) -> None:
+        if self._ahead or self._one_item_each:
+            return
+        for name in self._passed:
+            if name not in self._accounted:
+                self._report.note_file_without_items(name)
+            self._accounted.discard(name)
+        self._passed.clear()
+
+    def ahead(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield rows from the start of these files, for `replayed`."""
+        self._ahead = True
+        yield from rows
 
     def replayed(self, head: Iterable[Row], rest: Iterable[Row]) -> Iterator[Row]:
         """Yield the rows in `head`, and then the rows in `rest`. No place is reported before `rest` begins.
@@ -123,6 +157,7 @@ class FilePass:
         self._ahead = True
         yield from head
         self._ahead = False
+        self._note_empty_files()
         yield from rest
 
     def _share(self) -> float | None:
@@ -148,6 +183,7 @@ class FilePass:
             "offset": at.offset,
             "offset_row": at.offset_row,
             "state": dict(self.state),
+            "accounted": self.number < len(self._files) and self.name in self._accounted,
         }
 
 
