@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unmatched
 from niels_cache_assets.build_cache.resuming import Reached
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
@@ -206,7 +206,7 @@ class Corpus(Artifact):
         }
 
     def drops(self, meta: Meta) -> DropSummary:
-        return DropSummary() if self.is_part else summary_of_drops(meta)
+        return DropSummary() if self.is_part else with_unmatched(summary_of_drops(meta), self.source, meta)
 
     def write(self, work: Work) -> Written:
         work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unmatched
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.base import CacheBuild, chosen_token_dtype, write_unbuilt
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume
@@ -213,8 +213,9 @@ class Dataset(Artifact):
         return Written(meta=meta, resumed=resumed, warning=warning, engines=build.encoder.uses)
 
     def drops(self, meta: Meta) -> DropSummary:
-        said = {} if self.prepared is None else self.prepared.dropped  # the corpus has warned of these
-        return summary_of_drops(meta, said=said)
+        if self.prepared is not None:  # the corpus has warned of its own
+            return summary_of_drops(meta, said=self.prepared.dropped)
+        return with_unmatched(summary_of_drops(meta), self.source, meta)
 
     def journal(self, revision: str | None) -> JournalFingerprint:
         if self.prepared is not None and not getattr(self.source, "decontaminate_against", ()):

@@ -167,6 +167,7 @@ def _build(missing: _Missing, held: Held, *, force: bool, on_progress: Callable[
             reference=artifact.reference,
         )
         written = artifact.write(work)
+        drops = artifact.drops(written.meta)
         if artifact.record is not None:
             write_meta(str(staging / artifact.record), written.meta)
     meta = written.meta if artifact.record is None else read_meta(str(artifact.directory / artifact.record))
@@ -178,7 +179,7 @@ def _build(missing: _Missing, held: Held, *, force: bool, on_progress: Callable[
         warning=written.warning or artifact.warning(),
         resumed=written.resumed,
         engines=written.engines,
-        drops=artifact.drops(meta),
+        drops=drops,
     )
 
 

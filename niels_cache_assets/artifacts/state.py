@@ -12,7 +12,7 @@ from functools import partial, singledispatch
 from pathlib import Path
 from typing import Literal, cast
 
-from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.base import Artifact, with_unmatched
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
@@ -30,7 +30,8 @@ from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
 from niels_cache_assets.corpus.tokenizer_note import training_note
 from niels_cache_assets.indices.prebuild import is_prebuilt
 from niels_cache_assets.show.contents import shortfall
-from niels_cache_assets.show.drops import summary_of_drops
+from niels_cache_assets.show.drops import DropSummary, summary_of_drops
+from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
@@ -131,12 +132,15 @@ def _note(artifact: Artifact, meta: Meta) -> str | None:
         return training_note(artifact.registry, artifact.root, meta)
     if isinstance(artifact, UnderLease):  # a part; the seal says what all parts left out
         return shortfall(meta)
-    return _said_of_content(meta) if isinstance(artifact, Dataset | Corpus) else None
+    return _said_of_content(meta, artifact.source) if isinstance(artifact, Dataset | Corpus) else None
 
 
-def _said_of_content(meta: Meta) -> str:
+def _said_of_content(meta: Meta, source: Source | None = None) -> str:
     """Return which budgets a build missed, and what it left out."""
-    drops = summary_of_drops(meta)
+    try:
+        drops = with_unmatched(summary_of_drops(meta), source, meta)
+    except NielsCacheError as error:
+        drops = DropSummary(warnings=(str(error),))
     return "; ".join(filter(None, [shortfall(meta), *drops.warnings, drops.asked]))
 
 

@@ -30,6 +30,9 @@ class DropSummary:
     warnings: tuple[str, ...] = ()
 
 
+NO_DROPS = DropSummary()
+
+
 def summary_of_drops(meta: Meta, *, said: Mapping[str, int] | None = None) -> DropSummary:
     """Return what the build with this meta.json left out. Nothing for a folder that is no data set or corpus.
 

@@ -179,7 +179,9 @@ class PretrainSource(Source):
     family: ClassVar[Family] = "pretrain"
     # These keys are covered by separate fingerprints: of preparation and of decontamination.
     # A plan has its own identity for `added`, and the ids in the file count for `exclude`.
-    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "added", "exclude", "tokens_in_parts", *_DECONTAMINATION})
+    never_counts: ClassVar[frozenset[str]] = frozenset(
+        {"prepare", "cleaning", "added", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION}
+    )
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is reached")
@@ -208,8 +210,9 @@ class PretrainSource(Source):
         False, description="With `parts` and `prepare`: each part of the corpus becomes a part of the cache. Needs val_frac or own splits"
     )
     exclude: ConfigPath | None = Field(
-        None, description="A file with one source id a line: these documents are left out, such as documents to take down"
+        None, description="A file with one source id, or JSON string, a line: these documents are left out, such as documents to take down"
     )
+    exclude_must_match: bool = Field(False, description="An id in `exclude` that matches no document is an error; otherwise it is reported")
     added: tuple[Added, ...] = Field((), strict=False, description="Files that the data set has grown by: tables `[[pretrain.NAME.added]]`")
 
     _plan: MemberPlan | None = PrivateAttr(None)
