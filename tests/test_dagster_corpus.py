@@ -83,9 +83,8 @@ def test_runs_record_figures_examples_and_pictures(built_corpora: Built, built: 
     assert (state_in(recorded), recorded["documents"]) == ("built", 4)
     assert "4 documents of 5" in recorded["contents"]
     assert rows(recorded["reasons"]) == [{"reason": "too_short", "stage": "cleaning", "documents": 1, "share": "20.0%"}]
-    assert "**too_short**" in recorded["rejected_examples"]
-    assert recorded["rejected_examples"].count("```") == 2
-    assert "\nBrief.\n" in recorded["rejected_examples"]
+    assert "niels-cache rejected books" in recorded["rejected_examples"]
+    assert "niels-cache sample books --stage corpus" in recorded["samples"]
     assert checks(runs["corpus/books"])[REASONS_PLAUSIBLE].passed
     again = materializations(built.run(CORPUS_JOB, "books"), "corpus__documents")["corpus/documents"]
     assert state_in(metadata(again)) == "cache_hit"

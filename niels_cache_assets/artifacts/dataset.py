@@ -204,7 +204,7 @@ class Dataset(Artifact):
             try:
                 meta, resumed = build.write(work.directory, work.resume)
             except EngineDiffers as found:
-                refuse(refusals, found.use, model_sha256=model_sha256, found_in=f"{self.family}/{self.name}")
+                refuse(refusals, found.use, model_sha256=model_sha256, found_in=f"{self.family}/{self.name}", shown=found.shown)
                 build.note_difference(work.directory, work.resume, found)
                 work.log(f"{found}; starting again with {found.reference}, which also encodes the data sets after this one")
                 return None
