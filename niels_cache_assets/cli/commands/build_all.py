@@ -78,6 +78,9 @@ hit and takes seconds. A failed data set does not stop the others, and its last 
 unchanged. A data set that lacks a setting (roam without a folder) is skipped. If a source ends before
 its token budget is met, the table shows the share that was reached.
 
+With --only, a tokenizer whose settings have changed is replaced only if no other cache uses it, or with
+--force: the others become stale.
+
 With --dry-run, nothing is built or written. The table shows for each step whether it would be built, and
 why. For corpora, caches and parts it also shows the bytes to read, and about how many tokens, how much
 disk space and how much time a build takes. These numbers come from the sizes of the files, the token
@@ -107,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     registry = load_registry(profile=arguments.profile, config=arguments.config, overrides=said.tables, options=said.options)
     root = cache_root(registry, arguments.cache_dir)
     _check_names(registry, arguments.only)
+    _require_tokenizer_of_all(registry, root, arguments)
     if arguments.dry_run:
         return _dry_run(registry, root, arguments)
     _require_writable(root)
@@ -157,6 +161,23 @@ def _check_names(registry: Registry, only: list[str] | None) -> None:
             raise NielsCacheError(
                 f"{WHERE}: --only: {name} is switched off; set enabled = true in [{table}], or add --set {table}.enabled=true"
             )
+
+
+def _require_tokenizer_of_all(registry: Registry, root: Path, arguments: argparse.Namespace) -> None:
+    """Print what becomes stale if the tokenizer is replaced. Raises NielsCacheError if --only names other data sets, unless --force."""
+    from niels_cache_assets.artifacts.graph import graph
+    from niels_cache_assets.cli.context import TOKENIZER
+
+    if not arguments.only:
+        return
+    tokenizer = graph(registry, root).tokenizer()
+    others = [name for name in tokenizer.users() if name not in arguments.only] if tokenizer.is_stale() else []
+    if not others:
+        return
+    said = f"{tokenizer.directory}: [tokenizer] has changed, and another tokenizer makes these caches stale: {listed(others)}"
+    if not arguments.force and TOKENIZER not in arguments.only:
+        raise NielsCacheError(f"{WHERE}: --only: {said}; undo the change, leave out --only to build them all again, or add --force")
+    diagnostics().print(f"WARNING: {said}", soft_wrap=True, markup=False)
 
 
 def _require_writable(root: Path) -> None:
