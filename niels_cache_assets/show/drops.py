@@ -14,6 +14,7 @@ from typing import Any
 from niels_cache_assets.documents import DROPPED_OF_VAL, FILES_WITHOUT_ITEMS, FIRST_DROPPED
 from niels_cache_assets.drop_reasons import DROP_REASONS, is_asked
 from niels_cache_assets.show.wording import counted, listed, share_of
+from niels_cache_assets.show.wording import reason as in_words
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
@@ -38,9 +39,10 @@ def summary_of_drops(meta: Meta, *, said: Mapping[str, int] | None = None) -> Dr
 
     said: the counts of which another build has warned, such as the corpus of a data set.
     """
-    if not isinstance(meta.get("dropped"), Mapping) or not meta.get("built", True):
-        return DropSummary()
-    noun, kept, facts = _NOUNS.get(meta["kind"], "document"), _kept(meta), meta.get("facts") or {}
+    kept = _kept(meta)
+    if kept is None or not isinstance(meta.get("dropped"), Mapping):
+        return NO_DROPS
+    noun, facts = _NOUNS.get(meta["kind"], "document"), meta.get("facts") or {}
     dropped: dict[str, int] = {reason: count for reason, count in meta["dropped"].items() if count}
     of_val: Mapping[str, int] = facts.get(DROPPED_OF_VAL, {})
     places: Mapping[str, str] = facts.get(FIRST_DROPPED, {})
@@ -56,12 +58,14 @@ def summary_of_drops(meta: Meta, *, said: Mapping[str, int] | None = None) -> Dr
     return DropSummary(asked=_asked(dropped, meta, sum(kept.values()), noun), warnings=(*warnings, *_nothing_of_files(facts, noun)))
 
 
-def _kept(meta: Meta) -> dict[str, int]:
-    """Return the number of items of each split. A corpus has no splits yet."""
-    if meta["kind"] == "sft":
-        return {split: meta[f"{split}_examples"] for split in SPLITS}
-    documents = meta["documents"]
-    return {"train": documents["kept"], "val": 0} if "kept" in documents else {split: documents[split] for split in SPLITS}
+def _kept(meta: Meta) -> dict[str, int] | None:
+    """Return the number of items of each split, or None if the folder has none. A corpus has no splits yet."""
+    if not meta.get("built", True) or meta.get("kind") not in ("pretrain", "sft", "corpus"):
+        return None
+    documents = meta.get("documents") or {}
+    found = {split: meta.get(f"{split}_examples", documents.get(split)) for split in SPLITS}
+    found = {"train": documents["kept"], "val": 0} if "kept" in documents else found
+    return None if None in found.values() else found
 
 
 def _asked(dropped: Mapping[str, int], meta: Meta, kept: int, noun: str) -> str | None:
@@ -70,7 +74,7 @@ def _asked(dropped: Mapping[str, int], meta: Meta, kept: int, noun: str) -> str 
     parts = []
     if asked:
         total, given = sum(count for _, count in asked), kept + sum(dropped.values())
-        parts.append(f"{total:,} of {counted(given, noun)} ({listed([f'{reason} {count:,}' for reason, count in asked])})")
+        parts.append(f"{total:,} of {counted(given, noun)} ({listed([f'{in_words(reason)} {count:,}' for reason, count in asked])})")
     if cut:
         parts.append(f"{counted(cut, noun)} cut by token budgets")
     return f"left out as the settings ask: {'; '.join(parts)}" if parts else None
@@ -84,7 +88,7 @@ def _warnings(counts: Mapping[str, int], given: int, split: str, noun: str, plac
     lines = [_line(reason, count, given, split, noun, places) for reason, count in many]
     few = ordered[len(many) :]
     if few and sum(counts.values()) > MOST_OF_ALL_REASONS * given:
-        said = [f"{reason} {count:,}{_such_as(places, reason)}" for reason, count in few]
+        said = [f"{in_words(reason)} {count:,}{_such_as(places, reason)}" for reason, count in few]
         lines.append(f"left out, {of}, for {'other ' if many else ''}reasons of less than {MOST_OF_ONE_REASON:.0%} each: {listed(said)}")
     return lines
 
@@ -94,7 +98,7 @@ def _line(reason: str, count: int, given: int, split: str, noun: str, places: Ma
     share = f"{count:,} of {counted(given, noun)}{'' if split == 'all' else f' of {split}'} ({share_of(count, given)})"
     meaning = f": {known.meaning}" if known else ""
     advice = f"; {known.advice}" if known and known.advice else ""
-    return f"left out {share} as {reason}{meaning}{_such_as(places, reason)}{advice}"
+    return f"left out {share} as {in_words(reason)}{meaning}{_such_as(places, reason)}{advice}"
 
 
 def _such_as(places: Mapping[str, str], reason: str) -> str:
