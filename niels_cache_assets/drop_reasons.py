@@ -101,7 +101,7 @@ DROP_REASONS: dict[str, DropReason] = {
     # Cleaning and duplicates
     "redirect": _asked("the page is a redirect"),
     "disambiguation": _asked("the page only lists meanings of its title"),
-    "too_short": _asked("the text is shorter than min_chars or min_words"),
+    "too_short": _asked("the text is shorter than min_characters or min_words"),
     "not_english": _asked("the text is in a language that `languages` does not name"),
     "language_error": _asked("the language cannot be found"),
     "bad_mean_word_len": _asked("words are too short or too long on average"),
