@@ -515,8 +515,10 @@ def test_a_text_that_the_reference_cannot_encode_stops_no_build_only_because_it_
     assert (use.texts, use.checked) == (8, 3)
     install(equal)
     monkeypatch.setattr(engines, "ENGINES", {"hasty": lambda tokenizer: Engine(sound, lambda text: text == "Odd again")})
-    with pytest.raises(checked.EngineDiffers):
+    with pytest.raises(checked.EngineDiffers) as raised:
         encoder_of(choking).encode_flat(texts, 0)
+    assert "Odd again" in raised.value.shown
+    assert "Odd again" not in str(raised.value), "the message is logged"
 
 
 def test_a_batch_that_is_encoded_again_is_not_the_first_of_an_engine(

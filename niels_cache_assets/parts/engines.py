@@ -22,7 +22,7 @@ from niels_cache_assets.tokenizer.checked import EngineUse
 _CONTENT = "content_sha256"
 
 
-def refuse(folder: Path, use: EngineUse, *, model_sha256: str | None, found_in: str, shown: str) -> None:
+def refuse(folder: Path, use: EngineUse, *, model_sha256: str | None, found_in: str, shown: str = "") -> None:
     """Record in `folder` that an engine differed for a model. found_in: the key of the data set whose text showed it. shown: that text."""
     refusal = {"name": use.name, "version": use.version, "model_sha256": model_sha256, "found_in": found_in}
     digest = hashlib.sha256(json.dumps(refusal).encode()).hexdigest()[:16]
