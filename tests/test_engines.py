@@ -282,9 +282,7 @@ def test_prove_compares_all_text_and_the_beginning_only_where_it_is_asked_for(
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_record_in_the_cache_shows_the_place_of_the_difference_in_a_long_text(
-    ranks: Path, tmp_path: Path, install: Callable[..., None]
-) -> None:
+def test_a_record_in_the_cache_shows_the_place_of_the_difference(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
     registry = project(tmp_path, ranks, odd_at=None)
     text = f"{'a quiet word ' * 50}an {ODD} one"
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in [text, *sentences(40)]), encoding="utf-8")

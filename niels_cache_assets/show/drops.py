@@ -63,7 +63,7 @@ def _kept(meta: Meta) -> dict[str, int] | None:
     if not meta.get("built", True) or meta.get("kind") not in ("pretrain", "sft", "corpus"):
         return None
     documents = meta.get("documents") or {}
-    found = {split: meta.get(f"{split}_examples", documents.get(split)) for split in SPLITS}
+    found: dict[str, Any] = {split: meta.get(f"{split}_examples", documents.get(split)) for split in SPLITS}
     found = {"train": documents["kept"], "val": 0} if "kept" in documents else found
     return None if None in found.values() else found
 

@@ -146,7 +146,13 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("part", "a table", ("corpus",), "In a part: `plan` (its fingerprint) and `number`"),
     MetaKey("dropped", "a table of whole numbers", _DATASETS, "The number of documents that were left out, for each reason"),
     MetaKey("dropped_by_source", "a table of whole numbers", ("corpus",), "The part of `dropped` that the source left out while reading"),
-    MetaKey("facts", "a table", _DATASETS, "Further facts from the source, such as trees of messages that are in both splits"),
+    MetaKey(
+        "facts",
+        "a table",
+        _DATASETS,
+        "Further facts from the source, such as trees of messages that are in both splits. About drops: `first_dropped` (the place of the "
+        "first one of each unasked reason), `dropped_of_val` (how many are known to be of val), `files_without_items`",
+    ),
     # Tokenizer
     MetaKey(
         "sha256",
