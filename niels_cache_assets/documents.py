@@ -307,7 +307,7 @@ class SourceReport(Drops):
     `share` is the part of the source that was read, 0 to 1, or None if computing it is not cheap. `split` is the split of the rows that are
     being read, if upstream decides it. If a source is a member of another source, `within` is a prefix for file names in `facts`. `hints`
     are possible mistakes in the configuration. If the source gives no usable item, the error message shows the hints. Hints are never
-    stored in metadata. `accounted`: the files of a pass that gave an item, or a row that the settings leave out (`FilePass`).
+    stored in metadata. `drops_of_files`: whether the settings ask for all drops of a file (`FilePass`).
     """
 
     def __init__(self, within: str = "") -> None:
@@ -317,14 +317,14 @@ class SourceReport(Drops):
         self.share: float | None = None
         self.split: Split | None = None
         self.hints: list[str] = []
-        self.accounted: set[str] | None = None
+        self.drops_of_files: dict[str, bool] | None = None
 
     def drop_row(self, reason: str, file: str, row: int | None = None, *, count: int = 1) -> None:
         """Count dropped rows of a file. row: the number of the first of them; None for a whole file."""
         place = f"{self.within}{file}" if row is None else f"{self.within}{file}: row {row}"
         self.drop(reason, place, count=count, of_val=count if self.split == "val" else 0)
-        if self.accounted is not None and is_asked(reason):
-            self.accounted.add(file)
+        if self.drops_of_files is not None:
+            self.drops_of_files[file] = is_asked(reason) and self.drops_of_files.get(file, True)
 
     def note_file_without_items(self, file: str) -> None:
         """Remember that a file gave nothing."""

@@ -180,6 +180,15 @@ def test_a_file_that_gives_nothing_is_noted_even_if_rows_are_read_ahead(tmp_path
     assert summary_of_drops(meta_of(train=6, dropped={}, **context.report.facts)).warnings[-1].startswith(f"1.{kind} and 1 other file")
 
 
+def test_a_file_of_which_settings_leave_out_only_some_rows_is_noted(tmp_path: Path) -> None:
+    rows(tmp_path, "a.jsonl", [{"text": "good", "score": 9}])
+    rows(tmp_path, "b.jsonl", [{"content": "lost", "score": score} for score in (1, 9)])
+    rows(tmp_path, "c.jsonl", [{"text": "low", "score": 1}])
+    _, context = read(Jsonl(files=[str(tmp_path / "*.jsonl")], where="score > 5"))
+    assert context.report.dropped == {"where": 2, "missing_text_field": 1}
+    assert context.report.facts["files_without_items"] == {"files": 1, "first": "b.jsonl"}
+
+
 def test_a_pass_that_resumes_in_any_batch_notes_the_same(tmp_path: Path) -> None:
     for number in range(4):
         good = [{"text": f"{number} {row}"} for row in range(600)]

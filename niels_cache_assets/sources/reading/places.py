@@ -95,8 +95,9 @@ class FilePass:
         self._files = files
         self._one_item_each = one_item_each
         self._passed: list[str] = []  # files that are read, but whose rows may still wait in the source
-        self._accounted: set[str] = set()
-        context.report.accounted = self._accounted
+        self._gave: set[str] = set()
+        self._drops: dict[str, bool] = {}  # whether the settings ask for all drops of a file
+        context.report.drops_of_files = None if one_item_each else self._drops
         self._report = context.report
         self.number = 0
         self.position = FilePosition()
@@ -114,8 +115,10 @@ class FilePass:
             raise NielsCacheError(f"{place['file']}: is no longer in its place among the files of this build; build again with --force")
         self.position = FilePosition(place["row"], place["offset"], place["offset_row"])
         self.state = dict(place["state"])
-        if place["accounted"]:
-            self._accounted.add(self.name)
+        if place["gave"]:
+            self._gave.add(self.name)
+        if place["drops_are_asked"] is not None:
+            self._drops[self.name] = place["drops_are_asked"]
 
     @property
     def name(self) -> str:
@@ -126,22 +129,25 @@ class FilePass:
         """Yield the unfinished files. Begin to read each of them at `position`."""
         while self.number < len(self._files):
             yield self._files[self.number]
-            self._passed.append(self.name)
+            if not self._one_item_each:
+                self._passed.append(self.name)
             self.number += 1
             self.position = FilePosition()
             self._note_empty_files()
 
     def gave(self, file: str | None = None) -> None:
         """Remember that a file gave a document. Without a name, it is the current file."""
-        self._accounted.add(self.name if file is None else file)
+        if not self._one_item_each:
+            self._gave.add(self.name if file is None else file)
 
     def _note_empty_files(self) -> None:
-        if self._ahead or self._one_item_each:
+        if self._ahead:
             return
         for name in self._passed:
-            if name not in self._accounted:
+            if name not in self._gave and not self._drops.get(name, False):
                 self._report.note_file_without_items(name)
-            self._accounted.discard(name)
+            self._gave.discard(name)
+            self._drops.pop(name, None)
         self._passed.clear()
 
     def ahead(self, rows: Iterable[Row]) -> Iterator[Row]:
@@ -183,7 +189,8 @@ class FilePass:
             "offset": at.offset,
             "offset_row": at.offset_row,
             "state": dict(self.state),
-            "accounted": self.number < len(self._files) and self.name in self._accounted,
+            "gave": self.number < len(self._files) and self.name in self._gave,
+            "drops_are_asked": self._drops.get(self.name) if self.number < len(self._files) else None,
         }
 
 
