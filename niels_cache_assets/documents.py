@@ -7,13 +7,14 @@ gives columns, a build does not make an object for each document: a DocumentBatc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.drop_reasons import is_asked, require_known
 from niels_cache_assets.strings import Objects, Strings, as_objects, join_strings
 from niels_cache_runtime.format.layout import SPLITS, Split
 
@@ -232,23 +233,101 @@ source.
 """
 
 
-class SourceReport:
+FIRST_DROPPED = "first_dropped"  # in `facts`: the place of the first dropped item, by unasked reason
+DROPPED_OF_VAL = "dropped_of_val"  # in `facts`: the number of dropped items of val, by reason
+FILES_WITHOUT_ITEMS = "files_without_items"  # in `facts`: the number of files that gave nothing (`files`), and the name of the first one
+
+
+def place_of(item: Document | Conversation, number: int = 0) -> str:
+    """Return the place of an item, as messages name it. number: its number in the source, for an item without file and id."""
+    return f"{item.file}: row {item.row}" if item.file else item.source_id or str(number)
+
+
+class Drops:
+    """The number of dropped items by reason, and what else is known about them.
+
+    `dropped`: the counts. `facts`: entries for meta.json: the place of the first dropped item of each unasked reason (FIRST_DROPPED), and
+    the counts of items that are known to be of val (DROPPED_OF_VAL). Their values are never changed in place, because positions of a stream
+    hold them.
+    """
+
+    def __init__(self, dropped: Mapping[str, int] | None = None, facts: Mapping[str, Any] | None = None) -> None:
+        self.dropped: Counter[str] = Counter(dropped or {})
+        self.facts: dict[str, Any] = dict(facts or {})
+
+    def drop(self, reason: str, place: str, *, count: int = 1, of_val: int = 0) -> None:
+        """Count dropped items. place: that of the first of them. of_val: how many of them are of val.
+
+        Raises ValueError for a reason that is not in the table of reasons.
+        """
+        require_known(reason)
+        self.dropped[reason] += count
+        first, val = self.facts.get(FIRST_DROPPED, {}), self.facts.get(DROPPED_OF_VAL, {})
+        if reason not in first and not is_asked(reason):
+            self.facts[FIRST_DROPPED] = {**first, reason: place}
+        if of_val:
+            self.facts[DROPPED_OF_VAL] = {**val, reason: val.get(reason, 0) + of_val}
+
+    def join(self, later: Drops) -> None:
+        """Add drops that come later in the stream."""
+        self.dropped.update(later.dropped)
+        self.facts.update(joined_facts([self.facts, later.facts]))
+
+    def copy(self) -> Drops:
+        return Drops(self.dropped, self.facts)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return the arguments that make an equal object, as JSON values."""
+        return {"dropped": dict(self.dropped), "facts": dict(self.facts)}
+
+
+def joined_facts(every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the facts of several passes or parts together. Numbers are added; of other values, the first counts."""
+    found: dict[str, Any] = {}
+    for facts in every:
+        for key, value in facts.items():
+            if isinstance(value, Mapping):
+                found[key] = joined_facts([found.get(key, {}), value])
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                found[key] = found.get(key, 0) + value
+            else:
+                found.setdefault(key, value)
+    return found
+
+
+class SourceReport(Drops):
     """The report of a source about one pass over its items.
 
-    `dropped` counts dropped items by reason. `facts` are entries for meta.json, such as the number of replaced bytes. A source that
-    can start in the middle (`StreamContext.start`) sets `place` immediately before it yields a batch. `place` is then a new dictionary,
-    which says where the next batch begins. At that moment `dropped` and `facts` cover all rows before `place`, and no later rows. A source
-    that cannot start in the middle is read from the beginning, and the builder skips the items that it has already written.
+    `dropped` counts dropped items by reason; a source counts with `drop_row`. `facts` are entries for meta.json, such as the number of
+    replaced bytes. A source that can start in the middle (`StreamContext.start`) sets `place` immediately before it yields a batch. `place`
+    is then a new dictionary, which says where the next batch begins. At that moment `dropped` and `facts` cover all rows before `place`,
+    and no later rows. A source that cannot start in the middle is read from the beginning, and the builder skips the items that it has
+    already written.
 
-    `share` is the part of the source that was read, 0 to 1, or None if computing it is not cheap. If a source is a member of another
-    source, `within` is a prefix for file names in `facts`. `hints` are possible mistakes in the configuration. If the source gives no
-    usable item, the error message shows the hints. Hints are never stored in metadata.
+    `share` is the part of the source that was read, 0 to 1, or None if computing it is not cheap. `split` is the split of the rows that are
+    being read, if upstream decides it. If a source is a member of another source, `within` is a prefix for file names in `facts`. `hints`
+    are possible mistakes in the configuration. If the source gives no usable item, the error message shows the hints. Hints are never
+    stored in metadata. `drops_of_files`: whether a file that gives nothing (`FilePass`) needs no further
+    note, because the settings ask for all its drops, or because its missing field is said.
     """
 
     def __init__(self, within: str = "") -> None:
+        super().__init__()
         self.within = within
-        self.dropped: Counter[str] = Counter()
-        self.facts: dict[str, Any] = {}
         self.place: Place | None = None
         self.share: float | None = None
+        self.split: Split | None = None
         self.hints: list[str] = []
+        self.drops_of_files: dict[str, bool] | None = None
+
+    def drop_row(self, reason: str, file: str, row: int | None = None, *, count: int = 1) -> None:
+        """Count dropped rows of a file. row: the number of the first of them; None for a whole file."""
+        place = f"{self.within}{file}" if row is None else f"{self.within}{file}: row {row}"
+        self.drop(reason, place, count=count, of_val=count if self.split == "val" else 0)
+        if self.drops_of_files is not None:
+            self.drops_of_files[file] = is_asked(reason) and self.drops_of_files.get(file, True)
+
+    def note_file_without_items(self, file: str) -> None:
+        """Remember that a file gave nothing."""
+        found = self.facts.get(FILES_WITHOUT_ITEMS, {"files": 0, "first": f"{self.within}{file}"})
+        self.facts[FILES_WITHOUT_ITEMS] = {**found, "files": found["files"] + 1}

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from pydantic import Field
 
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.report import plot_names
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import Document, Drops
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
@@ -101,7 +100,7 @@ class MisbehavingSource(PretrainSource):
             split: Any = ("val" if row % 10 == 0 else "train") if self.split else None
             yield [Document(texts[self.twins.get(row, row)], f"misbehaving-{row}", "a file", row, f"Title {row}", split)]
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops]:
         for document in documents:
             if document.row == self.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -111,4 +110,4 @@ class MisbehavingSource(PretrainSource):
             if document.row == self.refuse_at:
                 raise NielsCacheError(f"{document.source_id}: cannot be converted")
         kept = [document for document in documents if document.row % 7]
-        return kept, Counter(seventh=len(documents) - len(kept))
+        return kept, Drops({"seventh": len(documents) - len(kept)})

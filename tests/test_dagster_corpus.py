@@ -10,7 +10,6 @@ from niels_cache_assets.defs.checks.cache import SPLITS_DISJOINT
 from niels_cache_assets.defs.checks.corpus import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
 from niels_cache_assets.defs.metadata.builds import state_in
-from niels_cache_assets.defs.metadata.corpora import _example
 from tests.built_project import Built
 from tests.dagster_tools import Project, checks, failure, json_of, materializations, metadata, rows
 from tests.launches import launch, launch_in_memory, states
@@ -83,9 +82,8 @@ def test_runs_record_figures_examples_and_pictures(built_corpora: Built, built: 
     assert (state_in(recorded), recorded["documents"]) == ("built", 4)
     assert "4 documents of 5" in recorded["contents"]
     assert rows(recorded["reasons"]) == [{"reason": "too_short", "stage": "cleaning", "documents": 1, "share": "20.0%"}]
-    assert "**too_short**" in recorded["rejected_examples"]
-    assert recorded["rejected_examples"].count("```") == 2
-    assert "\nBrief.\n" in recorded["rejected_examples"]
+    assert "niels-cache rejected books" in recorded["rejected_examples"]
+    assert "niels-cache sample books --stage corpus" in recorded["samples"]
     assert checks(runs["corpus/books"])[REASONS_PLAUSIBLE].passed
     again = materializations(built.run(CORPUS_JOB, "books"), "corpus__documents")["corpus/documents"]
     assert state_in(metadata(again)) == "cache_hit"
@@ -106,13 +104,6 @@ def test_runs_record_figures_examples_and_pictures(built_corpora: Built, built: 
         f"![{name}](data:image/png;" for name in ("funnel", "reasons", "lengths", "duplicates")
     ]
     assert len(report["plots"]) < 200_000, "it is kept in Dagster's database"
-
-
-def test_the_name_and_the_title_of_a_rejected_document_are_no_markup() -> None:
-    row = {"reason": "too_short", "value": 2.0, "title": "![x](/graphql?query=1)\n# <b>", "file": "a*b*.md", "row": 3, "excerpt": "``` end"}
-    shown = _example(row)
-    assert shown.splitlines()[0] == (r"**too_short** (measured: 2), a\*b\*\.md\:3 \!\[x\]\(/graphql?query=1\) \# \<b\>")
-    assert shown.splitlines()[2] == "````text"
 
 
 def test_data_sets_without_a_corpus_build_before_any_corpus_is_there_and_others_say_what_is_missing(project: Project) -> None:

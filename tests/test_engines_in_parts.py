@@ -86,6 +86,8 @@ def test_a_difference_in_one_part_lets_the_engine_encode_no_part_of_the_seal(
     install(odd)  # as in another process
     build(found, [third], log=said.append)
     assert [line for line in said if "hasty" in line and "again" in line]
+    assert not [line for line in said if ODD in line], "text stays in the cache"
+    assert ODD in "".join(path.read_text(encoding="utf-8") for path in refusals_dir(found.root).glob("*.json"))
     install(odd)
     build(found, [second])
     assert Engine.asked == 0, "the process of this part has not seen the difference itself"

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.builds import prepare_corpus
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.artifacts.forecast.sample import _documents
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.config.registry import Registry
@@ -16,11 +16,12 @@ from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import corpus_report, plot_names
 from niels_cache_assets.defs.metadata.corpora import report_metadata
 from niels_cache_assets.documents import DocumentBatch
-from niels_cache_assets.sources.excluding import excluded_ids
+from niels_cache_assets.sources.excluding import excluded_ids, identity_of_ids, require_matches, unmatched_lines
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import articles, corpus_registry
+from tests.messages import missing
 
 GONE = ("books-3", "books-17", "books-58")
 
@@ -44,6 +45,66 @@ def test_the_rest_equals_a_plain_loop(tmp_path: Path) -> None:
 def test_an_id_may_have_other_ends_of_lines(tmp_path: Path) -> None:
     (tmp_path / "ids.txt").write_bytes("a\u2028b\r\nc\x85d\rlast".encode())
     assert excluded_ids(str(tmp_path / "ids.txt")) == {"a\u2028b", "c\x85d", "last"}
+
+
+ODD = [" outer ", "\u00a0nbsp\u00a0", "a\u2028b", "c\rd", "e\nf", "\tg", '"quoted"', "plain", "h\\n", " "]
+
+
+def odd_rows(tmp_path: Path, lines: list[str]) -> tuple[list[str], StreamContext]:
+    """Read rows with odd ids without these lines, and return the ids that stay."""
+    (tmp_path / "odd.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
+    (tmp_path / "odd.jsonl").write_text("".join(json.dumps({"id": each, "text": "some text"}) + "\n" for each in [*ODD, "stays"]))
+    source = Jsonl(files=[str(tmp_path / "odd.jsonl")], exclude=str(tmp_path / "odd.txt"))
+    context = StreamContext(seed=1)
+    return [document.source_id for batch in source.kept_documents(context) for document in batch], context
+
+
+@pytest.mark.parametrize("form", ["as lineage has them", "as JSON"])
+def test_ids_with_white_space_and_line_ends_are_left_out(tmp_path: Path, form: str) -> None:
+    with_ends = [each for each in ODD if "\n" in each or "\r" in each or each == " "]  # no line can hold these
+    lines = [each if form == "as lineage has them" and each not in with_ends else json.dumps(each) for each in ODD]
+    stay, context = odd_rows(tmp_path, lines)
+    assert stay == ["stays"]
+    assert unmatched_lines(str(tmp_path / "odd.txt"), context.report.facts["excluded"]) == []
+
+
+def test_ids_that_match_nothing_are_listed(tmp_path: Path) -> None:
+    _, context = odd_rows(tmp_path, ["plain ", "nobody", "no\u2028body"])
+    assert context.report.facts["excluded"] == {"plain": 1}
+    line = require_matches(str(tmp_path / "odd.txt"), context.report.facts, must_match=False)
+    assert missing(line, "odd.txt", "2 of 3 ids", '"nobody"', '"no\u2028body"') == []
+    with pytest.raises(NielsCacheError, match=r"exclude_must_match.*") as raised:
+        require_matches(str(tmp_path / "odd.txt"), context.report.facts, must_match=True)
+    assert "nobody" in str(raised.value)
+
+
+def test_two_lists_that_differ_only_in_a_line_end_have_two_fingerprints() -> None:
+    assert identity_of_ids(["a\nb"]) != identity_of_ids(["a", "b"])
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+def test_an_id_that_must_match_stops_a_build_and_a_cache_hit(tmp_path: Path, tiny_model: Path, prepare: bool) -> None:
+    (tmp_path / "ids.txt").write_text("books-3\nnobody")
+    table = 'val_frac = 0.1\nexclude = "ids.txt"\n' + ('prepare = ["clean"]\n' if prepare else "")
+    root = tmp_path / "cache"
+
+    def build(more: str) -> Outcome:
+        registry = corpus_registry(tmp_path, {"books": articles(60)}, settings=f'[tokenizer]\nmodel = "{tiny_model}"\n', table=table + more)
+        build_tokenizer(registry, root=root)
+        return prepare_corpus(registry, "books", root=root, processes=1) if prepare else build_dataset(registry, "books", root=root)
+
+    with pytest.raises(NielsCacheError, match="nobody"):
+        build("exclude_must_match = true")
+    assert not [*root.glob("*/books/meta.json")]
+    outcomes = [build(""), build("")]
+    assert [outcome.state for outcome in outcomes] == ["built", "cache_hit"]
+    for outcome in outcomes:
+        assert [warning for warning in outcome.drops.warnings if "nobody" in warning and "books-3" not in warning]
+        assert "excluded 1" in str(outcome.drops.asked)
+    with pytest.raises(NielsCacheError, match="nobody"):
+        build("exclude_must_match = true")
+    (tmp_path / "ids.txt").write_text("books-3\n")
+    assert build("exclude_must_match = true").drops.warnings == ()
 
 
 def test_an_estimate_reads_the_rest(tmp_path: Path) -> None:

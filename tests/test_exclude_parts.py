@@ -25,6 +25,7 @@ from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.show.lineage import read_lineage
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming import in_flight
+from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
@@ -69,6 +70,17 @@ def every_id() -> list[str]:
 
 def part_bytes(project: PartsProject) -> dict[str, dict[str, str]]:
     return {path.name: digests(path) for path in sorted(parts_dir(project.folder / "cache", NAME).glob("part-*"))}
+
+
+@pytest.mark.parametrize("settings", ["val_frac = 0.0", HASHED, BUDGETS])
+def test_the_seal_lists_ids_that_match_nothing_in_any_part(project: PartsProject, settings: str) -> None:
+    outcomes = build(without(project, "2-3", "nobody", settings=settings))
+    warned = {key: [line for line in outcome.drops.warnings if "nobody" in line] for key, outcome in outcomes.items()}
+    assert [key for key, lines in warned.items() if lines] == [f"pretrain/{NAME}"]
+    assert "2-3" not in warned[f"pretrain/{NAME}"][0]
+    with pytest.raises(NielsCacheError, match="nobody"):
+        build(without(project, "2-3", "nobody", settings=f"{settings}\nexclude_must_match = true", root="other"))
+    assert not project.cache("other").exists()
 
 
 def test_only_the_part_that_holds_the_ids_is_built_again(project: PartsProject) -> None:

@@ -482,7 +482,8 @@ def test_masked_places_are_in_the_page_as_text(project: SmallProject) -> None:
     shown = replace(report, items=(replace(corpus, meta={**corpus.meta, "masked": masked}),))
     plain, page = (Page(render_page(each, NONE, now=NOW)) for each in (replace(report, items=(corpus,)), shown))
     assert "Masked" not in plain.text
-    assert f"Write to {HOSTILE}aa@aaa.aa & ask" in page.text
+    assert "aa@aaa.aa" in page.text
+    assert "& ask" not in page.text, "the text around stays in the cache"
     assert not {tag for tag, _ in page.elements} & {"script", "img"}
     for kind, count in places.items():
         assert re.search(rf"{kind}\s*{count}", page.text)

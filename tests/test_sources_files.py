@@ -215,7 +215,7 @@ def test_text_files_are_sampled_by_document_paragraph_or_line(tmp_path: Path, sa
     files = one_file(tmp_path, "a.txt", b"one\ntwo\r\n\n\nthree\n")
     documents, context = read(Text.model_validate({"source": "text", "files": files, "sample_by": sample_by}))
     assert [(document.text, document.row) for document in documents] == expected
-    assert context.report.dropped == ({"empty": 2} if sample_by == "line" else {})
+    assert context.report.dropped == ({"blank_line": 2} if sample_by == "line" else {})
 
 
 def test_an_empty_text_file_is_counted(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_assets.documents import Document, DocumentBatch, SourceReport
+from niels_cache_assets.documents import Document, DocumentBatch, Drops, SourceReport
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.heads import encoded_head
@@ -49,7 +48,7 @@ class Counting:
             self.tokens += int(lengths.sum())
             self.longest = max(self.longest, int(lengths.max()))
             tokens, hashes = np.zeros(lengths.sum(), np.uint16), np.zeros(len(batch), np.int64)
-            yield EncodedDocuments(batch, tokens, lengths, hashes, Counter(), Chunks.of(batch, POSITION))
+            yield EncodedDocuments(batch, tokens, lengths, hashes, Drops(), Chunks.of(batch, POSITION))
 
 
 def stream(kind: str, *, at_a_time: int) -> Iterable[DocumentBatch]:

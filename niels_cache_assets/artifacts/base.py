@@ -22,6 +22,9 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged, sweep_leftovers
 from niels_cache_assets.parts.lease import Lease
+from niels_cache_assets.show.drops import NO_DROPS, DropSummary
+from niels_cache_assets.sources.excluding import require_matches
+from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Family, tokenizer_model_name
@@ -42,6 +45,7 @@ class Outcome:
     seconds: the duration of this run.
     resumed: the number of tokens (for a corpus, characters) that an interrupted build had already made.
     engines: the libraries that encoded the text in this build; empty for a tokenizer without fast engines, and if nothing was built.
+    drops: what the build left out, in words; empty for parts, whose seal says it.
     """
 
     key: str
@@ -53,6 +57,7 @@ class Outcome:
     kept: bool = False
     resumed: int = 0
     engines: Sequence[EngineUse] = ()
+    drops: DropSummary = NO_DROPS
 
     @property
     def kind(self) -> str:
@@ -252,6 +257,10 @@ class Artifact(ABC):
         """Return a warning about the artifact, whether it was built now or earlier."""
         return None
 
+    def drops(self, meta: Meta) -> DropSummary:
+        """Return what the build with this record left out, in words. Raises NielsCacheError if it may not have left that out."""
+        return DropSummary()
+
     def journal(self, revision: str | None) -> JournalFingerprint:
         """Return the fingerprint that the journal of a build would have now. Writes nothing and does not ask upstream."""
         made_of = self.identity(revision)
@@ -286,3 +295,11 @@ class Artifact(ABC):
     def sweep(self, *, resumable: bool) -> None:
         """Remove the files of killed builds, unless a process builds now. resumable: keep an unfinished build that can be resumed."""
         sweep_leftovers(self.directory, resumable=resumable)
+
+
+def with_unmatched(drops: DropSummary, source: Source | None, meta: Meta) -> DropSummary:
+    """Return the summary with a warning about ids of `exclude` that match nothing. Raises NielsCacheError if each id must match."""
+    if not isinstance(source, PretrainSource) or source.exclude is None or not meta.get("built"):
+        return drops
+    line = require_matches(source.exclude, meta["facts"], must_match=source.exclude_must_match)
+    return drops if line is None else dataclasses.replace(drops, warnings=(*drops.warnings, line))

@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unmatched
 from niels_cache_assets.build_cache.resuming import Reached
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
@@ -39,9 +39,10 @@ from niels_cache_assets.corpus.store import Written as WrittenDocuments
 from niels_cache_assets.disk.space import Need, corpus_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files
-from niels_cache_assets.documents import Documents, SourceReport
+from niels_cache_assets.documents import Documents, Drops, SourceReport
 from niels_cache_assets.parts.excluded import ids_in_parts, removed_ids, with_held_ids, with_ids
 from niels_cache_assets.parts.layout import part_name
+from niels_cache_assets.show.drops import DropSummary, summary_of_drops
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.sources.reading.files import file_bytes
@@ -183,9 +184,7 @@ class Corpus(Artifact):
         """Yield the documents before `convert`."""
         return self.source.kept_unconverted(context)
 
-    def meta_of(
-        self, work: Work, counts: CorpusCounts, dropped_by_source: Counter[str], facts: dict[str, Any], *, files: Files, content_sha256: str
-    ) -> Meta:
+    def meta_of(self, work: Work, counts: CorpusCounts, by_source: Drops, *, files: Files, content_sha256: str) -> Meta:
         """Return meta.json."""
         return {
             "kind": "corpus",
@@ -199,13 +198,16 @@ class Corpus(Artifact):
             "signatures": signature_identity(self.registry, self.name),
             **({"keep": list(self.keep)} if self.keep else {}),
             **counts.meta(),
-            "dropped": dict(counts.report.dropped + dropped_by_source),
-            "dropped_by_source": dict(+dropped_by_source),
-            **with_text_field(self.source.describe(), facts),
+            "dropped": dict(counts.report.dropped + by_source.dropped),
+            "dropped_by_source": dict(+by_source.dropped),
+            **with_text_field(self.source.describe(), by_source.facts),
             "files": files,
             "content_sha256": content_sha256,
             "fingerprint": work.fingerprint,
         }
+
+    def drops(self, meta: Meta) -> DropSummary:
+        return DropSummary() if self.is_part else with_unmatched(summary_of_drops(meta), self.source, meta)
 
     def write(self, work: Work) -> Written:
         work.log(f"preparing {self.name}: {', '.join(self.source.prepare)}")
@@ -291,17 +293,16 @@ def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -
             if work.progress is not None:
                 before, after = counts.before, counts.after
                 work.progress(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
-        dropped_by_source = counts.dropped_by_source + context.report.dropped
+        by_source = Drops(context.report.dropped, context.report.facts)
+        by_source.join(counts.dropped_by_source)
         if not writer.documents and not corpus.is_part:
-            raise NielsCacheError(_why_empty(corpus.directory, counts.report.dropped, dropped_by_source, context.report))
+            raise NielsCacheError(_why_empty(corpus.directory, counts.report.dropped, by_source.dropped, context.report))
         writer.seal()
         write_rejected(work.directory, counts.report.rows(), writer.files)
         write_measures(work.directory, counts.report, writer.files)
         if corpus.is_part:
             write_counts(work.directory, counts.state(), writer.files)
-        meta = corpus.meta_of(
-            work, counts, dropped_by_source, context.report.facts, files=writer.files, content_sha256=writer.content_sha256
-        )
+        meta = corpus.meta_of(work, counts, by_source, files=writer.files, content_sha256=writer.content_sha256)
     return Written(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unmatched
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.base import CacheBuild, chosen_token_dtype, write_unbuilt
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume
@@ -28,6 +28,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.parts.engines import refuse, refused
 from niels_cache_assets.parts.layout import refusals_dir
+from niels_cache_assets.show.drops import DropSummary, summary_of_drops
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.references import own_revision, with_references
@@ -206,7 +207,7 @@ class Dataset(Artifact):
             try:
                 meta, resumed = build.write(work.directory, work.resume)
             except EngineDiffers as found:
-                refuse(refusals, found.use, model_sha256=model_sha256, found_in=f"{self.family}/{self.name}")
+                refuse(refusals, found.use, model_sha256=model_sha256, found_in=f"{self.family}/{self.name}", shown=found.shown)
                 build.note_difference(work.directory, work.resume, found)
                 work.log(f"{found}; starting again with {found.reference}, which also encodes the data sets after this one")
                 return None
@@ -214,6 +215,11 @@ class Dataset(Artifact):
         # the corpus has already given this warning
         warning = None if self.prepared else reading_warning(meta)
         return Written(meta=meta, resumed=resumed, warning=warning, engines=build.encoder.uses)
+
+    def drops(self, meta: Meta) -> DropSummary:
+        if self.prepared is not None:  # the corpus has warned of its own
+            return summary_of_drops(meta, said=self.prepared.dropped)
+        return with_unmatched(summary_of_drops(meta), self.source, meta)
 
     def journal(self, revision: str | None) -> JournalFingerprint:
         if self.prepared is not None and not getattr(self.source, "decontaminate_against", ()):

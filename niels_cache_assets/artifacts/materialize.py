@@ -120,7 +120,15 @@ def _look(artifact: Artifact, *, force: bool) -> Outcome | _Missing:
     artifact, place = artifact.afresh(), place_of(artifact.place)
 
     def outcome(meta: Meta, warning: str | None = None, *, kept: bool = False) -> Outcome:
-        return Outcome(key=artifact.key, state=artifact.states[1], meta=meta, directory=artifact.directory, warning=warning, kept=kept)
+        return Outcome(
+            key=artifact.key,
+            state=artifact.states[1],
+            meta=meta,
+            directory=artifact.directory,
+            warning=warning,
+            kept=kept,
+            drops=artifact.drops(meta),
+        )
 
     if artifact.unavailable() is not None:
         return replace(outcome(artifact.finished() or {}), state="disabled")
@@ -159,16 +167,19 @@ def _build(missing: _Missing, held: Held, *, force: bool, on_progress: Callable[
             reference=artifact.reference,
         )
         written = artifact.write(work)
+        drops = artifact.drops(written.meta)
         if artifact.record is not None:
             write_meta(str(staging / artifact.record), written.meta)
+    meta = written.meta if artifact.record is None else read_meta(str(artifact.directory / artifact.record))
     return Outcome(
         key=artifact.key,
         state=artifact.states[0 if written.changed else 1],
-        meta=written.meta if artifact.record is None else read_meta(str(artifact.directory / artifact.record)),
+        meta=meta,
         directory=artifact.directory,
         warning=written.warning or artifact.warning(),
         resumed=written.resumed,
         engines=written.engines,
+        drops=drops,
     )
 
 

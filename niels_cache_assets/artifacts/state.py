@@ -12,13 +12,14 @@ from functools import partial, singledispatch
 from pathlib import Path
 from typing import Literal, cast
 
-from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.base import Artifact, with_unmatched
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
+from niels_cache_assets.artifacts.parts.leased import UnderLease
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange
@@ -29,6 +30,8 @@ from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
 from niels_cache_assets.corpus.tokenizer_note import training_note
 from niels_cache_assets.indices.prebuild import is_prebuilt
 from niels_cache_assets.show.contents import shortfall
+from niels_cache_assets.show.drops import DropSummary, summary_of_drops
+from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
@@ -127,7 +130,18 @@ def state_of(artifact: Artifact) -> CacheState:
 def _note(artifact: Artifact, meta: Meta) -> str | None:
     if isinstance(artifact, Tokenizer):
         return training_note(artifact.registry, artifact.root, meta)
-    return shortfall(meta) if isinstance(artifact, Dataset) else None
+    if isinstance(artifact, UnderLease):  # a part; the seal says what all parts left out
+        return shortfall(meta)
+    return _said_of_content(meta, artifact.source) if isinstance(artifact, Dataset | Corpus) else None
+
+
+def _said_of_content(meta: Meta, source: Source | None = None) -> str:
+    """Return which budgets a build missed, and what it left out."""
+    try:
+        drops = with_unmatched(summary_of_drops(meta), source, meta)
+    except NielsCacheError as error:
+        drops = DropSummary(warnings=(str(error),))
+    return "; ".join(filter(None, [shortfall(meta), *drops.warnings, drops.asked]))
 
 
 @singledispatch
@@ -295,7 +309,7 @@ def unlisted_state(family: Family, name: str, *, root: Path) -> CacheState:
             return "built", ""
         return _judge_tokenizer(meta, root)
 
-    return _state(name, family, directory, judge, note=lambda meta: "; ".join([NOT_NAMED, *filter(None, [shortfall(meta)])]))
+    return _state(name, family, directory, judge, note=lambda meta: "; ".join(filter(None, [NOT_NAMED, _said_of_content(meta)])))
 
 
 def index_state(directory: Path) -> CacheState:

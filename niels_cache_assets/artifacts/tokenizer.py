@@ -15,13 +15,22 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import TokenizerSettings
 from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.tokenizer_sample import spool_sample
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, TextTokenizer, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
 from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, RoundTripLoss, round_trip_losses, train
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, TOKENIZER_MODEL_NAMES, tokenizer_dir, tokenizer_model_name
+from niels_cache_runtime.format.layout import (
+    FAMILIES,
+    META_NAME,
+    TOKENIZER_MODEL_NAMES,
+    built_names,
+    dataset_dir,
+    tokenizer_dir,
+    tokenizer_model_name,
+)
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 
 CODE_VERSION = "1"
@@ -93,6 +102,19 @@ class Tokenizer(Artifact):
             return False
         meta = None if force else self.finished()
         return meta is None or not self.is_made_of(meta, self.identity())
+
+    def is_stale(self) -> bool:
+        """Return whether there is a tokenizer, and the next build would replace it."""
+        meta = self.finished()
+        return meta is not None and not self.is_made_of(meta, self.identity())
+
+    def users(self) -> list[str]:
+        """Return the data sets whose caches were encoded with the tokenizer that is there. Another tokenizer makes them stale."""
+        meta = self.finished()
+        built = [
+            (name, finished_meta(dataset_dir(self.root, family, name))) for family in FAMILIES for name in built_names(self.root / family)
+        ]
+        return [name for name, cache in built if meta and cache and cache.get("tokenizer_sha256") == meta["sha256"]]
 
     def write(self, work: Work) -> Written:
         """Import or train a model. Raises NielsCacheError for a model without the special tokens, and if there is no text to train on."""

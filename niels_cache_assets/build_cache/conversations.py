@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import numpy as np
 from niels_cache_assets.chats.encoding import NO_TARGET, UNKNOWN_TURN, ChatEncoder, EncodedChat
 from niels_cache_assets.chats.rendering import REFUSED, TOO_MANY_TURNS, Chat
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES, Turns
-from niels_cache_assets.documents import Conversation
+from niels_cache_assets.documents import Conversation, Drops, place_of
 from niels_cache_assets.sources.conversations import contents, conversation_problem, silent_turns
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, naming_unencodable, texts_with_special
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
@@ -189,6 +189,14 @@ def characters(conversation: Conversation, turns: Turns) -> int:
 def example_name(conversation: Conversation, number: int) -> str:
     """Return the name of an example for messages. number: its number in the source, if it has no id."""
     return f"example {conversation.source_id or number}"
+
+
+def drops_of(chunk: list[Conversation], problems: Mapping[int, str], first: int, facts: Mapping[str, int]) -> Drops:
+    """Return the conversations with a problem as drops. first: the number of the chunk's first conversation. facts: numbers of messages."""
+    drops = Drops(facts=facts)
+    for number in sorted(problems):
+        drops.drop(problems[number], place_of(chunk[number], first + number), of_val=int(chunk[number].split == "val"))
+    return drops
 
 
 def without_text(conversation: Conversation) -> Conversation:

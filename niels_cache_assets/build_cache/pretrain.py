@@ -18,7 +18,7 @@ from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, tak
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes
-from niels_cache_assets.documents import Document, DocumentBatch, SourceReport
+from niels_cache_assets.documents import Document, DocumentBatch, Drops, SourceReport
 from niels_cache_assets.streaming.decontaminate import Decontaminate, TrainGuard, decontamination_identity, open_guard
 from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
@@ -113,7 +113,7 @@ def build_pretrain_cache(
 class _State:
     """The state of a build between two chunks.
 
-    documents: the number of documents so far that were not dropped. dropped: the number of documents that the builder dropped, by reason.
+    documents: the number of documents so far that were not dropped. drops: the documents that the builder dropped (Drops.state).
     ended: the final counts, set after everything was read; None before that. overlaps: the examples so far of documents that were dropped
         because of `references`.
     """
@@ -122,7 +122,7 @@ class _State:
     documents: int
     expected: int | None
     remaining: dict[Split, int]
-    dropped: dict[str, int]
+    drops: dict[str, dict[str, Any]]
     writer: WriterState
     ended: Counts | None
     overlaps: list[dict[str, Any]] = field(default_factory=list)
@@ -274,7 +274,7 @@ class PretrainBuild(CacheBuild):
         """
         state: _State | None = journal.state if journal is not None else None
         counted = self.feed.count(state.expected if state is not None else None)
-        seen, dropped = (state.documents, Counter(state.dropped)) if state is not None else (0, Counter[str]())
+        seen, drops = (state.documents, Drops(**state.drops)) if state is not None else (0, Drops())
         tokens = sum(writer.tokens(split) for split in SPLITS)
 
         def share(position: Position) -> float | None:
@@ -294,7 +294,7 @@ class PretrainBuild(CacheBuild):
                 documents=seen,
                 expected=self.feed.expected,
                 remaining=dict(splitter.remaining),
-                dropped=dict(dropped),
+                drops=drops.state(),
                 ended=ended,
                 overlaps=list(overlaps),
             )
@@ -316,7 +316,7 @@ class PretrainBuild(CacheBuild):
                 position = batch.position
                 if guard is not None:
                     batch = guard.admit(batch, is_val=splitter.val_mask(batch))
-                dropped.update(batch.dropped)
+                drops.join(batch.drops)
                 overlaps += batch.overlaps[: EXAMPLES - len(overlaps)]
                 parts = splitter.place(batch)
                 seen += len(batch.documents)
@@ -332,7 +332,7 @@ class PretrainBuild(CacheBuild):
             else:
                 source_dropped, facts = self.feed.report.dropped, self.feed.report.facts
             behind.finish()
-        ended = Counts(dropped=dict(dropped + source_dropped), facts=facts)
+        ended = Counts.of(source_dropped, facts, drops)
         if journal is not None and journal.recorded:
             _record(journal, writer, state_at(position, ended=ended), share(position))  # the remaining steps take time, too
         return ended

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import TypeAdapter
 
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.made_of import MadeOf, recordable
+from niels_cache_assets.documents import Drops
 from niels_cache_assets.streaming.types import Mark
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -72,11 +73,18 @@ class JournalFingerprint(Exception):
 class Counts:
     """The final counts of a build, after the stream ended or the budgets were met.
 
-    dropped: the number of dropped items, by reason. facts: the facts in the source's report.
+    dropped: the number of dropped items, by reason. facts: the facts of the source and of what the builder dropped.
     """
 
     dropped: dict[str, int]
     facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, dropped: Mapping[str, int], facts: Mapping[str, Any], later: Drops) -> Self:
+        """Return the counts of a source, with what the builder dropped later."""
+        drops = Drops(dropped, facts)
+        drops.join(later)
+        return cls(dropped=dict(drops.dropped), facts=drops.facts)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
-from niels_cache_assets.build_cache.conversations import ConversationEncoder, characters, example_name, without_text
+from niels_cache_assets.build_cache.conversations import ConversationEncoder, characters, drops_of, example_name, without_text
 from niels_cache_assets.build_cache.pairs import paired, problem_of_pair
 from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
@@ -26,7 +26,7 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.documents import Conversation, Message, SourceReport
+from niels_cache_assets.documents import Conversation, Drops, Message, SourceReport
 from niels_cache_assets.sources.message_weights import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
 from niels_cache_assets.sources.pairs import TOO_LONG, conversation_hash, prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
@@ -49,33 +49,31 @@ _MOST_HINTS = 2  # of a template, in the message about a source without usable c
 class _State:
     """The state of a build between two chunks.
 
-    dropped: the number of conversations that the builder dropped, by reason. facts: numbers of messages, such as empty ones. ended: the
-    final counts, set after everything was read; None before that.
+    drops: the conversations that the builder dropped, and the numbers of messages of the others (Drops.state). ended: the final counts, set
+    after everything was read; None before that.
     """
 
     reached: Reached
-    dropped: dict[str, int]
-    facts: dict[str, int]
+    drops: dict[str, dict[str, Any]]
     spool: SpoolState
     ended: Counts | None
 
 
 class _Encoded(NamedTuple):
-    """The kept conversations of a chunk, and the number of dropped conversations for each reason.
+    """The kept conversations of a chunk, and the dropped ones, with numbers of messages of the kept ones as facts.
 
     tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation. spans: the targets of each
-    conversation, (m, 2), relative to its first token. hints: for each reason of a template, what was said first. facts: numbers of
-    messages. units: int64, the number of the conversation of each example, if one may have several.
+    conversation, (m, 2), relative to its first token. hints: for each reason of a template, what was said first. units: int64,
+    the number of the conversation of each example, if one may have several.
     """
 
     conversations: list[Conversation]
     tokens: np.ndarray
     lengths: np.ndarray
-    dropped: Counter[str]
+    drops: Drops
     position: Position
     spans: list[np.ndarray]
     hints: tuple[str, ...] = ()
-    facts: Counter[str] = Counter()  # noqa: RUF012  (never changed)
     units: np.ndarray | None = None
 
 
@@ -259,22 +257,20 @@ class SftBuild(CacheBuild):
     def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Counts:
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
-        dropped = Counter(state.dropped) if state is not None else Counter[str]()
-        facts = Counter(state.facts) if state is not None else Counter[str]()
+        drops = Drops(**state.drops) if state is not None else Drops()
         examples, tokens = spool.examples, spool.tokens
 
         def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
             """Return a function that makes the state of the build at this position, from the state of the spool there."""
             reached = Reached(items=position.items, mark=position.mark, share=position.share)
-            return partial(_State, reached=reached, dropped=dict(dropped), facts=dict(facts), ended=ended)
+            return partial(_State, reached=reached, drops=drops.state(), ended=ended)
 
         hints: list[str] = []
         position = Position(0, None, Counter(), {}, None)
         with WriteBehind() as behind, closing(self._encoded(resume, state)) as batches:
             for batch in batches:
                 position = batch.position
-                dropped.update(batch.dropped)
-                facts.update(batch.facts)
+                drops.join(batch.drops)
                 hints += batch.hints[: _MOST_HINTS - len(hints)]
                 examples, tokens = examples + len(batch.conversations), tokens + len(batch.tokens)
                 behind.submit(partial(_write, spool, batch, journal, state_at(position)), size=batch.tokens.nbytes)
@@ -283,7 +279,7 @@ class SftBuild(CacheBuild):
                     self.progress(Progress(examples, tokens, position.share))
             behind.finish()
         self.feed.report.hints += hints
-        ended = Counts(dropped=dict(dropped + self.feed.report.dropped), facts={**self.feed.report.facts, **+facts})
+        ended = Counts.of(self.feed.report.dropped, self.feed.report.facts, drops)
         if journal is not None and journal.recorded:
             _record(journal, spool, state_at(position, ended=ended))
         return ended
@@ -315,15 +311,15 @@ class SftBuild(CacheBuild):
         masked = [masked_messages(each.messages) for each in chunk]
         found = self._of_chunks.encode(chunk, batch, problems, names, masked)
         self._require_sound(chunk, problems, first=first)
+        facts = found.facts + Counter({_MASKED: sum(len(masked[number]) for number in {*found.kept})})
         return _Encoded(
             conversations=[without_text(chunk[number]) for number in found.kept],
             tokens=found.tokens,
             lengths=found.lengths,
-            dropped=Counter(problems.values()),
+            drops=drops_of(chunk, problems, first, facts),
             position=position,
             spans=found.spans,
             hints=found.hints,
-            facts=found.facts + Counter({_MASKED: sum(len(masked[number]) for number in {*found.kept})}),
             units=first + np.array(found.kept, dtype=np.int64) if self.turns == "each" else None,
         )
 
@@ -354,6 +350,7 @@ class SftBuild(CacheBuild):
         self._require_sound(chunk, problems, first=first)
         both = [side for pair in encoded.values() for side in pair]
         places = [2 * place + side for place, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
+        facts = found.facts + Counter({_MASKED: sum(len(masked[place]) for place in places)})
         group_of = conversation_hash if self.split_by == "conversation" else prompt_hash
         return _Encoded(
             conversations=[
@@ -362,11 +359,10 @@ class SftBuild(CacheBuild):
             ],
             tokens=np.concatenate([np.empty(0, self.dtype), *(side.ids for side in both)]),
             lengths=np.fromiter((len(side.ids) for side in both), np.int64, len(both)),
-            dropped=Counter(problems.values()),
+            drops=drops_of(chunk, problems, first, facts),
             position=position,
             spans=[side.spans for side in both],
             hints=found.hints,
-            facts=found.facts + Counter({_MASKED: sum(len(masked[place]) for place in places)}),
         )
 
     def _require_sound(self, chunk: list[Conversation], problems: Mapping[int, str], *, first: int) -> None:

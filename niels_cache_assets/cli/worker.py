@@ -20,6 +20,7 @@ from niels_cache_assets.cli.console import PROGRAM, diagnostics, guarded, print_
 from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, FAILED, TERMINATED, WRONG_USE
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.processes import Interrupted, stop_on_signals
+from niels_cache_assets.show.wording import listed
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.artifacts.graph import Graph
     from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
     from niels_cache_assets.artifacts.parts.seal import Sealed
+    from niels_cache_assets.artifacts.tokenizer import Tokenizer
     from niels_cache_assets.cli.progress import Listener
     from niels_cache_assets.config.registry import Registry
     from niels_cache_runtime.format.meta import Meta
@@ -98,6 +100,8 @@ class Lines:
             resumed=outcome.resumed,
             seconds=round(outcome.seconds, 3),
             warning=outcome.warning,
+            left_out=outcome.drops.asked,
+            drop_warnings=[*outcome.drops.warnings],
             **counts,
             **EngineUse.notes(outcome.engines),
             content_sha256=meta["content_sha256"],
@@ -106,6 +110,8 @@ class Lines:
         if self.listener is not None:
             with guarded(sys.stderr):
                 self.listener.finished(Ended(self.key or "", outcome.state, outcome.seconds, outcome.warning))
+        for line in outcome.drops.warnings:
+            self._tell("logged", f"WARNING: {line}")
 
     def failed(self, error: BaseException, code: int) -> int:
         """Print the error on stdout, and return the exit code."""
@@ -188,6 +194,7 @@ def ready(found: Graph, name: str, lines: Lines) -> Sealed:
             require_inputs(registry, [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")])
         lines.started(tokenizer.key)
         _built(tokenizer, lines, wait=True)
+    _require_current(tokenizer)
     if source.prepare:
         sealed.revision()  # raises if the corpus or its drop list is not current
         return sealed
@@ -198,6 +205,17 @@ def ready(found: Graph, name: str, lines: Lines) -> Sealed:
     return sealed
 
 
+def _require_current(tokenizer: Tokenizer) -> None:
+    """Raise NielsCacheError if the tokenizer has other settings than the configuration. A part does not replace what others use."""
+    if tokenizer.is_stale():
+        others = listed(tokenizer.users())
+        used = f", and then {others} too" if others else ""
+        raise NielsCacheError(
+            f"{tokenizer.directory}: the tokenizer has other settings than [tokenizer] in {tokenizer.registry.origin}; undo the change, or "
+            f"build it again{used}: {PROGRAM} build-all --only tokenizer"
+        )
+
+
 def ready_corpus(found: Graph, name: str, lines: Lines) -> JoinedCorpus:
     """Return the corpus of a data set in parts whose plan exists. Make the plan if it is missing.
 
@@ -206,6 +224,8 @@ def ready_corpus(found: Graph, name: str, lines: Lines) -> JoinedCorpus:
     _require_switched_on(found.registry, name)
     found.corpus(name).unavailable()
     corpus = found.joined_corpus(name)
+    if "tokenizer" in corpus.inputs():
+        _require_current(found.tokenizer())
     if corpus.parts_plan.finished() is None:
         lines.started(corpus.parts_plan.key)
         _built(corpus.parts_plan, lines, wait=True)

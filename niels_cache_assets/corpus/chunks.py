@@ -16,7 +16,7 @@ import numpy as np
 
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import Document, Drops
 from niels_cache_assets.sources.reading.files import writable
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate
@@ -77,7 +77,7 @@ class Chunk(NamedTuple):
 class PreparedChunk:
     """The result for a chunk. `rows`, `hashes`, `digests` and `slots` describe the documents that stay (see CorpusWriter.write)."""
 
-    dropped_by_source: Counter[str]
+    dropped_by_source: Drops
     report: CleaningReport
     rows: list[DocumentRow]
     hashes: bytes
@@ -164,21 +164,21 @@ class CorpusCounts:
     before: TextTotals = field(default_factory=TextTotals.of)
     after: TextTotals = field(default_factory=TextTotals.of)
     words: int = 0
-    dropped_by_source: Counter[str] = field(default_factory=Counter)
+    dropped_by_source: Drops = field(default_factory=Drops)
     splits: Counter[str] = field(default_factory=Counter)
 
     def add(self, chunk: PreparedChunk) -> None:
         """Add the next chunk of the input."""
         self.report.merge(chunk.report)
         self.before, self.after, self.words = self.before + chunk.before, self.after + chunk.after, self.words + chunk.words
-        self.dropped_by_source += chunk.dropped_by_source
+        self.dropped_by_source.join(chunk.dropped_by_source)
         self.splits.update(row.split or "unknown" for row in chunk.rows)
 
     def join(self, later: CorpusCounts) -> None:
         """Add the counts of a part whose documents come later."""
         self.report.join(later.report)
         self.before, self.after, self.words = self.before + later.before, self.after + later.after, self.words + later.words
-        self.dropped_by_source += later.dropped_by_source
+        self.dropped_by_source.join(later.dropped_by_source)
         self.splits.update(later.splits)
 
     def meta(self) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class CorpusCounts:
             "before": self.before.state(),
             "after": self.after.state(),
             "words": self.words,
-            "dropped_by_source": dict(self.dropped_by_source),
+            "dropped_by_source": self.dropped_by_source.state(),
             "splits": dict(self.splits),
         }
 
@@ -223,7 +223,7 @@ class CorpusCounts:
             before=TextTotals.from_state(state["before"]),
             after=TextTotals.from_state(state["after"]),
             words=state["words"],
-            dropped_by_source=Counter(state["dropped_by_source"]),
+            dropped_by_source=Drops(**state["dropped_by_source"]),
             splits=Counter(state["splits"]),
         )
 

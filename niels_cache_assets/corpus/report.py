@@ -20,7 +20,7 @@ from niels_cache_assets.sources.reading.encodings import NOT_TEXT, REPLACED
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
-CODE_VERSION = "4"  # raise it by hand when a report or a plot changes for the same corpus
+CODE_VERSION = "5"  # raise it by hand when a report or a plot changes for the same corpus
 CHARACTERS_PER_TOKEN = 4  # for English and vocabularies of 16,000 to 50,000 pieces; the finished cache has the exact number of tokens
 
 _S_CURVE_STEPS = 100
@@ -36,7 +36,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
     from `from` up to but not including `below`, which are powers of two. `duplicates`: None without "dedup". Its `matrix` has the rows of
     `duplicates_matrix` that name this data set. `replaced`, `not_text`: the bytes and documents that are not text, copied from `facts` of
     meta.json if it has them. `excluded`: the number of documents that were left out for each id of `exclude`, if there are any. `masked`:
-    counts and examples of masked places, if there are any.
+    the counts of masked places, if there are any.
 
     Raises NielsCacheError if the corpus or its drop list is missing or has other settings. The message names the artifact to materialize.
     """
@@ -59,7 +59,7 @@ def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
         "languages": dict(meta["languages"]),
         "language_share": language_share(meta["languages"], settings.languages),
         "duplicates": _duplicates(registry, found, name) if found else None,
-        **({"masked": meta["masked"]} if "masked" in meta else {}),
+        **({"masked": {key: meta["masked"][key] for key in ("documents", "places")}} if "masked" in meta else {}),
         **{key: meta["facts"][key] for key in (REPLACED, NOT_TEXT, EXCLUDED) if key in meta["facts"]},
     }
 

@@ -40,7 +40,7 @@ from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.results import meta_of, was_interrupted, what_to_know, why_failed
+from niels_cache_assets.defs.results import left_out_in, meta_of, was_interrupted, what_to_know, why_failed
 from niels_cache_assets.defs.side_by_side import build_side_by_side, told_to
 from niels_cache_assets.parts.layout import APART_KINDS, PART_KINDS
 from niels_cache_assets.show.progress import HowFar
@@ -84,6 +84,7 @@ _REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(keys.LOCATION)
 @dataclass(frozen=True, kw_only=True)
 class LaunchResult:
     """The result of building one data set, or of one step before that. `message`: why the build failed or was skipped, or a remark.
+    `left_out`: what the settings asked to leave out, or None. `drop_warnings`: what was left out otherwise, a line for each reason.
 
     `meta`: the content of the current meta.json. For a report, it is the content of report.json. For an index, a plan, and a step of a
     search that another process has finished, it is None.
@@ -96,6 +97,8 @@ class LaunchResult:
     directory: Path | None = None
     seconds: float = 0.0
     message: str | None = None
+    left_out: str | None = None
+    drop_warnings: Sequence[str] = ()
 
 
 class LaunchListener(Protocol):
@@ -341,7 +344,7 @@ class _Launcher:
                 return None
             metadata = recorded[-1].metadata
             state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
-            result = replace(result, state=state, meta=meta_of(step.artifact), message=what_to_know(run, metadata))
+            result = replace(result, state=state, meta=meta_of(step.artifact), message=what_to_know(run, metadata), **left_out_in(metadata))
         elif isinstance(step.artifact, OfSearch) and not force and self._graph.is_done(step.artifact.key):
             result = replace(result, state="cache_hit")  # another process has finished the search
         else:

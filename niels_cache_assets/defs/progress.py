@@ -104,8 +104,14 @@ class BuildReporter:
         """Write the result in one line, such as `hit (0.1 s); 1.2 MB ...`, from the metadata of the materialization."""
         self.note(told(metadata))
 
-    def warn(self, message: str) -> None:
-        self.log(_WARNING + message)
+    def warn(self, outcome: Outcome) -> None:
+        """Log the warning of a build, and what it left out. The sink gets the latter with the result."""
+        if outcome.warning:
+            self.log(_WARNING + outcome.warning)
+        for message in outcome.drops.warnings:
+            self._context.log.warning(f"{self._name}: {message}")
+        if outcome.drops.asked:
+            self.note(outcome.drops.asked)
 
     def progress(self, progress: HowFar) -> None:
         self._sink.progressed(self._name, progress)

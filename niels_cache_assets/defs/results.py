@@ -11,6 +11,7 @@ from niels_cache_assets.artifacts.parts.ranges import OfSearch
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.instance import dagster_home
 from niels_cache_assets.defs.home.refusals import recorded_refusal
+from niels_cache_assets.defs.metadata.builds import DROPS, LEFT_OUT
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 
@@ -22,6 +23,12 @@ def what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataV
         if not evaluation.passed and evaluation.check_name != IN_SYNC:
             said.append(f"{evaluation.check_name}: {evaluation.description}")
     return "; ".join(said) or None
+
+
+def left_out_in(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
+    """Return the fields of a LaunchResult about what a build left out."""
+    said = {key: str(metadata[key].value) for key in (LEFT_OUT, DROPS) if key in metadata}
+    return {"left_out": said.get(LEFT_OUT), "drop_warnings": said.get(DROPS, "").splitlines()}
 
 
 def was_interrupted(run: dg.JobExecutionResult) -> bool:

@@ -22,12 +22,12 @@ from niels_cache_assets.tokenizer.checked import EngineUse
 _CONTENT = "content_sha256"
 
 
-def refuse(folder: Path, use: EngineUse, *, model_sha256: str | None, found_in: str) -> None:
-    """Record in `folder` that an engine differed for a model. found_in: the key of the data set whose text showed it."""
+def refuse(folder: Path, use: EngineUse, *, model_sha256: str | None, found_in: str, shown: str = "") -> None:
+    """Record in `folder` that an engine differed for a model. found_in: the key of the data set whose text showed it. shown: that text."""
     refusal = {"name": use.name, "version": use.version, "model_sha256": model_sha256, "found_in": found_in}
     digest = hashlib.sha256(json.dumps(refusal).encode()).hexdigest()[:16]
     # The same refusal of another process has the same file, and processes that begin together find it at the same moment.
-    _write(folder / f"{digest}.json", refusal, spare=f"{secrets.token_hex(4)}.new")
+    _write(folder / f"{digest}.json", {**refusal, "text": shown}, spare=f"{secrets.token_hex(4)}.new")
 
 
 def refused(folder: Path, *, model_sha256: str | None, found_in: str | None = None) -> list[EngineUse]:

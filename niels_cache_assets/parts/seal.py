@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from niels_cache_assets.disk.attempts import NO_LINKS
 from niels_cache_assets.disk.space import Need, naming, require_room
 from niels_cache_assets.disk.writers import Files, NpyWriter
+from niels_cache_assets.documents import joined_facts
 from niels_cache_runtime.cache.mmap import map_offsets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
@@ -194,17 +194,3 @@ def _cut_documents(members: Sequence[Member], split: Split) -> Iterator[int]:
         if split in member.splits:
             yield from (before + ordinal for ordinal in cut_ordinals(member.meta, split))
         before += member.count("documents", split)
-
-
-def joined_facts(every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts of all parts together. Numbers are added; of other values, the first counts."""
-    found: dict[str, Any] = {}
-    for facts in every:
-        for key, value in facts.items():
-            if isinstance(value, Mapping):
-                found[key] = joined_facts([found.get(key, {}), value])
-            elif isinstance(value, int | float) and not isinstance(value, bool):
-                found[key] = found.get(key, 0) + value
-            else:
-                found.setdefault(key, value)
-    return found

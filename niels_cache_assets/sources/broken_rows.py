@@ -79,7 +79,7 @@ class BrokenRows:
         if stops and self._context.building is not None:
             table = self._context.building.replace("/", ".")
             raise broken_row(f"[{table}] {place}", reason, messages, self._roles)
-        self._context.report.dropped[reason] += 1
+        self._context.report.drop_row(reason, file, row)
         if self._on_broken is not None and is_mistake(reason) and reason not in self._told:
             self._told.add(reason)
             said = f"{place}: {_MISTAKES[reason]}; such rows are left out, and counted as {reason}"

@@ -127,10 +127,10 @@ class _Columns:
         """Return the key with the only column that has one of these names, or nothing. Raises UnclearColumnsError for several columns."""
         found = self.called(names, with_text=with_text)
         if len(found) > 1:
-            self.refuse(key, found)
+            self.raise_unclear(key, found)
         return {key: found[0]} if found else {}
 
-    def refuse(self, key: str, names: Iterable[str]) -> None:
+    def raise_unclear(self, key: str, names: Iterable[str]) -> None:
         raise UnclearColumnsError(f"several fields may be the one for {key}: {shown(self.rows, names)}; set the keys of the table yourself")
 
     def lost_without(self, names: Sequence[str]) -> list[str]:
@@ -158,7 +158,7 @@ def _of_pairs(columns: _Columns, fits: Fits) -> Keys | None:
         if fits(keys):
             return keys | system
         if len(prompts) > 1:
-            columns.refuse("prompt_field", prompts)
+            columns.raise_unclear("prompt_field", prompts)
         found = prompts or [name for name in columns.names if name.lower() in _INPUTS and fits(keys | {"prompt_field": name})]
         if len(found) == 1:
             return keys | {"prompt_field": found[0]} | system
@@ -177,7 +177,7 @@ def _of_prompts(columns: _Columns, fits: Fits) -> Keys | None:
         return None
     keys = _of_instructions(columns, fits)
     if keys is not None and (lost := columns.lost_without([*keys.values()])):
-        columns.refuse("messages_field", [*keys.values(), *lost])
+        columns.raise_unclear("messages_field", [*keys.values(), *lost])
     return keys
 
 
@@ -188,7 +188,7 @@ def _of_messages(columns: _Columns, fits: Fits) -> Keys | None:
     fitting = [name for name, keys in tables.items() if fits(keys)]
     whole = [name for name in sorted(fitting, key=lambda name: name != "messages") if not columns.lost_without([name])]
     if fitting and not whole:
-        columns.refuse("messages_field", columns.of_messages)
+        columns.raise_unclear("messages_field", columns.of_messages)
     if not whole:
         return None
     system = columns.one("system_field", _SYSTEMS)

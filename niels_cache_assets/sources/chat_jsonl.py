@@ -295,7 +295,7 @@ class ChatJsonl(DecodesText, SftSource):
                 if isinstance(made, str) or isinstance(tools, str):
                     broken.refuse(made if isinstance(made, str) else str(tools), file.name, row)
                     continue
-                if not decoding.admits(file.name, *_contents(made), replaced=replaced):
+                if not decoding.admits(file.name, *_contents(made), replaced=replaced, row=row):
                     continue
                 messages, rejected = made
                 yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row, rejected=rejected, tools=tools)

@@ -109,7 +109,7 @@ def valid_batches(
         for conversation in conversations:
             if problem := example_problem(conversation, roles):
                 if refuse is None:
-                    report.dropped[problem] += 1
+                    report.drop_row(problem, conversation.file, conversation.row)
                 else:
                     refuse(problem, conversation.file, conversation.row, [*conversation.messages, *(conversation.rejected or [])])
             else:

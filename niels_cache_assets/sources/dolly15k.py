@@ -31,13 +31,14 @@ class Dolly15k(HubData, SftSource):
         decoding = Decoding(self, context, of_files=self.reads_files)
         held = {name: HeldText(name) for name in ("instruction", "response")}
         for part in self.upstream_splits():
+            context.report.split = part.split
             for columns, files, rows, damaged in self.stream(part, context, self._columns, texts=("instruction", "response", "context")):
                 for index, (instruction, response, extra, category) in enumerate(zip(*columns.values(), strict=True)):
                     replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
                     for name, value in (("instruction", instruction), ("response", response)):
                         held[name].problem(value, files[index], rows[index])
                     given = (text for text in (instruction, response, extra) if isinstance(text, str))
-                    if not decoding.admits(files[index], *given, replaced=replaced):
+                    if not decoding.admits(files[index], *given, replaced=replaced, row=rows[index]):
                         continue
                     user = instruction if instruction == "" else joined(instruction, extra, "\n\ncontext:\n")
                     messages = instruction_messages(self.system_message, user, response)

@@ -1,32 +1,61 @@
 """The key `exclude`: documents to take down, by the ids that the source gives them.
 
-The file has one id a line, as `trace` and the lineage show it: the value of the id field, or `file#row`. The ids are in memory, at about
-100 bytes each, and a document costs one look into a set. The set of ids is part of the fingerprint; the order of the lines and the path are
-not. In a data set in parts, only the ids that a part holds are part of its fingerprint (parts/excluded.py).
+The file has one id a line, as `trace` and the lineage show it: the value of the id field, or `file#row`. A line stands for itself, and for
+itself without white space around it. A JSON string, such as "two\\nlines", stands for any id, also for one that no line can hold. The ids
+are in memory, at about 200 bytes each, and a document costs one look into a set. The set of ids is part of the fingerprint; the order of
+the lines and the path are not. In a data set in parts, only the ids that a part holds are part of its fingerprint (parts/excluded.py).
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from niels_cache_assets.documents import DocumentBatch, Documents, SourceReport
-from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading, writable
 from niels_cache_runtime.errors import NielsCacheError
 
+_SHOWN_IDS = 20
 EXCLUDED = "excluded"  # the reason in `dropped`, and the key in `facts` with the number of removed documents for each id
 
 
 def excluded_ids(path: str) -> frozenset[str]:
-    """Return the ids in a file: its lines, without blanks around them. Empty lines are left out.
+    """Return the ids in a file: its lines, with and without white space around them, and the values of JSON strings.
 
     Raises NielsCacheError if the file is missing, is not UTF-8, or has no id.
     """
+    return _entries_of(path)[0]
+
+
+def unmatched_lines(path: str, removed: Collection[str]) -> list[str]:
+    """Return the lines of a file that match none of the removed ids, each as a JSON string. Raises NielsCacheError as `excluded_ids`."""
+    return [json.dumps(line, ensure_ascii=False) for line, ids in _entries_of(path)[1].items() if not any(each in removed for each in ids)]
+
+
+def require_matches(path: str, facts: Mapping[str, Any], *, must_match: bool) -> str | None:
+    """Return a line about the ids in a file that no document has had, or None. facts: those of the build in its meta.json.
+
+    Raises NielsCacheError instead if each id must match.
+    """
+    unmatched = unmatched_lines(path, facts.get(EXCLUDED, {}))
+    if not unmatched:
+        return None
+    shown = ", ".join(unmatched[:_SHOWN_IDS]) + (f" and {len(unmatched) - _SHOWN_IDS:,} more" if len(unmatched) > _SHOWN_IDS else "")
+    line = f"{path}: exclude: {len(unmatched):,} of {len(_entries_of(path)[1]):,} ids match no document that was read: {shown}"
+    if must_match:
+        raise NielsCacheError(f"{line}; correct them (niels-cache trace shows the ids), or set exclude_must_match = false")
+    return line
+
+
+def _entries_of(path: str) -> tuple[frozenset[str], Mapping[str, tuple[str, ...]]]:
     try:
         stamp = None if "://" in path else (os.stat(path).st_mtime_ns, os.stat(path).st_size)
     except OSError as error:
@@ -60,7 +89,8 @@ def rest_of(batch: DocumentBatch, ids: Collection[str], report: SourceReport) ->
     removed = dict(report.facts.get(EXCLUDED, {}))
     for source_id in batch.source_id[gone]:
         removed[source_id] = removed.get(source_id, 0) + 1
-    report.dropped[EXCLUDED] += int(gone.sum())
+    (first,) = batch[gone][:1]
+    report.drop_row(EXCLUDED, first.file, first.row, count=int(gone.sum()))
     report.facts[EXCLUDED] = removed  # a new mapping, because earlier positions keep the old one
     return batch[~gone]
 
@@ -73,18 +103,28 @@ def _without(batches: Iterable[Documents], ids: frozenset[str], report: SourceRe
 
 @lru_cache(maxsize=8)  # each of many parts asks for that of the same list
 def _digest(ids: frozenset[str]) -> str:
-    return hashlib.sha256("".join(f"{each}\n" for each in sorted(ids)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(ids)).encode()).hexdigest()
 
 
 @lru_cache(maxsize=8)
-def _read(path: str, stamp: tuple[int, int] | None) -> frozenset[str]:
+def _read(path: str, stamp: tuple[int, int] | None) -> tuple[frozenset[str], Mapping[str, tuple[str, ...]]]:
+    """Return all ids, and for each line the ids that it stands for."""
     file = SourceFile(path, os.path.basename(path))
     with reading(file), open_bytes(file) as stream:
         try:
             lines = re.split(r"\r\n|\r|\n", stream.read().decode("utf-8-sig"))  # an id may have other ends of lines, such as U+2028
         except UnicodeDecodeError as error:
             raise NielsCacheError(f"{path}: exclude is not UTF-8 at byte {error.start}; write one id a line in UTF-8") from error
-    ids = frozenset(filter(None, map(str.strip, lines)))
-    if not ids:
+    entries = {line: _ids_of(line) for line in lines if line.strip()}
+    if not entries:
         raise NielsCacheError(f"{path}: exclude has no id; write one id a line, or remove the key")
-    return ids
+    return frozenset(each for ids in entries.values() for each in ids), entries
+
+
+def _ids_of(line: str) -> tuple[str, ...]:
+    """Return the ids that a line stands for, the likeliest first."""
+    decoded = None
+    if line.strip().startswith('"'):
+        with suppress(ValueError):
+            decoded = json.loads(line)
+    return tuple(dict.fromkeys([*([writable(decoded)] if isinstance(decoded, str) else []), line, line.strip()]))

@@ -57,7 +57,7 @@ class Gutenberg(HubData, PretrainSource):
         if not self.path:
             rows_pass = RowsPass(context)
             return batched(self._hub_books(rows_pass, context), rows_pass)
-        files = FilePass(self.input_files(), context)
+        files = FilePass(self.input_files(), context, one_item_each=True)
         return batched(self._folder_books(files, context), files)
 
     def _folder_books(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
@@ -80,8 +80,8 @@ class Gutenberg(HubData, PretrainSource):
                     replaced = decoding.count(file, damaged[index]) if index in damaged else 0
                     problem = held.problem(text, file, row)
                     if problem and problem != "empty":  # `admits` may reject an empty text
-                        context.report.dropped[problem] += 1
-                    elif decoding.admits(file, text, replaced=replaced):
+                        context.report.drop_row(problem, file, row)
+                    elif decoding.admits(file, text, replaced=replaced, row=row):
                         yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
         held.tell(context, {}, key=None)
 
@@ -91,7 +91,7 @@ def _book(whole: Document, context: StreamContext) -> Iterator[Document]:
     if body:
         yield whole._replace(text=body, title=title)
     else:
-        context.report.dropped["empty"] += 1
+        context.report.drop_row("empty", whole.file, whole.row)
 
 
 def strip_project_gutenberg(text: str) -> tuple[str | None, str]:

@@ -130,7 +130,7 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         places, held = RowsPass(context), HeldText()
-        dropped, decoding = context.report.dropped, Decoding(self, context, of_files=self.reads_files)
+        drop, decoding = context.report.drop_row, Decoding(self, context, of_files=self.reads_files)
         fields: dict[str, bool] = {}  # the fields of the current part
         where, id_field = self.condition, self.id_field or "id"
         without: set[str] = set()
@@ -153,17 +153,17 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
                 if where is not None:
                     for index, row in enumerate(zip(*(columns[name] for name in where.columns), strict=True)):
                         if problem := where.problem(dict(zip(where.columns, row, strict=True))):
-                            dropped[problem] += 1
+                            drop(problem, files[index], rows[index])
                             kept[index] = False
                 for index in texts.odd:
                     if not kept[index]:
                         continue
                     replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
                     if problem := held.problem(values[index], files[index], rows[index]):
-                        dropped[MISSING if values[index] is None and files[index] in without else problem] += 1
+                        drop(MISSING if values[index] is None and files[index] in without else problem, files[index], rows[index])
                         kept[index] = False
                     else:
-                        kept[index] = decoding.admits(files[index], values[index], replaced=replaced)
+                        kept[index] = decoding.admits(files[index], values[index], replaced=replaced, row=rows[index])
                 found = batch_of(
                     texts,
                     files=files,

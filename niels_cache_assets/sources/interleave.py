@@ -159,7 +159,7 @@ class Member:
         self._started = True
         for document, reason in self._sorted(self.documents(report)):
             if reason is not None:
-                report.dropped[reason] += 1
+                report.drop_row(reason, document.file, document.row)
                 continue
             key = next(self._keys)
             self.waiting[key] = document._replace(file=f"{self._name}/{document.file}", split=None)

@@ -50,15 +50,15 @@ class Jsonl(KeepsDamaged, RowFileSource):
         waiting, where = RowCollector(files), self.condition
         for name, row, values in self._rows(files, context, text_field):
             if where is not None and (problem := where.problem(values)):
-                report.dropped[problem] += 1
+                report.drop_row(problem, name, row)
                 continue
             text = values.get(text_field)
             if type(values) is not dict or not is_plain(text):
                 replaced = 0 if type(values) is dict else decoding.count_row(name, values, text_of)
                 if problem := held.problem(text, name, row):
-                    report.dropped[problem if text_field in values else MISSING] += 1
+                    report.drop_row(problem if text_field in values else MISSING, name, row)
                     continue
-                if not decoding.admits(name, text, replaced=replaced):  # type: ignore[arg-type]
+                if not decoding.admits(name, text, replaced=replaced, row=row):  # type: ignore[arg-type]
                     continue
             held.saw_text()
             title = values.get("title")

@@ -27,7 +27,7 @@ class Notes(DecodesText, PretrainSource):
         return files_digest(self.input_files())
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        files = FilePass(self.input_files(), context)
+        files = FilePass(self.input_files(), context, one_item_each=True)
         return batched(self._documents(files, context), files)
 
     def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
@@ -41,7 +41,7 @@ class Notes(DecodesText, PretrainSource):
             return
         text, marked = read_text(file, encoding=self.encoding, limit=self.max_document_bytes)
         if not text.strip():
-            context.report.dropped["empty"] += 1
+            context.report.drop_row("empty", file.name)
             return
         files.position.row = files.position.rows = 1
         if decoding.admits(file.name, text, replaced=decoding.count_marked(file.name, marked)):

@@ -7,13 +7,12 @@ written threads. There is no recursion.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from niels_cache_assets.documents import Conversation, Message
+from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.conversations import valid_batches
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DamagedRow, Decoding
@@ -66,23 +65,23 @@ class Oasst1(HubData, SftSource):
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         context.report.facts["trees"] = 0
         decoding, held = Decoding(self, context, of_files=self.reads_files), HeldText()
+        report = context.report
         for part in self.upstream_splits():
+            report.split = part.split
             for nodes in self._trees(part, context, decoding):
-                context.report.facts["trees"] += 1
-                yield from threads(
-                    self._kept(nodes, context.report.dropped, decoding, held), self.max_messages, context.report.dropped, part.split
-                )
+                report.facts["trees"] += 1
+                yield from threads(self._kept(nodes, report, decoding, held), self.max_messages, report, part.split)
         held.tell(context, {}, key=None)
 
-    def _kept(self, nodes: list[Node], dropped: Counter[str], decoding: Decoding, held: HeldText) -> list[Node]:
+    def _kept(self, nodes: list[Node], report: SourceReport, decoding: Decoding, held: HeldText) -> list[Node]:
         kept = []
         for node in nodes:
             held.problem(node.text, node.file, node.row)
             if node.deleted:
-                dropped["deleted"] += 1
+                report.drop_row("deleted", node.file, node.row)
             elif self.languages and node.lang is not None and node.lang not in self.languages:
-                dropped["other_language"] += 1
-            elif decoding.admits(node.file, node.text if isinstance(node.text, str) else "", replaced=node.replaced):
+                report.drop_row("other_language", node.file, node.row)
+            elif decoding.admits(node.file, node.text if isinstance(node.text, str) else "", replaced=node.replaced, row=node.row):
                 kept.append(node)
         return kept
 
@@ -97,9 +96,9 @@ class Oasst1(HubData, SftSource):
                 for row, tree in json_rows(file, encoding=self.encoding, limit=self.max_document_bytes):
                     decoding.count_row(file.name, tree, lambda marked: [])
                     if isinstance(tree.get("prompt"), dict):
-                        yield _nodes(tree, file.name, row, context.report.dropped)
+                        yield _nodes(tree, file.name, row, context.report)
                     else:
-                        context.report.dropped["missing_prompt"] += 1
+                        context.report.drop_row("missing_prompt", file.name, row)
             return
         grouped: dict[str, list[Node]] = {}
         for columns, names, rows, damaged in self.stream(part, context, self._columns, texts=("text",)):
@@ -108,7 +107,7 @@ class Oasst1(HubData, SftSource):
             for values in zip(*(columns.get(name, empty) for name in (*_NEEDED, *_OPTIONAL)), names, rows, replaced, strict=True):
                 message_id, parent_id, tree_id, *others = values
                 if not all(value is None or isinstance(value, str) for value in (parent_id, tree_id)):
-                    context.report.dropped["malformed_message"] += 1
+                    context.report.drop_row("malformed_message", others[-3], others[-2])
                     continue
                 grouped.setdefault(tree_id, []).append(Node(message_id, parent_id, tree_id, *others))
         yield from grouped.values()
@@ -126,22 +125,22 @@ def _holds_trees(file: SourceFile, encoding: str, limit: int) -> bool:
     return "prompt" in first
 
 
-def _nodes(tree: dict[str, Any], file: str, row: int, dropped: Counter[str]) -> list[Node]:
+def _nodes(tree: dict[str, Any], file: str, row: int, report: SourceReport) -> list[Node]:
     """Return the messages of a tree. If a row has replaced bytes, each of its messages has the number of replaced characters."""
-    nodes = list(_flattened(tree, file, row, dropped))
+    nodes = list(_flattened(tree, file, row, report))
     if not isinstance(tree, DamagedRow):
         return nodes
-    marked = _flattened(tree.marked, file, row, Counter())
+    marked = _flattened(tree.marked, file, row, SourceReport())
     return [node._replace(replaced=len(tree.mark.findall(str(other.text)))) for node, other in zip(nodes, marked, strict=True)]
 
 
-def _flattened(tree: dict[str, Any], file: str, row: int, dropped: Counter[str]) -> Iterator[Node]:
+def _flattened(tree: dict[str, Any], file: str, row: int, report: SourceReport) -> Iterator[Node]:
     tree_id = writable(str(tree.get("message_tree_id")))
     stack: list[tuple[Any, str | None]] = [(tree["prompt"], None)]
     while stack:
         message, parent_id = stack.pop()
         if not isinstance(message, dict):
-            dropped["malformed_message"] += 1
+            report.drop_row("malformed_message", file, row)
             continue
         message_id = message.get("message_id")
         if not isinstance(message_id, str):
@@ -152,10 +151,10 @@ def _flattened(tree: dict[str, Any], file: str, row: int, dropped: Counter[str])
         if isinstance(replies, list):
             stack.extend((reply, message_id) for reply in reversed(replies))
         else:
-            dropped["malformed_message"] += 1
+            report.drop_row("malformed_message", file, row)
 
 
-def threads(nodes: Iterable[Node], max_messages: int, dropped: Counter[str], split: Split | None) -> Iterator[Conversation]:
+def threads(nodes: Iterable[Node], max_messages: int, report: SourceReport, split: Split | None) -> Iterator[Conversation]:
     """Yield all paths from root to leaf of one tree, depth first, with replies in the order of their rows.
 
     A path keeps its first `max_messages` messages, and is cut after its last message of the assistant. Empty messages are skipped. If
@@ -167,9 +166,9 @@ def threads(nodes: Iterable[Node], max_messages: int, dropped: Counter[str], spl
     seen: set[str] = set()
     for node in nodes:
         if not isinstance(node.message_id, str) or not node.message_id:
-            dropped["missing_message_id"] += 1
+            report.drop_row("missing_message_id", node.file, node.row)
         elif node.message_id in seen:
-            dropped["duplicate_message"] += 1
+            report.drop_row("duplicate_message", node.file, node.row)
         else:
             seen.add(node.message_id)
             children.setdefault(node.parent_id, []).append(node)
@@ -181,32 +180,33 @@ def threads(nodes: Iterable[Node], max_messages: int, dropped: Counter[str], spl
         node, path = stack.pop()
         reached += 1
         if node.text is not None and not isinstance(node.text, str):
-            dropped["non_string_content"] += 1
+            report.drop_row("non_string_content", node.file, node.row)
         elif node.text is None or not node.text.strip():
-            dropped["empty_message"] += 1
+            report.drop_row("empty_message", node.file, node.row)
         elif len(path) < max_messages:
             path = (*path, node)
         replies = children.get(node.message_id, [])
         stack.extend((reply, path) for reply in reversed(replies))
         if not replies:
-            yield from _thread(path, written, dropped, split)
-    if total > reached:
-        dropped["without_parent"] += total - reached  # their parent is missing or was left out
+            yield from _thread(path, node, written, report, split)
+    if total > reached:  # the parent of these is missing or was left out, or they make a loop
+        lost = [each for parent, each in children.items() if parent is not None and parent not in seen] or [*children.values()]
+        report.drop_row("without_parent", lost[0][0].file, lost[0][0].row, count=total - reached)
 
 
-def _thread(path: tuple[Node, ...], written: set[str], dropped: Counter[str], split: Split | None) -> Iterator[Conversation]:
+def _thread(path: tuple[Node, ...], leaf: Node, written: set[str], report: SourceReport, split: Split | None) -> Iterator[Conversation]:
     length = next((length for length in range(len(path), 0, -1) if path[length - 1].role == "assistant"), 0)
     path = path[:length] or path
     roles = [_ROLES.get(str(node.role)) for node in path]
     last = path[-1] if path else None
     if last is None or length == 0:
-        dropped["no_assistant"] += 1
+        report.drop_row("no_assistant", leaf.file, leaf.row)
     elif None in roles:
-        dropped["unknown_role"] += 1
+        report.drop_row("unknown_role", leaf.file, leaf.row)
     elif any(role != _TURNS[turn % 2] for turn, role in enumerate(roles)):
-        dropped["not_alternating"] += 1
+        report.drop_row("not_alternating", leaf.file, leaf.row)
     elif last.message_id in written:
-        dropped["duplicate_after_cut"] += 1
+        report.drop_row("duplicate_after_cut", leaf.file, leaf.row)
     else:
         written.add(last.message_id)
         messages: list[Message] = [{"role": _ROLES[node.role or ""], "content": node.text or ""} for node in path]

@@ -44,8 +44,8 @@ class Parquet(RowFileSource):
             return
         files, held = FilePass(found, context), rows.HeldText(text_field)
 
-        def left_out(rows: int) -> None:
-            context.report.dropped[DROPPED] += rows
+        def left_out(rows: int, first: int) -> None:
+            context.report.drop_row(DROPPED, found[files.number].name, first, count=rows)
 
         collector = Collector(files, left_out=None if self.condition is None else left_out)
         for file in files.files():
@@ -108,18 +108,14 @@ class Parquet(RowFileSource):
         context: StreamContext,
     ) -> Iterator[DocumentBatch]:
         id_field, where, position = self.id_field or "id", self.condition, files.position
-        name, limit, decoding, dropped = (
-            file.name,
-            self.max_document_bytes,
-            Decoding(self, context, of_files=self.reads_files),
-            context.report.dropped,
-        )
+        name, limit, drop = file.name, self.max_document_bytes, context.report.drop_row
+        decoding = Decoding(self, context, of_files=self.reads_files)
         names = repeated(name, max(MOST_ROWS, rows.PARQUET_ROWS))
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
-                dropped[MISSING] += parquet.rows
                 if parquet.rows:
+                    drop(MISSING, name, 0, count=parquet.rows)
                     count_file_without(context.report, name, fields)
                 return
             has_id = id_field in fields and id_field != text_field
@@ -143,11 +139,11 @@ class Parquet(RowFileSource):
                     text, row = values[index], int(numbers[index])
                     replaced = decoding.count_marked(name, damaged.get(index))
                     if problem := held.problem(text, name, row):
-                        dropped[problem] += 1
+                        drop(problem, name, row)
                         return False
                     if len(text) > limit:
                         refuse_length(f"{name}: row {row}", limit)
-                    return decoding.admits(name, text, replaced=replaced)
+                    return decoding.admits(name, text, replaced=replaced, row=row)
 
                 count = len(values)
                 if len(texts.odd) < count:

@@ -61,7 +61,7 @@ class PythonDocs(PretrainSource):
     def _documents(self, context: StreamContext) -> Iterator[Document]:
         for found in documented_objects(frozenset({"module", "class", "function", "method"})):
             if len(found.doc) < self.min_characters:
-                context.report.dropped["short_docstring"] += 1
+                context.report.drop_row("short_docstring", found.file, found.line)
             else:
                 yield Document(f"{found.name}\n\n{found.doc}", found.name, found.file, found.line, title=found.name)
 

@@ -34,7 +34,7 @@ class PythonHelp(SftSource):
             if any(part.startswith("_") for part in found.name.split(".")):
                 continue
             if len(found.doc) < self.min_characters:
-                context.report.dropped["short_docstring"] += 1
+                context.report.drop_row("short_docstring", found.file, found.line)
             else:
                 yield self._conversation(found)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
@@ -53,16 +52,16 @@ class Roam(Notes):
         if not file.name.lower().endswith(".json"):
             yield from super().file_documents(file, files, context, decoding)
             return
-        dropped, position, limit = context.report.dropped, files.position, self.max_document_bytes
+        report, position, limit = context.report, files.position, self.max_document_bytes
         text, marked = read_text(file, encoding=self.encoding, limit=limit)
         if not text.strip():
-            dropped["empty"] += 1
+            report.drop_row("empty", file.name)
             return
         pages = _pages(file, text)
         if pages is None:
             if file.url == self.path:
                 raise NielsCacheError(f"{file.name}: not a Roam JSON export (a list of pages with titles); export the graph again as JSON")
-            dropped["not_a_roam_export"] += 1
+            report.drop_row("not_a_roam_export", file.name)
             return
         if not position.row:  # count the replaced bytes once for each file, before its first page
             decoding.count_marked(file.name, marked)
@@ -70,16 +69,18 @@ class Roam(Notes):
         for row, page in enumerate(pages[position.row :], position.row):
             position.row = row + 1
             if not _has_title(page):
-                dropped["page_without_title"] += 1
+                report.drop_row("page_without_title", file.name, row)
                 continue
-            title, outline = page["title"], _outline(page, dropped, where=f"{file.name}: page {row}", limit=limit)
+            title, (outline, malformed) = page["title"], _outline(page, where=f"{file.name}: page {row}", limit=limit)
+            if malformed:
+                report.drop_row("malformed_block", file.name, row, count=malformed)
             replaced = 0
             if mark is not None:
-                marked_outline = _outline(marked_pages[row], Counter(), where=file.name, limit=limit)
+                marked_outline, _ = _outline(marked_pages[row], where=file.name, limit=limit)
                 replaced = len(mark.findall(marked_pages[row]["title"])) + len(mark.findall(marked_outline))
             if not outline:
-                dropped["empty"] += 1
-            elif decoding.admits(file.name, title, outline, replaced=replaced):
+                report.drop_row("empty", file.name, row)
+            elif decoding.admits(file.name, title, outline, replaced=replaced, row=row):
                 yield Document(f"{title}\n\n{outline}", row_id(page.get("uid") or None, file.name, row), file.name, row, writable(title))
 
 
@@ -104,21 +105,24 @@ def _has_title(page: Any) -> bool:
     return isinstance(page, dict) and isinstance(page.get("title"), str)
 
 
-def _outline(page: dict[str, Any], dropped: Counter[str], *, where: str, limit: int) -> str:
-    """Return the blocks of a page as an indented list, with two spaces per level. There is no recursion.
+def _outline(page: dict[str, Any], *, where: str, limit: int) -> tuple[str, int]:
+    """Return the blocks of a page as an indented list, with two spaces per level, and the number of malformed blocks.
+
+    There is no recursion.
 
     The first line of a block begins with a list marker, and its further lines align with the text of the first. Every line is indented, so
     a small export may have a huge outline. An outline of more than `limit` characters is an error.
     """
     lines = []
     characters = 0
-    stack = [(0, block) for block in reversed(_blocks(page, dropped))]
+    blocks, malformed = _blocks(page)
+    stack = [(0, block) for block in reversed(blocks)]
     while stack:
         level, block = stack.pop()
         indent = "  " * level
         text = block.get("string") or ""
         if not isinstance(text, str):
-            dropped["malformed_block"] += 1
+            malformed += 1
             text = ""
         text = text.replace("\r\n", "\n").strip("\n")
         if text.strip():
@@ -126,17 +130,16 @@ def _outline(page: dict[str, Any], dropped: Counter[str], *, where: str, limit: 
             if characters > limit:
                 refuse_length(where, limit)
             lines.append(f"{indent}- " + text.replace("\n", f"\n{indent}  "))
-        stack.extend((level + 1, child) for child in reversed(_blocks(block, dropped)))
-    return "\n".join(lines)
+        blocks, others = _blocks(block)
+        malformed += others
+        stack.extend((level + 1, child) for child in reversed(blocks))
+    return "\n".join(lines), malformed
 
 
-def _blocks(parent: dict[str, Any], dropped: Counter[str]) -> list[dict[str, Any]]:
-    """Return the children of a page or block that are blocks. Other children are counted as malformed."""
+def _blocks(parent: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """Return the children of a page or block that are blocks, and the number of its other children."""
     children = parent.get("children") or []
     if not isinstance(children, list):
-        dropped["malformed_block"] += 1
-        return []
+        return [], 1
     blocks = [child for child in children if isinstance(child, dict)]
-    if len(blocks) < len(children):
-        dropped["malformed_block"] += len(children) - len(blocks)
-    return blocks
+    return blocks, len(children) - len(blocks)

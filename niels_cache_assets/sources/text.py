@@ -31,7 +31,7 @@ class Text(KeepsDamaged, FileSource):
     sample_by: Literal["document", "paragraph", "line"] = Field("document", description="The unit that becomes one document")
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        files = FilePass(self.input_files(), context)
+        files = FilePass(self.input_files(), context, one_item_each=self.sample_by == "document")
         yield from rows.batched(self._documents(files, context), files)
 
     def _documents(self, files: FilePass, context: StreamContext) -> Iterator[Document]:
@@ -40,11 +40,11 @@ class Text(KeepsDamaged, FileSource):
             for row, text, marked in self._pieces(file, files.position, on_damage):
                 replaced = decoding.count_marked(file.name, marked)
                 if not text or text.isspace():
-                    context.report.dropped["empty"] += 1
-                elif decoding.admits(file.name, text, replaced=replaced):
+                    context.report.drop_row("blank_line" if self.sample_by == "line" else "empty", file.name, row)
+                elif decoding.admits(file.name, text, replaced=replaced, row=row):
                     yield Document(text, f"{file.name}#{row}", file.name, row)
             if not files.position.row:
-                context.report.dropped["empty"] += 1  # a file without any line or paragraph
+                context.report.drop_row("empty", file.name)  # a file without any line or paragraph
 
     def _pieces(self, file: SourceFile, position: FilePosition, on_damage: OnDamage | None) -> Iterator[tuple[int, str, str | None]]:
         """Yield (row, text, marked text or None), starting at `position`.

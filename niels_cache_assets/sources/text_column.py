@@ -254,6 +254,8 @@ def count_file_without(report: SourceReport, file: str, fields: Iterable[str]) -
     """Record in the facts of a report that no row of a file has the field of the text. fields: those that the file has."""
     old = report.facts.get(WITHOUT, {"files": 0, "first": f"{report.within}{file}", "fields": ", ".join([*fields][:_MOST_SHOWN])})
     report.facts[WITHOUT] = {**old, "files": old["files"] + 1}  # a new object: positions of the stream still hold the old one
+    if report.drops_of_files is not None:
+        report.drops_of_files[file] = True
 
 
 def with_text_field(source: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:

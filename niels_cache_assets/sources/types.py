@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, 
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
-from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Place, SourceReport
+from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Drops, Place, SourceReport
 from niels_cache_assets.sources.added import Added
 from niels_cache_assets.sources.config_path import SENTINELS, LearnedTurns, NameOrPath, TemplateName
 from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
@@ -131,8 +130,7 @@ class Source(BaseModel):
         return files
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        """Return the current version of upstream: the hub commit, or a digest of the files' names and content. Return None if there is no
-        version.
+        """Return the version of upstream: the hub commit, or a digest of the files' names and content. Return None if there is none.
 
         Raises SourceUnavailable if upstream cannot be reached now, and NielsCacheError if upstream does not exist.
         """
@@ -179,7 +177,9 @@ class PretrainSource(Source):
     family: ClassVar[Family] = "pretrain"
     # These keys are covered by separate fingerprints: of preparation and of decontamination.
     # A plan has its own identity for `added`, and the ids in the file count for `exclude`.
-    never_counts: ClassVar[frozenset[str]] = frozenset({"prepare", "cleaning", "added", "exclude", "tokens_in_parts", *_DECONTAMINATION})
+    never_counts: ClassVar[frozenset[str]] = frozenset(
+        {"prepare", "cleaning", "added", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION}
+    )
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
     train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is reached")
@@ -208,8 +208,9 @@ class PretrainSource(Source):
         False, description="With `parts` and `prepare`: each part of the corpus becomes a part of the cache. Needs val_frac or own splits"
     )
     exclude: ConfigPath | None = Field(
-        None, description="A file with one source id a line: these documents are left out, such as documents to take down"
+        None, description="A file with one source id, or JSON string, a line: these documents are left out, such as documents to take down"
     )
+    exclude_must_match: bool = Field(False, description="An id in `exclude` that matches no document is an error; otherwise it is reported")
     added: tuple[Added, ...] = Field((), strict=False, description="Files that the data set has grown by: tables `[[pretrain.NAME.added]]`")
 
     _plan: MemberPlan | None = PrivateAttr(None)
@@ -333,14 +334,14 @@ class PretrainSource(Source):
         """Yield the documents before `convert`, in batches. `documents` applies `unconverted` and `convert`."""
         return self.documents(context)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
-        """Finish documents of `unconverted`. Return the finished documents, and the number of dropped documents by reason.
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops]:
+        """Finish documents of `unconverted`. Return the finished documents, and what was dropped.
 
         The method and its arguments can be pickled, and it changes nothing else, so that any process can run it.
         """
-        return documents, Counter()
+        return documents, Drops()
 
-    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Counter[str], list[tuple[str, Document]]]:
+    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
         """Finish documents as `convert`. Return also (reason, document) for dropped documents that a report may show as examples."""
         return *self.convert(documents), []
 

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.documents import Document, Drops, place_of
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.mediawiki.dump import read_pages, read_site
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, REDIRECT, Site
@@ -68,7 +67,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         for batch in self.unconverted(context):
             converted, dropped = self.convert(batch)
-            context.report.dropped.update(dropped)
+            context.report.join(dropped)
             if converted:
                 yield converted
 
@@ -83,18 +82,18 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             places = RowsPass(context)
             yield from batched(self._hub(places, context), places)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Counter[str]]:
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops]:
         """Convert the wikitext of a dump's articles to text. An article without text is dropped as `empty`, and as `list_page` if it has
         only sections that list names or works.
         """
         converted, dropped, _ = self.convert_all(documents)
         return converted, dropped
 
-    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Counter[str], list[tuple[str, Document]]]:
+    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
         from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
 
         converted, examples = [], []
-        dropped: Counter[str] = Counter()
+        dropped = Drops()
         sites = self._sites({document.file for document in documents if self.gives_plain_text(document)})
         for document in documents:
             if self.gives_plain_text(document):
@@ -102,7 +101,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 text, only_lists = text_or_list(document.text, form)
                 document = document._replace(text=text)
                 if only_lists or not text:
-                    dropped["list_page" if only_lists else "empty"] += 1
+                    dropped.drop("list_page" if only_lists else "empty", place_of(document), of_val=int(document.split == "val"))
                     if only_lists:
                         examples.append(("list_page", document))
                     continue
@@ -137,30 +136,30 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             is_dump = _DUMP.search(file.name)
             if (key := self._key_for_dumps()) and not is_dump:
                 raise NielsCacheError(f'{file.name}: {key} = "markdown" needs wikitext, and only dumps (.xml) have it; remove {key}')
-            split = splits[files.number]
+            split = context.report.split = splits[files.number]
             for document in self._dump(file, files, context) if is_dump else self._rows(file, files, context, held):
                 yield document._replace(split=split)
         held.tell(context, {}, key=None)
 
     def _dump(self, file: SourceFile, files: FilePass, context: StreamContext) -> Iterator[Document]:
-        dropped, decoding = context.report.dropped, Decoding(self, context)
+        drop, decoding = context.report.drop_row, Decoding(self, context)
         limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
         for page in read_pages(file, files.position, encoding=self.encoding, limit=limit, on_damage=on_damage):
             replaced = decoding.count(file.name, Damage(page.replaced_bytes, page.replaced))
             if page.namespace != 0:
-                dropped["other_namespace"] += 1
+                drop("other_namespace", file.name, page.row)
             elif page.redirect or REDIRECT.match(page.text or ""):  # not every dump has <redirect/>
                 context.report.facts["redirects"] = context.report.facts.get("redirects", 0) + 1
             elif page.model != "wikitext":
-                dropped["other_content_model"] += 1
+                drop("other_content_model", file.name, page.row)
             elif problem := text_problem(page.text):
-                dropped[problem] += 1
-            elif decoding.admits(file.name, "\0" if page.has_nul else page.text or "", replaced=replaced):
+                drop(problem, file.name, page.row)
+            elif decoding.admits(file.name, "\0" if page.has_nul else page.text or "", replaced=replaced, row=page.row):
                 source_id = row_id(page.id or None, file.name, page.row)
                 yield Document(page.text or "", source_id, file.name, page.row, page.title)
 
     def _rows(self, file: SourceFile, files: FilePass, context: StreamContext, held: HeldText) -> Iterator[Document]:
-        dropped, decoding = context.report.dropped, Decoding(self, context)
+        drop, decoding = context.report.drop_row, Decoding(self, context)
         columns = ("text", "id", "title")
         limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
         read = file_rows(file, files.position, encoding=self.encoding, limit=limit, on_damage=on_damage, columns=columns)
@@ -168,8 +167,8 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             text = values.get("text")
             replaced = 0 if type(values) is dict else decoding.count_row(file.name, values, lambda marked: [marked.get("text")])
             if problem := held.problem(text, file.name, row):
-                dropped[problem if "text" in values else "missing_text_field"] += 1
-            elif decoding.admits(file.name, text, replaced=replaced):  # type: ignore[arg-type]
+                drop(problem if "text" in values else "missing_text_field", file.name, row)
+            elif decoding.admits(file.name, text, replaced=replaced, row=row):  # type: ignore[arg-type]
                 yield Document(text, row_id(values.get("id"), file.name, row), file.name, row, _title(values.get("title")))  # type: ignore[arg-type]
 
     def _hub(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
@@ -185,7 +184,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                     if index in damaged:
                         decoding.count(file, damaged[index])
                     if problem := held.problem(text, file, row):
-                        context.report.dropped[problem] += 1
+                        context.report.drop_row(problem, file, row)
                     else:
                         yield Document(text, row_id(source_id, file, row), file, row, _title(title), part.split)
         held.tell(context, {}, key=None)

@@ -88,7 +88,7 @@ def articles(
     for row, following in pairwise(chain(rows, [None])):
         assert row is not None  # only the last `following` is None
         if type(row.text) is not str:
-            report.dropped["null_text" if row.text is None else "non_string_text"] += 1
+            report.drop_row("null_text" if row.text is None else "non_string_text", row.file, row.row)
             row = row._replace(text="")
         stands_alone = _ends_block(previous, row) and (following is None or _ends_block(following, row))
         new_title = heading_title(row.text) if stands_alone else None
@@ -97,7 +97,7 @@ def articles(
                 if places is not None:
                     places.file, places.row = row.file, row.row
                 document = _document(parts, start, title)
-                if decoding is None or decoding.admits(document.file, document.text, replaced=replaced):
+                if decoding is None or decoding.admits(document.file, document.text, replaced=replaced, row=document.row):
                     yield document
                 parts, characters, replaced = [], 0, 0
             start, title = row, new_title
@@ -112,7 +112,7 @@ def articles(
         if places is not None:
             places.file, places.row = previous.file, previous.row + 1
         document = _document(parts, start, title)
-        if decoding is None or decoding.admits(document.file, document.text, replaced=replaced):
+        if decoding is None or decoding.admits(document.file, document.text, replaced=replaced, row=document.row):
             yield document
 
 

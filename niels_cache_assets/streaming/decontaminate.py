@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from niels_cache_assets.documents import place_of
 from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
@@ -142,22 +143,22 @@ class TrainGuard:
     def _screened(self, batch: EncodedDocuments, *, is_val: np.ndarray) -> EncodedDocuments:
         candidates = np.flatnonzero(~is_val).tolist()
         kept = np.ones(len(batch.documents), dtype=bool)
-        dropped = batch.dropped.copy()
+        drops = batch.drops.copy()
         overlaps = []
         if self._index is not None:
             matches = self._index.find(batch.documents.text[candidates].tolist())
             for position, match in zip(candidates, matches, strict=True):
                 if match is not None:
                     kept[position] = False
-                    dropped[REASONS[match.kind]] += 1
+                    drops.drop(REASONS[match.kind], place_of(next(iter(batch.documents[position : position + 1]))))
         if self._references is not None:
             candidates = [position for position in candidates if kept[position]]
             found = self._references.find(batch.documents.text[candidates].tolist())
             for position, overlap in zip(candidates, found, strict=True):
                 if overlap is not None:
                     kept[position] = False
-                    dropped[overlap.reason] += 1
                     (document,) = batch.documents[position : position + 1]
+                    drops.drop(overlap.reason, place_of(document))
                     origin = {"source_id": document.source_id, "file": document.file, "row": document.row}
                     overlaps.append({**origin, "reason": overlap.reason, "because": overlap.place._asdict(), "value": overlap.value})
-        return replace(batch.keep(kept), dropped=dropped, screened=True, overlaps=tuple(overlaps))
+        return replace(batch.keep(kept), drops=drops, screened=True, overlaps=tuple(overlaps))

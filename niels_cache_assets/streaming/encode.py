@@ -7,14 +7,13 @@ counted.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from niels_cache_assets.documents import Divider, DocumentBatch
+from niels_cache_assets.documents import Divider, DocumentBatch, Drops, place_of
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
@@ -22,6 +21,7 @@ from niels_cache_assets.strings import Strings, hashes_of
 from niels_cache_assets.tokenizer.checked import FIRST_BATCHES
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
+from niels_cache_runtime.format.layout import SPLITS
 
 if TYPE_CHECKING:
     from niels_cache_assets.streaming.feed import Feed
@@ -225,17 +225,19 @@ def _encode_chunks(
         first = int(special.argmax())
         (document,) = documents[first : first + 1]
         raise NielsCacheError(f"{describe_item(document, first)}: the text contains a special token; remove it")
-    ids, lengths, dropped = encoded.ids, encoded.lengths, Counter[str]()
+    ids, lengths, drops = encoded.ids, encoded.lengths, Drops()
     empty = None if append_eot or lengths.all() else lengths == 0
     keep = np.ones(len(documents), dtype=bool)
     for reason, found in ((INVALID_UNICODE, encoded.invalid), (COLLISION, special), (EMPTY, empty)):
-        if found is not None and (count := int(np.count_nonzero(found & keep))):
-            dropped[reason] += count
+        if found is not None and len(gone := np.flatnonzero(found & keep)):
+            (example,) = documents[gone[:1]]
+            of_val = int(np.count_nonzero(documents.split[gone] == SPLITS.index("val")))
+            drops.drop(reason, place_of(example), count=len(gone), of_val=of_val)
             keep &= ~found
     if not keep.all():
         documents, ids, lengths, hashes = documents[keep], ids[np.repeat(keep, lengths)], lengths[keep], hashes[keep]
     tokens, lengths = _framed(ids, lengths, dtype, bos=tokenizer.bos, eot=tokenizer.eot if append_eot else None)
-    return EncodedDocuments(documents, tokens, lengths, hashes, dropped, chunks)
+    return EncodedDocuments(documents, tokens, lengths, hashes, drops, chunks)
 
 
 @contextmanager

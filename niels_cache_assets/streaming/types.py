@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.documents import DocumentBatch, Place
+from niels_cache_assets.documents import DocumentBatch, Drops, Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class EncodedDocuments:
     """Encoded documents, with all their tokens in one array.
 
     `tokens`: of the cache's dtype, one document after the other; each document ends with EOT if EOT was requested. `lengths`: (n,) int64,
-    the tokens of each document, including EOT. `hashes`: (n,) int64, of the whole texts (strings.py). `dropped`: the number of documents
-    that were dropped since they were read, by reason. `chunks`: the chunks that were read, which still contain the dropped documents.
+    the tokens of each document, including EOT. `hashes`: (n,) int64, of the whole texts (strings.py). `drops`: the documents that were
+    dropped since they were read. `chunks`: the chunks that were read, which still contain the dropped documents.
     `screened`: whether these documents were already compared with val (decontaminate.py). `overlaps`: examples of documents that were
     dropped because of `decontaminate_against`, as rows for meta.json.
     """
@@ -27,7 +27,7 @@ class EncodedDocuments:
     tokens: np.ndarray
     lengths: np.ndarray
     hashes: np.ndarray
-    dropped: Counter[str]
+    drops: Drops
     chunks: Sequence[PositionedChunk]
     screened: bool = False
     overlaps: tuple[dict[str, Any], ...] = ()

@@ -95,12 +95,12 @@ class EngineUse:
 class EngineDiffers(Exception):
     """A fast engine gave other ids than the reference while a build ran. Discard everything that the build has written.
 
-    shown: the text around the difference.
+    shown: the text around the difference. It is not part of the message, because messages are logged and sent.
     """
 
     def __init__(self, use: EngineUse, reference: str, shown: str) -> None:
-        super().__init__(f"{use.name} {use.version} gave other ids than {reference} for the text {shown}")
-        self.use, self.reference = use, reference
+        super().__init__(f"{use.name} {use.version} gave other ids than {reference} for a text")
+        self.use, self.reference, self.shown = use, reference, shown
 
 
 class Encoder:
@@ -222,7 +222,7 @@ class Encoder:
                 return ids, lengths
             why = "it gave another number of texts or ids"
         except Exception as error:
-            why = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            why = type(error).__name__  # its message may quote the text
         with self._lock:
             is_first, self._has_failed = not self._has_failed, True
         if is_first:  # say it once for each build

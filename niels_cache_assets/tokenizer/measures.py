@@ -95,11 +95,3 @@ def by_source(root: Path, meta: Meta) -> dict[str, float]:
         if ratio is not None:
             found.setdefault(name, ratio)
     return found
-
-
-def split_words(meta: Meta, tokenizer: TextTokenizer) -> dict[str, list[str]]:
-    """Return the pieces of each of the longest words of the sample, without the initial blank. The result is empty without a sample."""
-    pieces = tokenizer.piece_bytes()
-    words: list[str] = meta.get("trained_on", {}).get("longest_words", [])
-    cut = {word: [pieces[token].decode(errors="replace") for token in tokenizer.encode(word)] for word in words}
-    return {word: [piece for piece in (parts[0].lstrip(" "), *parts[1:]) if piece] for word, parts in cut.items()}

@@ -155,7 +155,9 @@ META_KEYS: tuple[MetaKey, ...] = (
         "facts",
         "a table",
         _DATASETS,
-        "Further facts, such as `masked_messages` (of the assistant, not trained on), and the trees of messages that are in both splits",
+        "Further facts, such as `masked_messages` (of the assistant, not trained on), and the trees of messages that are in both splits. "
+        "About drops: `first_dropped` (the place of the first one of each unasked reason), `dropped_of_val` (how many are known to be of "
+        "val), `files_without_items`, `files_without_text_field`",
     ),
     # Tokenizer
     MetaKey(

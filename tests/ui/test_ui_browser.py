@@ -154,7 +154,7 @@ def a_back_fill_builds_the_whole_profile_from_the_tokenizer_down(person: Person)
     assert budgets(person)[0] > 700, "all of the file again"
     assert verify_cache(root) == []
     person.open_partition(SFT, "chats")
-    person.entry("samples").get_by_text("longest").scroll_into_view_if_needed()
+    person.entry("samples").get_by_text("--notable").scroll_into_view_if_needed()
     person.look("15_samples")
 
 

@@ -43,10 +43,9 @@ from niels_cache_assets.disk.attempts import NO_LINKS
 from niels_cache_assets.disk.space import Need, corpus_need, naming, require_room
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, NpyWriter
-from niels_cache_assets.documents import Documents
+from niels_cache_assets.documents import Documents, Drops, joined_facts
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
-from niels_cache_assets.parts.seal import joined_facts
 from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.text_column import facts_of, reading_warning
@@ -292,7 +291,7 @@ def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work
     for directory, meta in members:
         corpus_identity.require_unchanged(directory, meta)  # otherwise the links may be those of another build
     facts = joined_facts([facts_of(meta) for _, meta in members])
-    meta = corpus.meta_of(work, counts, _added(members, "dropped_by_source"), facts, files=files, content_sha256=digest.hexdigest())
+    meta = corpus.meta_of(work, counts, Drops(_added(members, "dropped_by_source"), facts), files=files, content_sha256=digest.hexdigest())
     parts = [
         {"name": directory.name, "documents": meta["documents"]["kept"], "meta_sha256": meta["meta_sha256"]} for directory, meta in members
     ]

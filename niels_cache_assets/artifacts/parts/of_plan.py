@@ -24,6 +24,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.excluded import removed_ids, with_held_ids, with_ids
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
+from niels_cache_assets.show.drops import DropSummary
 from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream
 from niels_cache_assets.sources.with_parts import SourceWithParts
@@ -191,6 +192,9 @@ class OfPlan(Pretrain):
 @dataclass(frozen=True, kw_only=True)
 class Leased(UnderLease, OfPlan):
     """A cache of a plan that is built under a lease."""
+
+    def drops(self, meta: Meta) -> DropSummary:
+        return DropSummary()  # the seal says what all parts left out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.documents import DocumentBatch
-from niels_cache_assets.parts.seal import CODE_VERSION, Member, joined_facts, seal
+from niels_cache_assets.documents import DocumentBatch, joined_facts
+from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError

@@ -30,7 +30,7 @@ from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resuming import JournalFingerprint
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.disk.table_file import TableFile, closing_table
-from niels_cache_assets.documents import Document, DocumentBatch
+from niels_cache_assets.documents import Document, DocumentBatch, Drops
 from niels_cache_assets.parts.excluded import documents_held, removed_ids
 from niels_cache_assets.parts.layout import VAL_NAME, parts_dir
 from niels_cache_assets.parts.plan import PlannedPart
@@ -69,7 +69,7 @@ def _as_they_count(batch: EncodedDocuments, splitter: BudgetSplitter, build: Pre
     """Return the batch. If the share of val may end in it, and some of its documents were dropped, return each document alone instead:
     documents after the end are neither taken nor counted.
     """
-    if not batch.dropped or int(batch.lengths.sum()) < splitter.remaining["val"]:
+    if not batch.drops.dropped or int(batch.lengths.sum()) < splitter.remaining["val"]:
         return [batch]
     documents = [(chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk))]
     return encode_apart(replace(batch, chunks=documents), build.view, **_how(build))
@@ -95,7 +95,7 @@ class _State:
 
     taken: list[int]
     cut: list[int]
-    dropped: dict[str, int]
+    drops: dict[str, dict[str, Any]]
     writer: WriterState | None
     excluded: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -110,10 +110,12 @@ def _ids_of(state: _State) -> dict[str, Any]:
     return {EXCLUDED: {name: sorted(ids) for name, ids in state.excluded.items()}} if state.excluded else {}
 
 
-def _counts_of_excluded(state: _State) -> dict[str, Any]:
-    """Return `dropped` and `facts` of meta.json with the removed documents of all parts."""
+def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
+    """Return `dropped` and `facts` of meta.json, with the removed documents of all parts if `with_excluded`."""
     total = sum((Counter(ids) for ids in state.excluded.values()), Counter[str]())
-    return {"dropped": {**state.dropped, EXCLUDED: total.total()}, "facts": {EXCLUDED: dict(total)}} if total else {}
+    if not (total and with_excluded):
+        return state.drops
+    return {"dropped": {**state.drops["dropped"], EXCLUDED: total.total()}, "facts": {**state.drops["facts"], EXCLUDED: dict(total)}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +190,7 @@ class ValPart(Leased):
 
     def write(self, work: Work) -> Written:
         journal = work.open_journal(f"{self.name}/{self.member}", state=_State)
-        state: _State = journal.state or _State(taken=[], cut=[], dropped={}, writer=None)
+        state: _State = journal.state or _State(taken=[], cut=[], drops=Drops().state(), writer=None)
         parts, build = self.plan.first.parts, self._build_of(work)
         progress = checked(work.lease, work.progress)
         with (
@@ -228,12 +230,10 @@ class ValPart(Leased):
                 **writer.totals(),
                 "cut": {"train": 0, "val": len(state.cut)},
                 "cut_document": {"train": [], "val": state.cut},
-                "dropped": state.dropped,
-                "facts": {},
+                **_counts(state, with_excluded=self.is_hashed),  # otherwise the parts count those in their heads
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
                 "part": {"plan": self.planned_by, "taken": state.taken, "short": short, **_ids_of(state)},
-                **(_counts_of_excluded(state) if self.is_hashed else {}),  # the parts count those in their heads
             }
         return Written(meta=self.of_removed_ids(meta, work.made_of), resumed=resumed)
 
@@ -263,7 +263,7 @@ class ValPart(Leased):
 
     def _take_hashed(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
         """Write the documents of one part that belong to val, with their texts, and return the state after it."""
-        dropped, stream, context = Counter(state.dropped), self.stream_of(planned, only="val"), self._context(work)
+        drops, stream, context = Drops(**state.drops), self.stream_of(planned, only="val"), self._context(work)
         feed = Feed(stream.documents, context)
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
         (work.directory / VAL_TEXTS).mkdir(exist_ok=True)
@@ -272,7 +272,7 @@ class ValPart(Leased):
             texts: list[str] = []  # of the next row group, because a batch may hold few documents of val
             characters = 0
             for batch in batches:
-                dropped.update(batch.dropped)
+                drops.join(batch.drops)
                 if len(batch.documents):
                     writer.write({"val": splitter.place(batch)["val"]})
                     texts += batch.documents.text.tolist()
@@ -283,11 +283,11 @@ class ValPart(Leased):
             table.write_group([texts])
         require_unchanged(stream.files)
         excluded = _with_excluded(state, planned, context.report.facts)
-        return _State(taken=[*state.taken, 0], cut=[], dropped=dict(dropped), writer=None, excluded=excluded)
+        return _State(taken=[*state.taken, 0], cut=[], drops=drops.state(), writer=None, excluded=excluded)
 
     def _take_head(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
         """Write the share of one part, and return the state after it."""
-        taken, cut, dropped, context = 0, [*state.cut], Counter(state.dropped), self._context(work)
+        taken, cut, drops, context = 0, [*state.cut], Drops(**state.drops), self._context(work)
         facts: Mapping[str, Any] = {}
         if planned.val_tokens:
             stream = self.stream_of(planned)
@@ -297,7 +297,7 @@ class ValPart(Leased):
             head = encoded_head(as_documents(feed.open()), lambda documents: self._encode(documents, feed, build), splitter)
             with closing(head) as batches:
                 for each in chain.from_iterable(_as_they_count(batch, splitter, build) for batch in batches):
-                    dropped.update(each.dropped)
+                    drops.join(each.drops)
                     chosen = splitter.place(each).get("val")
                     if chosen is not None:
                         cut += [] if chosen.cut is None else [writer.documents("val") + chosen.cut]
@@ -313,4 +313,4 @@ class ValPart(Leased):
             require_unchanged(stream.files_through(last) if splitter.val_is_full else stream.files)
             facts = facts if splitter.val_is_full else context.report.facts
         excluded = _with_excluded(state, planned, facts)
-        return _State(taken=[*state.taken, taken], cut=cut, dropped=dict(dropped), writer=None, excluded=excluded)
+        return _State(taken=[*state.taken, taken], cut=cut, drops=drops.state(), writer=None, excluded=excluded)

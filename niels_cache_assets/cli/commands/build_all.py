@@ -78,6 +78,9 @@ hit and takes seconds. A failed data set does not stop the others, and its last 
 unchanged. A data set that lacks a setting (roam without a folder) is skipped. If a source ends before
 its token budget is met, the table shows the share that was reached.
 
+With --only, a tokenizer whose settings have changed is replaced only if no other cache uses it, or with
+--force: the others become stale.
+
 With --dry-run, nothing is built or written. The table shows for each step whether it would be built, and
 why. For corpora, caches and parts it also shows the bytes to read, and about how many tokens, how much
 disk space and how much time a build takes. These numbers come from the sizes of the files, the token
@@ -107,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     registry = load_registry(profile=arguments.profile, config=arguments.config, overrides=said.tables, options=said.options)
     root = cache_root(registry, arguments.cache_dir)
     _check_names(registry, arguments.only)
+    _require_tokenizer_of_all(registry, root, arguments)
     if arguments.dry_run:
         return _dry_run(registry, root, arguments)
     _require_writable(root)
@@ -159,6 +163,23 @@ def _check_names(registry: Registry, only: list[str] | None) -> None:
             )
 
 
+def _require_tokenizer_of_all(registry: Registry, root: Path, arguments: argparse.Namespace) -> None:
+    """Print what becomes stale if the tokenizer is replaced. Raises NielsCacheError if --only names other data sets, unless --force."""
+    from niels_cache_assets.artifacts.graph import graph
+    from niels_cache_assets.cli.context import TOKENIZER
+
+    if not arguments.only:
+        return
+    tokenizer = graph(registry, root).tokenizer()
+    others = [name for name in tokenizer.users() if name not in arguments.only] if tokenizer.is_stale() else []
+    if not others:
+        return
+    said = f"{tokenizer.directory}: [tokenizer] has changed, and another tokenizer makes these caches stale: {listed(others)}"
+    if not arguments.force and TOKENIZER not in arguments.only:
+        raise NielsCacheError(f"{WHERE}: --only: {said}; undo the change, leave out --only to build them all again, or add --force")
+    diagnostics().print(f"WARNING: {said}", soft_wrap=True, markup=False)
+
+
 def _require_writable(root: Path) -> None:
     """Raise NielsCacheError if the cache directory is not writable. This check runs once, before any source is read."""
     require_utf8(root.absolute(), "choose another --cache-dir")
@@ -208,6 +229,21 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     for (said, message), names in alike.items():
         console.print(Text(f"{listed(names)} {said.replace('_', ' ')}", style=_STYLES[said]), end="", soft_wrap=True)
         console.print(f": {message}", soft_wrap=True)
+    _print_left_out(console, results)
+
+
+def _print_left_out(console: Console, results: Sequence[LaunchResult]) -> None:
+    """Print what each build left out: a warning for each reason that the settings do not ask for, and one line for all others."""
+    from rich.text import Text
+
+    if any(result.left_out or result.drop_warnings for result in results):
+        console.print()
+    for result in results:
+        for line in result.drop_warnings:
+            console.print(Text(f"{result.name} WARNING", style="yellow"), end="", soft_wrap=True)
+            console.print(f": {line}", soft_wrap=True, markup=False)
+        if result.left_out:
+            console.print(f"{result.name}: {result.left_out}", soft_wrap=True, markup=False)
 
 
 def _sha256(meta: Meta) -> str | None:
@@ -240,6 +276,8 @@ def _result_json(result: LaunchResult) -> dict[str, Any]:
         "family": result.family,
         "state": result.state,
         "message": result.message,
+        "left_out": result.left_out,
+        "drop_warnings": [*result.drop_warnings],
         "seconds": round(result.seconds, 3),
         "directory": result.directory,
         "bytes": _bytes(result),

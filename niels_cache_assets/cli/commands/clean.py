@@ -155,7 +155,7 @@ def _clean(
             for chunk in results:
                 outcome.add(chunk)
                 yield
-        outcome.dropped_by_source += context.report.dropped
+        outcome.dropped_by_source.join(context.report)
 
 
 def _input_bytes(source: PretrainSource) -> int:
@@ -174,9 +174,9 @@ def _print_counts(console: Console, outcome: CorpusCounts) -> None:
     from niels_cache_assets.corpus.report import estimated_tokens
 
     before, after = outcome.before, outcome.after
-    given = before.documents + sum(outcome.dropped_by_source.values())
+    given = before.documents + outcome.dropped_by_source.dropped.total()
     console.print(f"{counted(given, 'document')} read, {after.documents:,} kept", style="bold", soft_wrap=True)
-    print_reasons(console, kept=after.documents, by_cleaning=outcome.report.dropped, by_source=outcome.dropped_by_source)
+    print_reasons(console, kept=after.documents, by_cleaning=outcome.report.dropped, by_source=outcome.dropped_by_source.dropped)
     if before.characters:
         tokens = f"about {counted(estimated_tokens(after.characters), 'token')}"
         console.print(f"\n{counted(before.characters, 'character')} read, {after.characters:,} kept, {tokens}", soft_wrap=True)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 from niels_cache_assets.cli.command import HOME_VARIABLE, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.show.wording import counted, file_size
+from niels_cache_assets.show.wording import UNKNOWN, counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import try_lock
 
@@ -39,6 +39,7 @@ _NETWORK = "check the network and its proxy (HTTPS_PROXY); to use a mirror, set 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--offline", action="store_true", help="use no network: skip the hub and remote files")
+    parser.add_argument("--text", action="store_true", help="list every place that holds text of documents, and check nothing")
 
 
 COMMAND = Command(
@@ -48,10 +49,15 @@ the files that the data sets name, the cache directory (writing, space, locks, e
 DAGSTER_HOME, and each data set on the hub. For every problem, doctor prints how to fix the problem.
 doctor builds nothing and leaves no file behind.
 
+With --text, print every place that holds text of documents, such as for a takedown: caches, unfinished
+builds, original files, copies of the hub's files, published caches. Exports, pulled and local copies are
+where you wrote them. Dagster's home, its logs and the pages of reports hold no text.
+
 exit codes: 0 no problem (notes are allowed), 1 at least one problem.""",
     examples="""\
   niels-cache doctor
   niels-cache doctor --offline
+  niels-cache doctor --text
   niels-cache doctor --profile quickstart --json""",
     add_options=_add_options,
     has_json=True,
@@ -62,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the findings, and return 1 if at least one finding is a problem."""
     from rich.text import Text
 
+    if arguments.text:
+        return _print_text_places(arguments)
     findings = list(_examine(arguments))
     problems = sum(finding.state == "problem" for finding in findings)
     if arguments.json:
@@ -81,6 +89,22 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(finding.mend, soft_wrap=True)
     console.print(f"\n{counted(problems, 'problem') if problems else 'no problems'}", style=_STYLES["problem" if problems else "ok"])
     return FAILED if problems else DONE
+
+
+def _print_text_places(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.show.text_places import text_places
+
+    places = [*text_places(*open_registry(arguments))]
+    if arguments.json:
+        print_json({"text": [asdict(place) for place in places]})
+        return DONE
+    table = new_table("where", "what", "size", right=frozenset({"size"}), shrinking=["what"])
+    table.columns[0].overflow = "fold"
+    for place in places:
+        table.add_row(place.where, place.what, UNKNOWN if place.bytes is None else file_size(place.bytes))
+    output().print(table)
+    return DONE
 
 
 @dataclass(frozen=True, kw_only=True)

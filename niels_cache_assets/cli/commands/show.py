@@ -192,7 +192,7 @@ def _print_cache(console: Console, meta: Meta) -> None:
     short = shortfall(meta)
     if short is not None:
         console.print(f"\n{short}", style="yellow", soft_wrap=True)
-    _print_dropped(console, meta.get("dropped") or {})
+    _print_dropped(console, meta)
     _print_facts(console, meta, without=frozenset({*_NOT_FACTS, *_per_split(meta)}))
     _print_files(console, meta)
 
@@ -207,7 +207,7 @@ def _print_corpus(console: Console, registry: Registry, root: Path, name: str) -
     console.print()
     _print_title(console, f"{name}  (corpus, {directory / META_NAME})")
     _section(console, None, _funnel_table(funnel(meta, duplicates_of(root, name, meta))))
-    _print_dropped(console, meta["dropped"])
+    _print_dropped(console, meta)
     _print_facts(console, meta, without=_NOT_CORPUS_FACTS)
     _print_files(console, meta)
 
@@ -249,13 +249,23 @@ def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _print_dropped(console: Console, dropped: Mapping[str, int]) -> None:
-    if not dropped:
-        return
-    table = new_table("dropped because", "count", right=frozenset({"count"}))
-    for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
-        table.add_row(reason, f"{count:,}")
-    _section(console, None, table)
+def _print_dropped(console: Console, meta: Meta) -> None:
+    from niels_cache_assets.drop_reasons import DROP_REASONS
+    from niels_cache_assets.show.drops import DropSummary, summary_of_drops
+
+    dropped: Mapping[str, int] = meta.get("dropped") or {}
+    if dropped:
+        table = new_table("dropped because", "count", "meaning", right=frozenset({"count"}), shrinking=["meaning"])
+        for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
+            table.add_row(reason, f"{count:,}", DROP_REASONS[reason].meaning if reason in DROP_REASONS else "")
+        _section(console, None, table)
+    summary = summary_of_drops(meta)
+    if summary != DropSummary():
+        console.print()
+    for line in summary.warnings:
+        console.print(line, style="yellow", soft_wrap=True, markup=False)
+    if summary.asked:
+        console.print(summary.asked, soft_wrap=True, markup=False)
 
 
 def _print_facts(console: Console, meta: Meta, *, without: frozenset[str]) -> None:

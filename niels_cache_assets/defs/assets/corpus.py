@@ -114,8 +114,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
                     log=reporter.log,
                     waits_its_turn=place.take,
                 )
-            if outcome.warning:
-                reporter.warn(outcome.warning)
+            reporter.warn(outcome)
             if not outcome.kept:
                 observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
             metadata = documents_metadata(outcome)
@@ -148,8 +147,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
             found = graph(registry, cache_root.path)
             artifact = replace(found.duplicates(), forces_ranges=not progress_sink.has_made(found.before("corpus/duplicates")))
             outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
-            if outcome.warning:
-                reporter.warn(outcome.warning)
+            reporter.warn(outcome)
         version = outcome.meta.get("content_sha256", "")  # empty if no data set uses dedup
         metadata = duplicates_metadata(outcome)
         reporter.tell(metadata)

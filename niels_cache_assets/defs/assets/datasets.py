@@ -184,8 +184,7 @@ def _stream(
                 log=reporter.log,
                 waits_its_turn=waits_its_turn,
             )
-        if outcome.warning:
-            reporter.warn(outcome.warning)
+        reporter.warn(outcome)
         if not outcome.kept:
             _observe(context, registry, name, outcome.meta, root=cache_root.path)
         deduplicated = "dedup" in getattr(artifact.source, "prepare", ())

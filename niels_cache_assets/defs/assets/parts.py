@@ -218,8 +218,7 @@ def built(
     reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=key)
     with readable_failures(passes_on):
         outcome = materialize(artifact, force=config.force, wait=config.wait, on_progress=reporter.progress, log=reporter.log)
-    if outcome.warning:
-        reporter.warn(outcome.warning)
+    reporter.warn(outcome)
     reporter.tell(state_of(outcome))
     return outcome
 
@@ -239,8 +238,7 @@ def _built_apart(context: dg.AssetExecutionContext, part: Apart, progress_sink: 
                     raise
                 # An interrupt would also end the worker of Dask, which has other steps.
                 raise NielsCacheError(f"{part.key}: its run was terminated; run it again to resume") from None
-    if outcome.warning:
-        reporter.warn(outcome.warning)
+    reporter.warn(outcome)
     reporter.tell(state_of(outcome))
     return outcome
 

@@ -43,7 +43,7 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
     """
     home = dagster_home(home)
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # its files can be read by everybody
         with open(home / LOCK_NAME, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _write_config(home / CONFIG_NAME)

@@ -3,7 +3,7 @@
 A value is stored as a number only if a plot of the value over partitions or time is useful, because the UI plots numbers. Every remaining
 number is stored as text with its unit.
 
-The values come from meta.json, the seconds of this run, and one pass over the built files (samples and plots). Only meta.json is hashed
+The values come from meta.json, the seconds of this run, and one pass over the built files (plots). Only meta.json is hashed
 here. The name `sha256` is used only for the hash of a file that `sha256sum` also prints, such as meta.json, the tokenizer's model, or a
 file in a table. A hash that is not the hash of a file has a different name (`content_sha256`, `meta_sha256`). Data versions are such
 hashes.
@@ -20,10 +20,10 @@ from niels_cache_assets.defs.metadata.entries import (
     MAX_TABLE_ROWS,
     behind_a_click,
     code_entry,
+    command_entry,
     fenced,
     json_entry,
     pictures,
-    samples,
     table,
     without_empty,
 )
@@ -31,11 +31,12 @@ from niels_cache_assets.show.contents import shortfall, total_bytes
 from niels_cache_assets.show.training_code import training_code
 from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, share_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_built_model
-from niels_cache_assets.tokenizer.measures import by_source, of_cache, split_words
+from niels_cache_assets.tokenizer.measures import by_source, of_cache
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPES, Family, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256, sha256_file
 
+LEFT_OUT, DROPS = "left_out", "left_out_unasked"  # what the settings asked to leave out; a line for each other reason
 STATE = "state"  # "built in 1.2 s", "hit (0.1 s)", "disabled"; the first word is the state
 
 Metadata = dict[str, Any]
@@ -61,19 +62,18 @@ def family_metadata(
 ) -> dict[Split | None, Metadata]:
     """Return the metadata of each split, and the metadata of the whole data set under the key None. The most useful entries come first.
 
-    `settings`: the settings of the registry with the overrides of this run. `draw`: whether to draw plots. `tokenizer` decodes the samples.
+    `settings`: the settings of the registry with the overrides of this run. `draw`: whether to draw plots. `tokenizer`: of the cache.
     """
-    meta = outcome.meta
+    meta, root = outcome.meta, outcome.directory.parent.parent
     state = state_of(outcome)
     seen = measured(outcome, tokenizer, draw=draw)
     look: Metadata = {} if seen.plots is None else {"plots": seen.plots}
-    shown = {split: samples(outcome.directory, outcome.family, split, meta, tokenizer) for split in SPLITS}
     code = code_entry(training_code(outcome.directory.absolute(), outcome.family, meta))
     shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
     whole: Metadata = {
         "sha256": sha256_file(str(outcome.directory / META_NAME)),
         **look,
-        **_samples(shown["train"] or shown["val"]),
+        "samples": command_entry("sample", outcome.name, "--notable", root=root),
         "open_it": code,
         **state,
         "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *seen.said, *_short(meta)]),
@@ -85,7 +85,16 @@ def family_metadata(
     }
     return {
         None: whole,
-        **{split: {**look, **_samples(shown[split]), "open_it": code, **state, **_split(outcome, split)} for split in SPLITS},
+        **{
+            split: {
+                **look,
+                "samples": command_entry("sample", outcome.name, "--notable", "--split", split, root=root),
+                "open_it": code,
+                **state,
+                **_split(outcome, split),
+            }
+            for split in SPLITS
+        },
     }
 
 
@@ -129,10 +138,6 @@ def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
         "meta_sha256": meta["meta_sha256"],
         "dagster/uri": outcome.directory.absolute().as_uri(),
     }
-
-
-def _samples(shown: str | None) -> Metadata:
-    return {"samples": dg.MetadataValue.md(shown)} if shown else {}
 
 
 def _short(meta: Meta) -> list[str]:
@@ -189,13 +194,18 @@ def files_list(files: FileEntries) -> dg.MarkdownMetadataValue:
 
 
 def state_of(outcome: Outcome) -> Metadata:
-    """Return the entries that every asset has: the result of the run, its duration, and a warning."""
+    """Return the entries that every asset has: the result of the run, its duration, a warning, and what was left out."""
     word, took = _WORDS[outcome.state], _in_words(outcome.seconds)
     said = {"built": f"built in {took}", "hit": f"hit ({took})"}.get(word, word)
     if outcome.state == "built" and outcome.kind in FAMILIES:
         tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed  # only tokens of this run, because `seconds` covers only this run
         said += f", {abbreviated(tokens / max(outcome.seconds, 1e-6))} tokens per second"
-    return {STATE: said, **({"warning": outcome.warning} if outcome.warning else {})}
+    return {
+        STATE: said,
+        **({"warning": outcome.warning} if outcome.warning else {}),
+        **({LEFT_OUT: outcome.drops.asked} if outcome.drops.asked else {}),
+        **({DROPS: "\n".join(outcome.drops.warnings)} if outcome.drops.warnings else {}),
+    }
 
 
 def state_in(metadata: Mapping[str, Any]) -> str:
@@ -275,20 +285,19 @@ def measured(outcome: Outcome, tokenizer: TextTokenizer, *, draw: bool) -> Seen:
 
 
 def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
-    """Return the characters per token of each source and the pieces of long words. If `draw`, add plots of both, and of all pieces."""
+    """Return the characters per token of each source. If `draw`, add plots of them, and of all pieces."""
     tokenizer = open_built_model(outcome.directory, outcome.meta)
-    ratios, words = by_source(outcome.directory.parent, outcome.meta), split_words(outcome.meta, tokenizer)
+    ratios, meta = by_source(outcome.directory.parent, outcome.meta), outcome.meta
     found: dict[str, object] = {}
     if ratios:
         rows = [{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]
         found["by_source"] = table(rows, data_set="string", chars_per_token="float")
         found["chars_per_token"] = round(sum(ratios.values()) / len(ratios), 3)
-    if words:
-        lines = "\n".join(f"{len(pieces):>2}  {' | '.join(pieces)}" for pieces in words.values())
-        found["longest_words"] = dg.MetadataValue.md(behind_a_click(fenced(lines)))
+    if meta.get("trained_on", {}).get("longest_words"):
+        found["longest_words"] = command_entry("show", "tokenizer", root=outcome.directory.parent)
     if draw:
         from niels_cache_assets.show.plots.tokenizers import tokenizer_plots  # imports matplotlib, which takes a second or more
 
-        plots = tokenizer_plots(piece_bytes=tokenizer.piece_bytes(), characters_per_token=ratios, words=words)
+        plots = tokenizer_plots(piece_bytes=tokenizer.piece_bytes(), characters_per_token=ratios)
         found = {"plots": pictures(plots), **found}
     return found

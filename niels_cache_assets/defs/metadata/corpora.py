@@ -1,37 +1,30 @@
-"""Metadata of corpora, duplicates and reports for the UI (numbers to plot, tables, examples of rejected documents, pictures).
+"""Metadata of corpora, duplicates and reports for the UI (numbers to plot, tables, pictures).
 
-Most values come from meta.json and report.json. The examples cost a small read of rejected.parquet, and a read of the first document. The
-limits cost a read of measures.json.
+The values come from meta.json, report.json and measures.json.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.corpus.layout import REJECTED_NAME, REPORT_NAME
-from niels_cache_assets.corpus.prepared import PreparedCorpus, document_files, open_documents
+from niels_cache_assets.corpus.layout import REPORT_NAME
+from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.report import duplicates_matrix, estimated_tokens, kept_per_split, plot_names, reasons
 from niels_cache_assets.corpus.tuning.facts import measured_limits
 from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, state_of
-from niels_cache_assets.defs.metadata.entries import COLUMNS, behind_a_click, fenced, json_entry, pictures, table, without_empty
-from niels_cache_assets.show.reports.markdown import plain
+from niels_cache_assets.defs.metadata.entries import command_entry, json_entry, pictures, table, without_empty
 from niels_cache_assets.show.wording import SHORT_SHA256, abbreviated, counted, file_size, share_of
 from niels_cache_assets.sources.excluding import EXCLUDED
 
-EXAMPLES_PER_REASON = 5
-EXCERPT_CHARACTERS = 200
-FIRST_DOCUMENT_CHARACTERS = 1000
 _DROPPED = ("dropped_alone", "dropped_anyway")  # documents that only this limit drops, and those that another filter drops, too
 
 
 def documents_metadata(outcome: Outcome) -> Metadata:
     """Return the metadata of corpus/documents. Raises NielsCacheError for files that cannot be read."""
-    meta = outcome.meta
+    meta, root = outcome.meta, outcome.directory.parent.parent
     documents, size = meta["documents"], meta["bytes"]["after"]
     said = [f"{file_size(size)}: {counted(documents['kept'], 'document')} of {documents['read']:,}", counted(meta["words"], "word")]
     tokens = estimated_tokens(meta["characters"]["after"])
@@ -42,8 +35,8 @@ def documents_metadata(outcome: Outcome) -> Metadata:
         state[STATE] += f", {abbreviated(characters / max(outcome.seconds, 1e-6))} characters per second"
     return without_empty(
         {
-            **_first_document(outcome),
-            "rejected_examples": _rejected_examples(outcome.directory / REJECTED_NAME),
+            "samples": command_entry("sample", outcome.name, "--stage", "corpus", root=root),
+            "rejected_examples": command_entry("rejected", outcome.name, root=root) if sum(meta["dropped"].values()) else None,
             **state,
             "contents": f"{', '.join(said)}, about {abbreviated(tokens)} tokens",
             "documents": documents["kept"],
@@ -179,25 +172,3 @@ def matrix_table(rows: Sequence[Mapping[str, Any]]) -> dg.TableMetadataValue:
         for row in sorted(rows, key=lambda row: -(row["exact"] + row["near"]))
     ]
     return table(shown, dropped="string", because_of="string", exact="int", near="int")
-
-
-def _rejected_examples(path: Path) -> dg.MarkdownMetadataValue | None:
-    """Return a few examples for each reason, or None if nothing was rejected."""
-    with open_documents(path) as parquet:
-        rows = parquet.read().to_pylist()
-    shown = [row for _, same in groupby(rows, key=lambda row: row["reason"]) for row in list(same)[:EXAMPLES_PER_REASON]]
-    return dg.MetadataValue.md(behind_a_click("\n\n".join(map(_example, shown)))) if shown else None
-
-
-def _example(row: Mapping[str, Any]) -> str:
-    measured = "" if row["value"] is None else f" (measured: {row['value']:.4g})"
-    place = plain(f"{row['file']}:{row['row']} {row['title'] or ''}")  # documents may hold Markdown
-    excerpt = " ".join(row["excerpt"][:EXCERPT_CHARACTERS].split())
-    return f"**{row['reason']}**{measured}, {place}\n\n{fenced(textwrap.fill(excerpt, COLUMNS))}"
-
-
-def _first_document(outcome: Outcome) -> Metadata:
-    with open_documents(document_files(outcome.directory, outcome.meta)[0]) as parquet:
-        text: str = next(parquet.iter_batches(batch_size=1, columns=["text"]))["text"][0].as_py()  # a corpus is never empty
-    note = "" if len(text) <= FIRST_DOCUMENT_CHARACTERS else f"the first {FIRST_DOCUMENT_CHARACTERS:,} of {len(text):,} characters:\n\n"
-    return {"first_document": dg.MetadataValue.md(behind_a_click(note + fenced(text[:FIRST_DOCUMENT_CHARACTERS])))}

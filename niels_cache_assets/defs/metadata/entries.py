@@ -1,28 +1,19 @@
-"""Entries of metadata in forms that the UI can show (tables, code, pictures, samples). The entries are small, because Dagster's database
+"""Entries of metadata in forms that the UI can show (tables, code, pictures, commands). The entries are small, because Dagster's database
 stores them.
 
-Samples show the text of a cache, with visible special tokens and marked targets. In an example, a line that the model learns to produce
-begins with + (green in the UI). A line that is only context begins with a blank.
+No entry holds text of a document, because it would stay in the database after the document is taken down. An entry has the command instead
+that reads the text from the cache.
 """
 
 import base64
 import json
 import re
-import textwrap
+import shlex
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-
-from niels_cache_assets.show.samples import Sample, pick_samples, targets_of
-from niels_cache_assets.show.targets import ExampleTargets
-from niels_cache_assets.tokenizer.decoding import as_text
-from niels_cache_assets.tokenizer.kinds import TextTokenizer
-from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Family, Split, Tokens
-from niels_cache_runtime.format.meta import Meta
 
 MAX_TABLE_ROWS = 100
 COLUMNS = 110  # width of the UI's window for Markdown
@@ -67,6 +58,11 @@ def code_entry(text: str) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(block if is_narrow else behind_a_click(block))
 
 
+def command_entry(*arguments: str, root: Path) -> dg.MarkdownMetadataValue:
+    """Return a command of niels-cache that prints what the metadata does not hold. `root`: the cache directory."""
+    return dg.MetadataValue.md(fenced(shlex.join(["niels-cache", *arguments, "--cache-dir", str(root.absolute())]), "bash"))
+
+
 def picture(title: str, png: bytes) -> str:
     """Return Markdown with an image. The UI shows PNG images, but no SVG or HTML."""
     return f"![{title}](data:image/png;base64,{base64.b64encode(png).decode('ascii')})"
@@ -74,40 +70,3 @@ def picture(title: str, png: bytes) -> str:
 
 def pictures(plots: Mapping[str, bytes]) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md("\n\n".join(picture(title, png) for title, png in plots.items()))
-
-
-def samples(folder: Path, family: Family, split: Split, meta: Meta, tokenizer: TextTokenizer) -> str | None:
-    """Return the beginnings of the first, a random, the longest and the shortest item of a split. Return None for an empty split.
-
-    If the cache is damaged, return a line that says this. The checks run later and report the damage.
-    """
-    try:
-        picked = pick_samples(folder, family, split, meta)
-        targets = targets_of(folder, split, meta, tokenizer) if family == "sft" and picked else None
-        return "\n\n".join(_shown(sample, targets, tokenizer) for sample in picked) or None
-    except (NielsCacheError, OSError) as error:
-        return f"cannot be shown: {error}"
-
-
-def _shown(sample: Sample, targets: ExampleTargets | None, tokenizer: TextTokenizer) -> str:
-    cut = f", the first {len(sample.tokens)} shown" if len(sample.tokens) < sample.length else ""
-    title = f"**{sample.what}**: {sample.noun} {sample.number:,}, {sample.length:,} tokens{cut}"
-    if targets is None:
-        text = "\n".join(_wrapped(as_text(sample.tokens.tolist(), tokenizer)))
-        return f"{title}\n\n{fenced(text)}"
-    is_target = targets.of_example(sample.tokens, sample.number, sample.start)
-    return f"{title}\n\n{fenced(_marked(sample.tokens, is_target.tolist(), tokenizer), 'diff')}"
-
-
-def _marked(tokens: Tokens, is_target: list[bool], tokenizer: TextTokenizer) -> str:
-    lines: list[str] = []
-    for targeted, run in groupby(zip(tokens.tolist(), is_target, strict=True), key=lambda pair: pair[1]):
-        text = as_text((token for token, _ in run), tokenizer)
-        lines += [f"{'+' if targeted else ' '} {line}" for line in _wrapped(text)]
-    return "\n".join(lines)
-
-
-def _wrapped(text: str) -> list[str]:
-    """Return the text in lines, because the UI does not wrap code blocks."""
-    wrap = textwrap.TextWrapper(COLUMNS, drop_whitespace=False, replace_whitespace=False, expand_tabs=False, break_on_hyphens=False)
-    return [part for line in text.split("\n") for part in wrap.wrap(line) or [""]]

@@ -1,4 +1,4 @@
-"""Plots of a tokenizer, for its pieces by length, the characters per token of each source, and the pieces of long words."""
+"""Plots of a tokenizer, for its pieces by length, and the characters per token of each source."""
 
 from __future__ import annotations
 
@@ -7,21 +7,18 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.ticker import MaxNLocator
 
-from niels_cache_assets.show.plots.style import BAR, BLUE, GRAY, GRID, INK, ORANGE, as_png, label_axes, label_bars, new_figure, set_title
+from niels_cache_assets.show.plots.style import BAR, BLUE, GRAY, GRID, INK, as_png, label_axes, label_bars, new_figure, set_title
 
 MAX_SOURCES = 20  # more bars are not legible
 LONGEST_PIECE = 16  # characters; longer pieces count as pieces of this length
-_TINTS = ("#a9c6e6", "#eeb896")  # alternating tints of blue and orange
 
 
-def tokenizer_plots(
-    *, piece_bytes: Sequence[bytes], characters_per_token: Mapping[str, float], words: Mapping[str, Sequence[str]]
-) -> dict[str, bytes]:
-    """Return PNGs by title. Omit a plot that has no data. `words`: each word with its pieces."""
+def tokenizer_plots(*, piece_bytes: Sequence[bytes], characters_per_token: Mapping[str, float]) -> dict[str, bytes]:
+    """Return PNGs by title. Omit a plot that has no data."""
     plots = {"pieces": _pieces(piece_bytes)}
     if characters_per_token:
         plots["characters per token"] = _ratios(characters_per_token)
-    return {**plots, "long words": _words(words)} if words else plots
+    return plots
 
 
 def _pieces(piece_bytes: Sequence[bytes]) -> bytes:
@@ -65,26 +62,4 @@ def _ratios(characters_per_token: Mapping[str, float]) -> bytes:
     axes.set_ylim(max(len(rows), 2) - 0.5, -0.5)
     label_bars(axes, values, [f"{value:.2f}" for value in values])
     label_axes(axes, "characters to a token", "")
-    return as_png(figure)
-
-
-def _words(words: Mapping[str, Sequence[str]]) -> bytes:
-    """Draw one word per line, with its pieces in two tints."""
-    figure = new_figure(0.6 + 0.28 * len(words))
-    axes = figure.subplots()
-    set_title(axes, "the longest words of the sample, and the pieces that they are cut into")
-    for row, pieces in enumerate(words.values()):
-        start = 0
-        for number, piece in enumerate(pieces):
-            axes.barh(row, len(piece), left=start, height=0.78, color=_TINTS[number % 2])
-            for place, letter in enumerate(piece, start=start):
-                axes.text(place + 0.5, row, letter, ha="center", va="center", fontsize=8, family="monospace", color=INK)
-            start += len(piece)
-        axes.text(start + 0.6, row, f"{len(pieces)}", va="center", fontsize=8, color=ORANGE)
-    longest = max(sum(map(len, pieces)) for pieces in words.values())
-    axes.set_xlim(0, max(longest + 2, 24))
-    axes.invert_yaxis()
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines["bottom"].set_visible(False)
     return as_png(figure)

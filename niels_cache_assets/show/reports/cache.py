@@ -21,6 +21,7 @@ from niels_cache_assets.corpus.report import duplicates_matrix
 from niels_cache_assets.corpus.tuning.facts import measured_limits
 from niels_cache_assets.indices.prebuild import find_indices, index_folder, plan_of
 from niels_cache_assets.show.contents import all_counts, content_hash, shortfall, total_bytes
+from niels_cache_assets.show.drops import DropSummary, summary_of_drops
 from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded
 from niels_cache_assets.show.reports.mixture import Mixture, all_mixtures
 from niels_cache_assets.show.shared_texts import SharedTexts, advice_against, shared_texts
@@ -33,7 +34,7 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, built_n
 from niels_cache_runtime.format.meta import Meta, load_meta
 from niels_cache_runtime.format.meta_keys import check_form
 
-CODE_VERSION = "7"  # raise this by hand when a report changes for the same caches and settings
+CODE_VERSION = "8"  # raise this by hand when a report changes for the same caches and settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +131,11 @@ class Item:
             return None
         dropped = sum(self.dropped.values())
         return f"{counted(kept, unit[:-1])} kept and {dropped:,} dropped: {kept + dropped:,} in all"
+
+    @property
+    def drops(self) -> DropSummary:
+        """What the build left out, in words."""
+        return summary_of_drops(self.meta) if self.is_built else DropSummary()
 
     @property
     def duplicates(self) -> list[dict[str, Any]]:
@@ -254,7 +260,7 @@ class CacheReport:
             texts.append(f"built from revision {item.revision}; upstream was last observed at {newest}")
         if not has_corpus and (warning := reading_warning(item.meta)):
             texts.append(warning)
-        return texts
+        return [*texts, *item.drops.warnings]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as data. Times are seconds since 1970."""
@@ -282,6 +288,7 @@ class CacheReport:
             "note": state.note,
             "counts": item.counts,
             "dropped": item.dropped,
+            "left_out": item.drops.asked,
             **({"duplicates_matrix": item.duplicates} if item.duplicates else {}),
             "bytes": item.bytes,
             "sha256": item.sha256,

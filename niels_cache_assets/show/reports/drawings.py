@@ -21,7 +21,6 @@ _ALTERNATIVES = {
     "dropped": "Bars: dropped documents or examples, by reason; the table has the figures",
     "pieces": "Histogram of its pieces by characters",
     "characters per token": "Bars: characters per token of each data set",
-    "long words": "The longest words of the text that it was trained on, and their pieces",
     "funnel": "Bars: documents and bytes after each stage",
     "reasons": "Bars: documents that cleaning and deduplication dropped, by reason",
     "duplicates": "Clusters of duplicates by size, and the probability of a common band by similarity",
@@ -91,13 +90,12 @@ def _plots(registry: Registry, item: Item, root: Path) -> dict[str, bytes]:
     if kind == "tokenizer":
         from niels_cache_assets.show.plots.tokenizers import tokenizer_plots
         from niels_cache_assets.tokenizer.kinds import open_built_model
-        from niels_cache_assets.tokenizer.measures import by_source, split_words
+        from niels_cache_assets.tokenizer.measures import by_source
 
         tokenizer = open_built_model(directory, meta)
         return tokenizer_plots(
             piece_bytes=tokenizer.piece_bytes(),
             characters_per_token=by_source(root, meta),
-            words=split_words(meta, tokenizer),
         )
     if kind == "corpus" and directory.parent.name == "corpus" and directory.name in registry.prepared():
         from niels_cache_assets.corpus.report import corpus_report

@@ -195,6 +195,7 @@ class RowCollector:
         """Add a document, and return whether the batch is full now. source_id: the id in the data, of any type (see `rows.row_id`)."""
         self._rows.append((text, source_id, file, row, title, kept))
         self._characters += len(text)
+        self._files.gave(file)
         return len(self._rows) >= rows.BATCH_DOCUMENTS or self._characters >= rows.BATCH_CHARACTERS
 
     def batch(self) -> DocumentBatch:
@@ -217,8 +218,10 @@ class RowCollector:
 class Collector:
     """A collector of the documents of a pass. It holds documents that were read, but not yielded yet."""
 
-    def __init__(self, files: FilePass, *, left_out: Callable[[int], None] | None = None) -> None:
-        """left_out: called with the number of rows that the batches of a file pass over, before the place moves past them."""
+    def __init__(self, files: FilePass, *, left_out: Callable[[int, int], None] | None = None) -> None:
+        """left_out: called with the number of rows that the batches of a file pass over, and the number of the first row that may be one
+        of them, before the place moves past them.
+        """
         self._files, self._left_out = files, left_out
         self._parts: list[DocumentBatch] = []
         self._divider = Divider(most_items=rows.BATCH_DOCUMENTS, most_characters=rows.BATCH_CHARACTERS)
@@ -242,10 +245,12 @@ class Collector:
     def reach(self, row: int, *, rows: int = 0) -> None:
         """Move the position to this row of the file. rows: how many rows of the batches lie in between; all others were left out."""
         if self._left_out is not None and (between := row - self._files.position.row - rows):
-            self._left_out(between)
+            self._left_out(between, self._files.position.row)
         self._files.position.row = row
 
     def _add(self, batch: DocumentBatch) -> Iterator[DocumentBatch]:
+        if len(batch):
+            self._files.gave()
         for part, is_full in self._runs(batch):
             self._parts.append(batch[part])
             self.reach(int(batch.row[part.stop - 1]) + 1, rows=part.stop - part.start)

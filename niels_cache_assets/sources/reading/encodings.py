@@ -322,16 +322,16 @@ class Decoding:
         self._add(REPLACED, "bytes", file, values.size)
         return sum(len(values.mark.findall(text)) for text in texts(values.marked) if isinstance(text, str))
 
-    def admits(self, file: str, *texts: str, replaced: int = 0) -> bool:
+    def admits(self, file: str, *texts: str, replaced: int = 0, row: int | None = None) -> bool:
         """Return whether the texts of a document are text. If not, count the document as dropped.
 
-        `replaced`: the number of characters in these texts that stand for replaced bytes.
+        `replaced`: the characters in these texts that stand for replaced bytes. `row`: the row; None if the file is one document.
         """
         if not self._of_files:
             return True
         if (not replaced or replaced <= self._share * sum(map(len, texts))) and not any("\0" in text for text in texts):
             return True
-        self._report.dropped[NOT_TEXT] += 1
+        self._report.drop_row(NOT_TEXT, file, row)
         self._add(NOT_TEXT, "documents", file, 1)
         return False
 

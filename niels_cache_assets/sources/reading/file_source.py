@@ -44,7 +44,7 @@ class KeepsDamaged(Source):
         def count(error: DamagedFile) -> None:
             if files.state.get("damaged") != files.number:
                 files.state["damaged"] = files.number
-                context.report.dropped["damaged_file"] += 1
+                context.report.drop_row("damaged_file", files.name)
                 context.log(f"{error}; kept the data before")
 
         return count

@@ -47,6 +47,7 @@ class PartStream:
         for number in range(start["group"], len(groups)):
             split, files = groups[number]
             place = start["place"] if number == start["group"] else None
+            report.split = split
             inner = replace(context, files=files, text_field=self.text_field, start=place)
             for each in self.reader.documents(inner):
                 batch, place = DocumentBatch.of(each), report.place

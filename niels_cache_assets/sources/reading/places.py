@@ -73,6 +73,7 @@ class RowsPass:
         for number in range(self._part, len(parts)):
             if number > self._part:
                 self._part, self.file, self.row = number, None, 0
+            self._report.split = parts[number].split
             yield parts[number], None if self.file is None else (self.file, self.row)
 
     def report_place(self) -> None:
@@ -83,11 +84,17 @@ class RowsPass:
 class FilePass:
     """One pass over `files` in order, beginning at `context.start`.
 
-    `number`: the index of the current file. `state`: JSON values that the source needs to resume at a place.
+    `number`: the index of the current file. `state`: JSON values that the source needs to resume at a place. Files that give nothing are
+    noted in the report, unless the settings leave out their rows.
     """
 
-    def __init__(self, files: Sequence[SourceFile], context: StreamContext) -> None:
+    def __init__(self, files: Sequence[SourceFile], context: StreamContext, *, one_item_each: bool = False) -> None:
+        """Begin at `context.start`. `one_item_each`: each file is one document, so a file that gives nothing is just a dropped document."""
         self._files = files
+        self._one_item_each = one_item_each
+        self._gave: set[str] = set()
+        self._drops: dict[str, bool] = {}  # see SourceReport.drops_of_files
+        context.report.drops_of_files = None if one_item_each else self._drops
         self._report = context.report
         self.number = 0
         self.position = FilePosition()
@@ -104,13 +111,35 @@ class FilePass:
             raise NielsCacheError(f"{place['file']}: is no longer in its place among the files of this build; build again with --force")
         self.position = FilePosition(place["row"], place["offset"], place["offset_row"])
         self.state = dict(place["state"])
+        if place["gave"]:
+            self._gave.add(self.name)
+        if place["drops_are_asked"] is not None:
+            self._drops[self.name] = place["drops_are_asked"]
+
+    @property
+    def name(self) -> str:
+        """The name of the current file."""
+        return self._files[self.number].name
 
     def files(self) -> Iterator[SourceFile]:
         """Yield the unfinished files. Begin to read each of them at `position`."""
         while self.number < len(self._files):
             yield self._files[self.number]
+            if not self._one_item_each:
+                self._note_if_empty(self.name)
             self.number += 1
             self.position = FilePosition()
+
+    def gave(self, file: str | None = None) -> None:
+        """Remember that a file gave a document. Without a name, it is the current file."""
+        if not self._one_item_each:
+            self._gave.add(self.name if file is None else file)
+
+    def _note_if_empty(self, name: str) -> None:
+        if name not in self._gave and not self._drops.get(name, False):
+            self._report.note_file_without_items(name)
+        self._gave.discard(name)
+        self._drops.pop(name, None)
 
     def _share(self) -> float | None:
         """Return the share of the bytes that was read. For remote files, whose sizes are not requested, return the share of the files."""
@@ -133,6 +162,8 @@ class FilePass:
             "offset": at.offset,
             "offset_row": at.offset_row,
             "state": dict(self.state),
+            "gave": self.number < len(self._files) and self.name in self._gave,
+            "drops_are_asked": self._drops.get(self.name) if self.number < len(self._files) else None,
         }
 
 

@@ -61,9 +61,12 @@ def batched(
     """
     batch: list[Item] = []
     characters = 0
+    is_of_files = isinstance(places, FilePass)
     for item in items:
         batch.append(item)
         characters += length(item)
+        if is_of_files:
+            places.gave()  # type: ignore[union-attr]
         if len(batch) >= BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
             if places is not None:
                 places.report_place()
