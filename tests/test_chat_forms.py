@@ -221,7 +221,7 @@ def test_rows_with_a_label_of_kto_need_the_key(tmp_path: Path, form: str, name: 
 def test_labels_of_one_and_zero_beside_a_completion_are_those_of_kto(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", [{**row, "label": int(row["label"])} for row in KTO])
     assert proposed(path) == {**COMPLETION, "kto": "positives"}
-    with pytest.raises(NielsCacheError, match="row 0.*kto"):
+    with pytest.raises(NielsCacheError, match=r"row 0.*kto"):
         table(path, **COMPLETION).check_input({})
     found, context = read(path, **COMPLETION, kto="positives")
     assert [each.messages[-1]["content"] for each in found] == ["good", "fine"]

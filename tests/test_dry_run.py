@@ -316,6 +316,7 @@ def test_a_mixture_has_only_its_budget(folder: Path) -> None:
         "tokens": 500,
         "seconds": None,
         "disk_bytes": 1_000,
+        "window_bytes": 0,
         "basis": "",
     }
     assert missing(step.estimate.basis, "no sample", "budget") == []

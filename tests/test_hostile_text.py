@@ -181,13 +181,6 @@ def test_every_source_of_files_has_the_limit_and_none_has_it_in_its_fingerprint(
         assert "max_document_mib" not in Jsonl(files=["x"], max_document_mib=limit).identity()
 
 
-def test_an_xz_header_that_asks_for_gigabytes_is_refused(tmp_path: Path) -> None:
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
-    content = lzma.compress(b"x", format=lzma.FORMAT_XZ, filters=filters)
-    with pytest.raises(NielsCacheError, match=r"a\.txt\.xz: .*[Mm]emory usage limit"):
-        read(Text(files=write_raw(tmp_path / "a.txt.xz", content)))
-
-
 def test_links_in_a_folder_of_notes_are_read_under_their_own_names(tmp_path: Path) -> None:
     folder, outside = tmp_path / "notes", tmp_path / "outside"
     folder.mkdir()
