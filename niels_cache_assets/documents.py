@@ -244,7 +244,7 @@ def place_of(item: Document | Conversation, number: int = 0) -> str:
 
 
 class Drops:
-    """The number of dropped items by reason, and what else is known about them.
+    """The number of dropped items by reason, with further facts about them.
 
     `dropped`: the counts. `facts`: entries for meta.json: the place of the first dropped item of each unasked reason (FIRST_DROPPED), and
     the counts of items that are known to be of val (DROPPED_OF_VAL). Their values are never changed in place, because positions of a stream

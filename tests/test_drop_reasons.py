@@ -1,4 +1,4 @@
-"""The table of reasons for dropping is complete, and what was dropped is said: in one line, or as a warning with an example's place."""
+"""The table of reasons for dropping is complete, and builds report drops: in one line, or as a warning with the place of an example."""
 
 import ast
 import json

@@ -1,4 +1,4 @@
-"""What a build left out, in words: one neutral line about what the settings ask for, and a warning for each other reason.
+"""The drops of a build in words: one neutral line about those that the settings ask for, and a warning for each other reason.
 
 A reason is worth a warning if it takes more than 1% of the items, or if all unasked reasons together take more than 5%. Items of val count
 on their own as far as their split is known, because a val of few documents may lose most of them unseen. A file that gave nothing is always
@@ -25,7 +25,7 @@ _NOUNS = {"sft": "conversation"}
 
 @dataclass(frozen=True, kw_only=True)
 class DropSummary:
-    """What a build left out. asked: one line about what the settings ask for, or None. warnings: a line for each unasked reason."""
+    """The drops of a build. asked: one line about those that the settings ask for, or None. warnings: a line for each unasked reason."""
 
     asked: str | None = None
     warnings: tuple[str, ...] = ()

@@ -134,7 +134,7 @@ class Item:
 
     @property
     def drops(self) -> DropSummary:
-        """What the build left out, in words."""
+        """The drops of the build in words."""
         return summary_of_drops(self.meta) if self.is_built else DropSummary()
 
     @property
