@@ -284,10 +284,10 @@ path = "rows.jsonl"
 """
 EXPECTED = {
     "pretrain.missing": ("'no/*.txt'", "no file"),
-    "pretrain.column": ("'txt'", "set text_field ", " of: text, n"),
+    "pretrain.column": ("'txt'", "set text_field ", " of: text", "n"),
     "pretrain.number": ("rows.jsonl: row 0: ", "'n' holds numbers", "set text_field ", " of: text"),
     "sft.bots": ("(human)", "assistant (gpt)", "first 1 row"),
-    "sft.form": ("'messages'", "set messages_field ", " of: text, n"),
+    "sft.form": ("'messages'", "set messages_field ", " of: text", "n"),
 }
 
 
@@ -328,7 +328,7 @@ PAIRS = 'source = "chat_jsonl"\ninstruction_field = "instruction"\noutput_field 
         ('[sft.a]\nsource = "chat_jsonl"', [{"other": 1}] * 200 + [ANSWERED], None),
         (f"[sft.a]\n{PAIRS}", [PAIR] * 200 + [{**PAIR, "system": "s"}], None),
         (f"[sft.a]\n{PAIRS}", [PAIR] * 10_001, None),  # the rest of the rows is not read
-        (f"[sft.a]\n{PAIRS}", [PAIR] * 200, "of: instruction, output"),
+        (f"[sft.a]\n{PAIRS}", [PAIR] * 200, "of: instruction"),
         ('[sft.a]\nsource = "chat_jsonl"', [TOOL] * 10_001, "first 10,000 rows"),
     ],
     ids=["text", "roles", "field", "optional", "unknown", "no optional field", "no role"],

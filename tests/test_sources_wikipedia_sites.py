@@ -19,7 +19,7 @@ from niels_cache_assets.sources.mediawiki.dump import read_site
 from niels_cache_assets.sources.mediawiki.languages import END_MATTER_OF, REDIRECT_WORDS
 from niels_cache_assets.sources.mediawiki.markup import Form, plain_text
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
-from niels_cache_assets.sources.reading.files import SourceFile, find_files
+from niels_cache_assets.sources.reading.files import SourceFile, find_files, find_splits
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
@@ -118,13 +118,13 @@ def test_workers_learn_the_site_from_the_files_alone(tmp_path: Path) -> None:
 def test_a_server_is_asked_once_for_the_files_of_a_dump(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = fsspec.filesystem("memory")
     memory.pipe("/dumps/w.xml", dump([page(1, "x")], siteinfo("cy")))
-    asked: list[Sequence[str]] = []
+    asked: list[Sequence[Sequence[str]]] = []
 
-    def counted(patterns: Sequence[str]) -> list[SourceFile]:
-        asked.append(patterns)
-        return find_files(patterns)
+    def counted(groups: Sequence[Sequence[str]]) -> list[list[SourceFile]]:
+        asked.append(groups)
+        return find_splits(groups)
 
-    monkeypatch.setattr(wikipedia, "find_files", counted)
+    monkeypatch.setattr(wikipedia, "find_splits", counted)
     source = Wikipedia(files=["memory://dumps/*.xml"])
     for _ in range(5):
         assert source.convert([Document("Coed [[Categori:Coed]]", file="w.xml")])[0][0].text == "Coed"
