@@ -115,7 +115,9 @@ def test_other_compressions_and_archives_are_refused_by_name(tmp_path: Path, nam
 def test_a_pipe_is_read_once_and_refused_where_it_would_be_read_twice(tmp_path: Path) -> None:
     for name, compress in (("a.jsonl", bytes), ("b.jsonl.gz", gzip.compress)):
         os.mkfifo(tmp_path / name)
-        source = Jsonl(files=[str(tmp_path / name)])
+        with pytest.raises(NielsCacheError, match=rf"{name}: .*pipe.* text_field"):
+            read(Jsonl(files=[str(tmp_path / name)]))
+        source = Jsonl(files=[str(tmp_path / name)], text_field="text")
         writer = Thread(target=(tmp_path / name).write_bytes, args=(compress(json_lines(ROWS)),))
         writer.start()
         assert len(read(source)[0]) == len(ROWS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -17,6 +18,7 @@ from niels_cache_assets.sources.reading.files import SourceFile, writable
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.text_column import MISSING, ROWS, TEXT, choose_text_field, count_file_without, require_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
 
 
 class Jsonl(KeepsDamaged, RowFileSource):
@@ -72,9 +74,12 @@ class Jsonl(KeepsDamaged, RowFileSource):
             held.tell(context, _fields(self._first_rows(found)), key="text_field")
 
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
-        head = self._first_rows(files)
+        pipe = next((file for file in files if os.path.exists(file.url) and not os.path.isfile(file.url)), None)
+        if pipe is not None and self.text_field is None:
+            raise NielsCacheError(f"{pipe.name}: is a pipe, which can be read only once, so its first rows cannot decide; set text_field")
+        head = self._first_rows(files) if pipe is None else []
         if not head:
-            return None
+            return self.text_field if pipe is not None else None
         place, fields = head[0][0], _fields(head)
         self._require_columns(fields, place)
         if self.text_field is None:
