@@ -342,7 +342,7 @@ def test_a_data_set_that_has_grown_without_parts_is_refused(project: Path) -> No
     [
         ('decontaminate_against = ["wbe"]\n', ["wbe", "web"]),
         ('decontaminate_against = ["nowhere/*.jsonl"]\n', ["nowhere"]),
-        ('decontaminate_against = ["evals/wrong.jsonl"]\n', ["wrong.jsonl", "fields: id (1)", "question"]),
+        ('decontaminate_against = ["evals/wrong.jsonl"]\n', ["wrong.jsonl", "fields: id (", "question"]),
     ],
 )
 def test_a_mistake_is_one_clear_line(project: Path, news: str, parts: list[str]) -> None:

@@ -94,7 +94,7 @@ UNDECIDED: list[tuple[Rows, tuple[str, ...]]] = [
     ),
     (
         [{"id": f"a-{number}", "url": f"http://a.b/{number}"} for number in range(9)],
-        ("'a-0', ids", "'http://a.b/0', URLs", "set text_field if"),
+        ("ids)", "URLs)", "set text_field if"),
     ),
     (
         [{"data": {"content": text}, "id": f"x-{number}"} for number, text in enumerate(TEXTS)],
@@ -103,7 +103,7 @@ UNDECIDED: list[tuple[Rows, tuple[str, ...]]] = [
     ([{"name": f"A name {len(text)}", "data": {"content": text}} for text in TEXTS[:9]], ("'data.content'", "'name'")),
     ([{"code": code} for code in ["a-1", "b-2", "c-3", "d e"]], ("'code'", "not text")),
     ([{"Text": "a b", "TEXT": "c d"}], ("set text_field to one of: Text, TEXT",)),
-    ([{"n": number} for number in range(3)], ("n (0)", "add a field `text`")),
+    ([{"n": number} for number in range(3)], ("n (", "add a field `text`")),
 ]
 
 
@@ -456,3 +456,16 @@ def test_a_column_of_ids_is_never_chosen() -> None:
     for name in ("id", "key", "ref"):
         with pytest.raises(NielsCacheError):
             choose_text_field([{name: f"{number}-a", "data": {"content": "a text"}} for number in range(300)], "a.jsonl")
+
+
+def test_the_error_of_a_build_shows_no_values_of_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"title": f"secret title {n}", "body": f"secret words {n}"}) + "\n" for n in range(3))
+    )
+    source = Jsonl(files=[str(tmp_path / "a.jsonl")])
+    with pytest.raises(NielsCacheError, match="secret title"):
+        source.check_input({})
+    with pytest.raises(NielsCacheError, match=r"a\.jsonl: .*title, body") as error:
+        read(source)
+    assert "secret" not in str(error.value)
+    assert error.value.__cause__ is None

@@ -180,7 +180,7 @@ class ChatJsonl(DecodesText, SftSource):
         stops, broken = self._on_broken == "stop", None
         for name, row, values in rows_of_proof(stream):
             looked_at += [values] if len(looked_at) < _LOOKED_AT else []
-            fields = fields or _shown(values)
+            fields = fields or shown([values], [*values][:_FIELDS_NAMED])
             unseen = {key: name for key, name in unseen.items() if name not in values}
             problem = self._problem(values)
             problems[problem] += 1
@@ -276,7 +276,7 @@ class ChatJsonl(DecodesText, SftSource):
             for row, values in self._rows(file, files.position):
                 replaced = decoding.count_row(file.name, values, texts_of)
                 if "first" not in state:
-                    state["first"] = [file.name, row, _shown(values)]
+                    state["first"] = [file.name, row, [*values][:_FIELDS_NAMED]]
                     if not self.is_preference and (lost := note_of_lost_messages(values, configured.values())):
                         context.report.hints.append(f"{file.name}: row {row}: {lost}")
                         context.log(context.report.hints[-1])
@@ -302,7 +302,9 @@ class ChatJsonl(DecodesText, SftSource):
         if "first" in state and state["unseen"]:
             name, row, fields = state["first"]
             key = next(key for key in configured if key in state["unseen"])
-            raise NielsCacheError(f"{name}: row {row}: no field {configured[key]!r}, and no row has it; set {key} to one of: {fields}")
+            raise NielsCacheError(
+                f"{name}: row {row}: no field {configured[key]!r}, and no row has it; set {key} to one of: {', '.join(fields)}"
+            )
         if "first" in state and self.kto and not state["labels"]:
             raise without_labels(state["first"][0], self.kto)
         for key in (key for key in unproven if key in wrong and context.start is None):
@@ -380,10 +382,6 @@ def _is_right(key: str, value: Any) -> bool:
     if key in ("instruction_field", "output_field") and not isinstance(value, str):
         return holds_messages(value)
     return plain_messages(value) is not None if key == "messages_field" else isinstance(value, str)
-
-
-def _shown(values: dict[str, Any]) -> str:
-    return shown([values], [*values][:_FIELDS_NAMED])
 
 
 def _are_turns(value: Any) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.sources.reading.encodings import decoding_warning
@@ -120,18 +120,22 @@ class _Column:
             for path, size in _inner(value, name):
                 self.inner[path] = self.inner.get(path, 0) + size
 
-    def shown(self) -> str:
-        """Return the column with a sample of its values, for a message."""
+    def shown(self, *, with_sample: bool = True) -> str:
+        """Return the column with what it holds, for a message. with_sample: with the first of its values."""
         if not self.values:
             return f"{self.name} (null)"
         value = self.values[0]
         if isinstance(value, str):
             value = next((each for each in self.values if isinstance(each, str) and each.strip()), value)
-            sample = repr(value if len(value) <= _SAMPLE else f"{value[:_SAMPLE]}…")
-            return f"{self.name} ({sample}{f', {self.kind}' if self.kind not in (None, 'no text') else ''})"
-        if isinstance(value, Mapping):
-            return f"{self.name} (an object with {', '.join(map(str, [*value][:_MOST_SHOWN])) or 'nothing'})"
-        return f"{self.name} ({'a list' if isinstance(value, list) else f'{value!r:.{_SAMPLE}}'})"
+            kind = [] if self.kind in (None, "no text") else [self.kind]
+            held = ", ".join([*([repr(value if len(value) <= _SAMPLE else f"{value[:_SAMPLE]}…")] if with_sample else []), *kind])
+        elif isinstance(value, Mapping):
+            held = f"an object with {', '.join(map(str, [*value][:_MOST_SHOWN])) or 'nothing'}"
+        elif isinstance(value, list):
+            held = "a list"
+        else:
+            held = f"{value!r:.{_SAMPLE}}" if with_sample else "no string"
+        return f"{self.name} ({held})" if held else self.name
 
 
 def _are_labels(texts: Sequence[str]) -> bool:
@@ -169,6 +173,23 @@ def require_field(field: str, names: Iterable[str], where: str, *, key: str | No
         raise NielsCacheError(f"{where}: no field {field!r}; {advice}: {', '.join(names) or 'none'}")
 
 
+class UnclearFieldError(NielsCacheError):
+    """The rows do not decide which field holds the text. names_only: the message without samples of values."""
+
+    def __init__(self, message: str, names_only: str) -> None:
+        super().__init__(message)
+        self.names_only = names_only
+
+
+@contextmanager
+def errors_without_samples() -> Iterator[None]:
+    """Leave the samples out of an UnclearFieldError, because the logs of builds hold no text of documents."""
+    try:
+        yield
+    except UnclearFieldError as error:
+        raise NielsCacheError(error.names_only) from None
+
+
 def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str | None = "text_field") -> str:
     """Return the field that holds the text of these rows.
 
@@ -178,7 +199,7 @@ def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str
         key: the key of the configuration that names the field; None if the source has no such key.
 
     Raises:
-        NielsCacheError: if no field or more than one field may hold the text. The message lists the fields with samples.
+        UnclearFieldError: if no field or more than one field may hold the text. The message lists the fields with samples.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     if (text := named_text(names)) is not None:
@@ -189,8 +210,17 @@ def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str
     largest = max(inner, key=lambda path: inner[path], default=None)
     if len(candidates) == 1 and not candidates[0].is_mixed and (largest is None or inner[largest] <= candidates[0].characters):
         return candidates[0].name
+    messages = (
+        f"{where}: no field 'text', {_why(columns, candidates, largest, with_samples)}; {_advice(columns, candidates, largest, key)}"
+        for with_samples in (True, False)
+    )
+    raise UnclearFieldError(*messages)
+
+
+def _why(columns: Sequence[_Column], candidates: Sequence[_Column], largest: str | None, with_samples: bool) -> str:
+    """Return why the rows do not decide. largest: see `_advice`."""
     if len(candidates) > 1:
-        why = f"and several fields may hold the text: {_listed(candidates)}"
+        why = f"and several fields may hold the text: {_listed(candidates, with_samples)}"
     elif candidates and candidates[0].is_mixed:
         why = f"and most values of {candidates[0].name!r} are not text"
     elif candidates:
@@ -198,8 +228,7 @@ def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str
     else:
         why = "and no field is certain to hold text"
     others = [column for column in columns if len(candidates) < 2 or column not in candidates]
-    shown = f" ({'other ' if len(candidates) > 1 else ''}fields: {_listed(others)})" if others else ""
-    raise NielsCacheError(f"{where}: no field 'text', {why}{shown}; {_advice(columns, candidates, largest, key)}")
+    return f"{why} ({'other ' if len(candidates) > 1 else ''}fields: {_listed(others, with_samples)})" if others else why
 
 
 def _advice(columns: Sequence[_Column], candidates: Sequence[_Column], largest: str | None, key: str | None) -> str:
@@ -219,9 +248,9 @@ def _advice(columns: Sequence[_Column], candidates: Sequence[_Column], largest: 
     return "; or ".join(advice) or "add a field `text` with strings"
 
 
-def _listed(columns: Sequence[_Column]) -> str:
+def _listed(columns: Sequence[_Column], with_samples: bool) -> str:
     more = f", and {len(columns) - _MOST_SHOWN} more" if len(columns) > _MOST_SHOWN else ""
-    return ", ".join(column.shown() for column in columns[:_MOST_SHOWN]) + more
+    return ", ".join(column.shown(with_sample=with_samples) for column in columns[:_MOST_SHOWN]) + more
 
 
 def decided_field(source: PretrainSource, context: StreamContext, decide: Callable[[], str | None], *, given: str | None) -> str | None:
@@ -234,7 +263,8 @@ def decided_field(source: PretrainSource, context: StreamContext, decide: Callab
     recorded = None if report.within else report.facts.get(FACT)
     field: str | None = context.text_field or recorded or context.decided.get(key)
     if field is None:
-        field = decide()
+        with errors_without_samples():
+            field = decide()
         if field is None:
             return None
         context.decided[key] = field

@@ -15,6 +15,7 @@ import numpy as np
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.excluding import excluded_ids, rest_of
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size
+from niels_cache_assets.sources.text_column import errors_without_samples
 from niels_cache_assets.sources.types import ListedFile, StreamContext
 from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_assets.sources.with_parts import FileReader, SourceWithParts
@@ -140,7 +141,8 @@ def planned_text_field(source: SourceWithParts, files: Sequence[ListedFile], rev
     `files`: the first ones of the data set. Those of train decide, as without parts.
     """
     of_train = [file for file in files if file.split != "val"] or files
-    return source.file_reader([file.name for file in of_train]).text_field_of(source.located(of_train, revision))
+    with errors_without_samples():
+        return source.file_reader([file.name for file in of_train]).text_field_of(source.located(of_train, revision))
 
 
 def require_unchanged(files: Sequence[tuple[ListedFile, SourceFile]]) -> None:

@@ -16,7 +16,7 @@ from niels_cache_assets.sources.config_path import is_name
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.reading.rows import first_rows, json_rows
-from niels_cache_assets.sources.text_column import ROWS, choose_text_field, chosen_note
+from niels_cache_assets.sources.text_column import ROWS, choose_text_field, chosen_note, errors_without_samples
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def _question_fields(files: Iterable[SourceFile], log: Callable[[str], None]) ->
             return QUESTION_FIELDS
         if head:
             try:
-                field = choose_text_field(head, file.name, key=None)
+                with errors_without_samples():
+                    field = choose_text_field(head, file.name, key=None)
             except NielsCacheError as error:
                 raise NielsCacheError(f"{error}; questions are read from the fields {', '.join(QUESTION_FIELDS)}") from error
             log(f"{file.name}: {chosen_note(field)}")
