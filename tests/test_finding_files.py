@@ -161,7 +161,7 @@ def test_each_kind_of_source_reads_a_linked_file_once_and_a_hard_link_again(tmp_
     (tmp_path / "data/latest").symlink_to("v1")
     (tmp_path / "data/v1" / f"b{name}").symlink_to(name)
     (tmp_path / "data/v1/loop").symlink_to("..")
-    place = "path" if kind in ("markdown_folder", "roam") else "files"
+    place = "path" if kind in ("markdown_folder", "roam", "gutenberg") else "files"
     value: Any = str(tmp_path / "data") if place == "path" else [str(tmp_path / "data/**" / f"*{name[1:]}")]
     source = {**PRETRAIN_SOURCES, **SFT_SOURCES}[kind](source=kind, **{place: value}, **keys)
     items, _ = read(source)

@@ -38,13 +38,14 @@ class Gutenberg(HubData, PretrainSource):
 
     code_version: ClassVar[str] = "2"
     files_code_version: ClassVar[str] = "3"
+    endings: ClassVar[tuple[str, ...]] = (".txt",)
 
     source: Literal["gutenberg"] = "gutenberg"
     dataset: str = "nikolina-p/gutenberg_clean_en_splits"
     path: ConfigPath | None = Field(None, description="Folder of *.txt books to read instead of the hub")
 
     def input_files(self) -> list[SourceFile]:
-        return files_of_folder(self.path, (".txt",)) if self.path else super().input_files()
+        return files_of_folder(self.path, self.endings) if self.path else super().input_files()
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return files_digest(self.input_files()) if self.path else super().revision(siblings)
