@@ -178,12 +178,12 @@ def test_the_titles_of_parquet_rows_are_read_where_they_are_strings(tmp_path: Pa
         pq.write_table(pa.table({"title": titles, "text": ["a", "b"]}), tmp_path / "a.parquet")
         documents, _ = read(Parquet(files=[str(tmp_path / "a.parquet")]))
         assert [(document.text, document.title) for document in documents] == list(zip("ab", expected, strict=True))
-    pq.write_table(pa.table({"title": ["Oak"]}), tmp_path / "a.parquet")
-    assert [document.text for document in read(Parquet(files=[str(tmp_path / "a.parquet")]))[0]] == ["Oak"]
+    pq.write_table(pa.table({"title": ["Oak trees"]}), tmp_path / "a.parquet")
+    assert [document.text for document in read(Parquet(files=[str(tmp_path / "a.parquet")]))[0]] == ["Oak trees"]
 
 
 def test_rows_without_any_string_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match=r"no field 'text'.*fields: n \(1\), m \(null\)"):
+    with pytest.raises(NielsCacheError, match=r"no field 'text'.*fields: n \(.*\), m \(null\)"):
         read(Jsonl(files=one_file(tmp_path, "rows.jsonl", json_lines([{"n": 1, "m": None}]))))
 
 

@@ -469,3 +469,12 @@ def test_the_error_of_a_build_shows_no_values_of_rows(tmp_path: Path) -> None:
         read(source)
     assert "secret" not in str(error.value)
     assert error.value.__cause__ is None
+
+
+@of_each_kind
+def test_an_id_field_that_no_row_has_is_refused(tmp_path: Path, source: Any, write: Any) -> None:
+    file = write(tmp_path / "a", [{"text": text, "name": f"n-{number}"} for number, text in enumerate(TEXTS)])
+    for use in (lambda each: read(each), lambda each: each.check_input({})):
+        with pytest.raises(NielsCacheError, match=r"id_field: .*'nmae'.*'name'"):
+            use(source(files=[str(file)], id_field="nmae"))
+    assert read(source(files=[str(file)], id_field="name"))[0] == TEXTS

@@ -186,6 +186,7 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
         if self.condition is not None:
             self.condition.require(fields, self.origin)
         require_columns("keep", self.keep, fields, self.origin)
+        require_columns("id_field", filter(None, [self.id_field]), fields, self.origin)
         text_field = self.text_field_at(fields, part, context)
         id_field = self.id_field or "id"
         wanted = self.condition.columns if self.condition else ()

@@ -96,10 +96,11 @@ class Jsonl(KeepsDamaged, RowFileSource):
         return []
 
     def _require_columns(self, fields: Mapping[str, bool], place: str) -> None:
-        """Raise NielsCacheError if no row has a column of `where` or `keep`. `fields`: those of the first rows."""
+        """Raise NielsCacheError if no row has a column of `where`, `keep` or `id_field`. `fields`: those of the first rows."""
         if self.condition is not None:
             self.condition.require(fields, place)
         require_columns("keep", self.keep, fields, place)
+        require_columns("id_field", filter(None, [self.id_field]), fields, place)
 
     def _rows(self, files: FilePass, context: StreamContext, text_field: str | None = None) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Yield (name of the file, row, values). Files in which no row has `text_field` are recorded; a pass begins after a text."""

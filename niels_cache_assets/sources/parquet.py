@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.columns import Collector, Texts, batch_of, ids_of_column, texts_of_column
+from niels_cache_assets.sources.reading.columns import Collector, Texts, batch_of, ids_of_column, require_columns, texts_of_column
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
@@ -67,6 +67,7 @@ class Parquet(RowFileSource):
                 if self.condition is not None:
                     self.condition.require_types(parquet.columns, file.name)
                 self.require_kept(parquet.columns, file.name)
+                require_columns("id_field", filter(None, [self.id_field]), parquet.columns, file.name)
             if column is not None:
                 held.problem("" if is_text_type(column) else column, file.name, 0)
         if held.is_wrong:
@@ -123,6 +124,7 @@ class Parquet(RowFileSource):
             if where is not None:
                 where.require_types(fields, name)
             self.require_kept(fields, name)
+            require_columns("id_field", filter(None, [self.id_field]), fields, name)
             origin = {text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])}
             columns = {*origin, *(where.columns if where else ()), *self.keep}
             tables = parquet.batches(
