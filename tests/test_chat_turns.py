@@ -107,6 +107,11 @@ def test_the_line_break_after_the_end_of_a_turn_is_no_target(text: str, model: P
     assert learned(marked, opened_model(model)) == WORDS
 
 
+def test_the_line_break_between_the_end_of_a_turn_and_a_last_token_is_no_target(model: Path) -> None:
+    like_phi3 = LOOP + IF_ASKED.replace("{% endif %}", "{% else %}{{ '<|im_end|>' }}{% endif %}")
+    assert learned(like_phi3, opened_model(model), TURNS[:2]) == [WORDS[0], "<|im_end|>"]
+
+
 def test_a_target_never_begins_in_the_header_of_the_template(model: Path) -> None:
     header = "{{ 'Write after <|im_start|>assistant\\nor refuse.\\n' }}"
     greeting = [assistant("hello"), *TURNS]

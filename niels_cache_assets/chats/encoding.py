@@ -89,7 +89,7 @@ class ChatEncoder:
             elif has_lone_surrogate(each.text):
                 results[number] = Refusal(INVALID_UNICODE, f"{chats[number].name} is not valid Unicode")
             else:
-                texts.append((number, each._replace(spans=[self._without_line_break(each.text, *span) for span in each.spans])))
+                texts.append((number, self._without_line_breaks(each)))
         with naming_unencodable(
             lambda item: chats[texts[item][0]].name, ([each.text] for _, each in texts), self._tokenizer.yields_special
         ):
@@ -148,12 +148,25 @@ class ChatEncoder:
             self._known |= {text: own for text, own in found.items() if len(text) <= _SHORT}
         return result
 
-    def _without_line_break(self, text: str, start: int, end: int) -> Span:
-        """Return a span without the white space after the token that ends a message, which no model has to write."""
-        if not text[end - 1].isspace():
-            return start, end
-        place = start + len(text[start:end].rstrip())
-        return (start, place) if text.endswith(self._names, start, place) else (start, end)
+    def _without_line_breaks(self, rendered: Rendered) -> Rendered:
+        """Leave the white space after a token that ends a message out of the targets, because no model has to write it.
+
+        If another token follows, such as the EOS that phi3 writes after its last line break, it is a target of its own.
+        """
+        text, spans, owners = rendered.text, list[Span](), list[int | None]()
+        for (start, end), owner in zip(rendered.spans, rendered.owners, strict=True):
+            end = self._end_of_token(text, start, end)
+            last = max((len(name) for name in self._names if text.endswith(name, start, end)), default=0)
+            before = self._end_of_token(text, start, end - last)
+            parts = [(start, end)] if before == end - last else [(start, before), (end - last, end)]
+            spans += parts
+            owners += [owner] * len(parts)
+        return rendered._replace(spans=spans, owners=owners)
+
+    def _end_of_token(self, text: str, start: int, end: int) -> int:
+        """Return where the token before the white space at the end of text[start:end] ends, or `end` without such a token."""
+        place = start + len(text[start:end].rstrip()) if text[start:end][-1:].isspace() else end
+        return place if place < end and text.endswith(self._names, start, place) else end
 
     def _unusable(self, chats: Sequence[Chat]) -> list[Refusal | None]:
         """Return for each conversation why its own texts make it unusable, or None."""
