@@ -44,7 +44,8 @@ PRETRAIN_META = {
 def result(name: str, state: str = "built", **changes: Any) -> SimpleNamespace:
     """Return a result as the launcher would return it for a pretrain data set."""
     given = {"family": "pretrain", "meta": PRETRAIN_META, "directory": Path("cache/pretrain") / name, "seconds": 1.5, "message": None}
-    return SimpleNamespace(name=name, state=state, **{**given, **changes})
+    nothing_left_out = {"left_out": None, "drop_warnings": ()}
+    return SimpleNamespace(name=name, state=state, **{**given, **nothing_left_out, **changes})
 
 
 @dataclass

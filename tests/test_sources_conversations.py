@@ -95,14 +95,14 @@ def test_instruction_rows_become_conversations(tmp_path: Path) -> None:
 
 
 def test_a_field_that_no_chat_row_has_is_an_error_that_lists_the_fields(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match=r"""no field 'messages'.*messages_field .*: prompt \("Hi"\), reply \("Hello"\)"""):
+    with pytest.raises(NielsCacheError, match=r"""no field 'messages'.*messages_field .*: prompt, reply"""):
         chat(tmp_path, [{"prompt": "Hi", "reply": "Hello"}] * 3)
 
 
 @pytest.mark.parametrize("key", ["input_field", "output_field", "system_field"])
 def test_every_field_that_no_row_has_is_an_error(tmp_path: Path, key: str) -> None:
     keys = {"instruction_field": "q", "output_field": "a"} | {key: "mispelt"}
-    with pytest.raises(NielsCacheError, match=rf"""no field 'mispelt'.*set {key} to one of: q \("Hi"\), a \("Hello"\), x"""):
+    with pytest.raises(NielsCacheError, match=rf"""no field 'mispelt'.*set {key} to one of: q, a, x"""):
         chat(tmp_path, [{"q": "Hi", "a": "Hello", "x": "y"}] * 3, **keys)
     if key != "system_field":
         assert "instruction_field" in (ChatJsonl(files=["x"], **{key: "q"}).missing_setting() or "")  # type: ignore[arg-type]
