@@ -1,7 +1,7 @@
 """Tiny caches that are written with numpy, without the code that normally writes caches. Tests of the runtime read them."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +179,22 @@ def exchange_before(module: Any, step: str, first: Path, second: Path, monkeypat
 def rewrite_meta(folder: Path, **fields: Any) -> None:
     """Change fields of a meta.json, as a build with a mistake would do it, with a valid meta_sha256."""
     write_meta(str(folder / META_NAME), {**read_meta(str(folder / META_NAME)), **fields})
+
+
+def learned_tokens(examples: Iterable[tuple[Sequence[int], Sequence[bool]]], T: int, *, loss_on: str, overflow: str) -> list[list[int]]:
+    """Return the tokens that a row learns of each example (its ids, and whether each is a target), read token by token."""
+    wanted = []
+    for ids, targets in examples:
+        if len(ids) > T + 1 and overflow == "drop":
+            continue
+        first = max(0, len(ids) - T - 1) if overflow == "truncate_left" else 0
+        kept = range(first, min(len(ids), first + T + 1))
+        learn = [place for place in kept if place > first and (targets[place] or loss_on == "all")]
+        if loss_on == "last_assistant" and learn:
+            last = learn[-1]
+            while last - 1 in learn:
+                last -= 1
+            learn = [place for place in learn if place >= last]
+        if learn:
+            wanted.append([ids[place] for place in learn])
+    return wanted

@@ -34,7 +34,7 @@ from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from tests.chat_models import MARKED, UNMARKED, chatml, model_folder, opened_model, template_of
-from tests.hand_made import rewrite_meta
+from tests.hand_made import learned_tokens, rewrite_meta
 from tests.tiny import sentences
 
 IGNORED = -100
@@ -123,20 +123,7 @@ def test_packed_rows_agree_with_a_token_by_token_reading(tmp_path: Path, model: 
     expected = by_hand(tmp_path / "x", "train", opened_model(model))
     lengths = sorted(len(example) for example, _ in expected)
     for T in (lengths[2], lengths[20], 200):
-        wanted = []
-        for example, targets in expected:
-            if len(example) > T + 1 and overflow == "drop":
-                continue
-            first = max(0, len(example) - T - 1) if overflow == "truncate_left" else 0
-            kept = range(first, min(len(example), first + T + 1))
-            learn = [place for place in kept if place > first and (targets[place] or loss_on == "all")]
-            if loss_on == "last_assistant" and learn:
-                last = learn[-1]
-                while last - 1 in learn:
-                    last -= 1
-                learn = [place for place in learn if place >= last]
-            if learn:
-                wanted.append([example[place] for place in learn])
+        wanted = learned_tokens(expected, T, loss_on=loss_on, overflow=overflow)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             source = PackedExamples(str(tmp_path / "x" / "train"), T=T, seed=3, loss_on=loss_on, overflow=overflow)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.verify import verify_dataset
 from tests.chat_models import MARKED, UNMARKED, chatml, model_folder, opened_model, template_of
-from tests.hand_made import rewrite_meta
+from tests.hand_made import learned_tokens, rewrite_meta
 from tests.tiny import sentences
 
 IGNORED = -100
@@ -309,20 +309,7 @@ def expected(cache: Path, model: Path) -> list[Example]:
 @pytest.mark.parametrize("loss_on", ["assistant", "last_assistant", "all"])
 def test_packed_rows_agree_with_a_token_by_token_reading(cache: Path, expected: list[Example], loss_on: Any, overflow: Any) -> None:
     for T in (30, 60, 200):
-        wanted = []
-        for ids, targets in expected:
-            if len(ids) > T + 1 and overflow == "drop":
-                continue
-            first = max(0, len(ids) - T - 1) if overflow == "truncate_left" else 0
-            kept = range(first, min(len(ids), first + T + 1))
-            learn = [place for place in kept if place > first and (targets[place] or loss_on == "all")]
-            if loss_on == "last_assistant" and learn:
-                last = learn[-1]
-                while last - 1 in learn:
-                    last -= 1
-                learn = [place for place in learn if place >= last]
-            if learn:
-                wanted.append([ids[place] for place in learn])
+        wanted = learned_tokens(expected, T, loss_on=loss_on, overflow=overflow)
         if not wanted:
             continue
         with warnings.catch_warnings():
