@@ -81,10 +81,11 @@ mutants: $(DEV)  ## break 40 random lines, one at a time, and check that their t
 
 olmo: $(OLMO)/.installed  ## install OLMo-core beside .venv, for the tests that read an export with it (skipped otherwise)
 
-lint: $(DEV)  ## formatting, lint and types, changing nothing
+lint: $(DEV)  ## formatting, lint, types and the size of the packages, changing nothing
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m tests.size
 
 format: $(DEV)  ## format, and fix what ruff can fix
 	@$(BIN)/ruff format .

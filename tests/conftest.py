@@ -68,7 +68,6 @@ LONGEST = (
     "test_tokenizer_kinds.py",
     "test_network.py",
     "test_remote_copy.py",
-    "test_golden_wording.py",
     "ui/test_ui_strangers.py",
     "test_dagster_cli.py",
     "test_loader_workers.py",

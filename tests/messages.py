@@ -1,4 +1,4 @@
-"""The check of a message: the file or key that it names, and one keyword. Only tests/wording/ has whole sentences."""
+"""The check of a message: the file or key that it names, and one keyword."""
 
 
 def missing(text: object, *parts: str) -> list[str]:
