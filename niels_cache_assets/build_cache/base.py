@@ -25,7 +25,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, Tokens, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 
-CODE_VERSIONS = {"pretrain": "3", "sft": "4"}  # raise one by hand if a change writes different bytes for the same input
+CODE_VERSIONS = {"pretrain": "1", "sft": "1"}  # raise one by hand if a change writes different bytes for the same input
 _NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
 
 

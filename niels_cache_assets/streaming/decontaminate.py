@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Decontaminate = Literal["off", "exact", "near"]
 
-CODE_VERSION = "3"  # raise this by hand if a change drops different documents of the same input
+CODE_VERSION = "1"  # raise this by hand if a change drops different documents of the same input
 VAL = SPLITS.index("val")
 REASONS = {"exact": "in_val", "near": "near_val"}
 
