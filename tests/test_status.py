@@ -429,7 +429,7 @@ def test_an_unfinished_build_is_stale_exactly_where_the_next_one_starts_afresh(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, change: str, changed: str
 ) -> None:
     """`changed`: the settings that it names."""
-    target = stop_a_build(project, name, monkeypatch)
+    stop_a_build(project, name, monkeypatch)
     row = as_json(capsys, name)[1][name]
     assert row["resumable"] is not None, row
     assert row["stale_build"] is None
