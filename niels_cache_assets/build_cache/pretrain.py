@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
 from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
@@ -19,7 +19,7 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes
 from niels_cache_assets.documents import Document, DocumentBatch, Drops, SourceReport
-from niels_cache_assets.streaming.decontaminate import Decontaminate, TrainGuard, decontamination_identity, open_guard
+from niels_cache_assets.streaming.decontaminate import Decontaminate, ReferenceTexts, TrainGuard, decontamination_identity, open_guard
 from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists, require_whole_numbers
@@ -31,9 +31,6 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split, Tokens
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
-
-if TYPE_CHECKING:
-    from niels_cache_assets.streaming.references import ReferenceTexts
 
 EXAMPLES = 50  # the most documents dropped because of `references` that meta.json names
 _LONG_COUNT_SECONDS = 1.0  # if counting the source takes longer, record the number in the journal
