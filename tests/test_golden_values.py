@@ -11,7 +11,6 @@ are in bytes.json, which is compared only with the versions that it was written 
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,9 +31,9 @@ from niels_cache_runtime import DatasetLoader, PretrainTokenStreamDataset, SFTEx
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.megatron import IndexCache, open_blend
 from tests.exports import contents
-from tests.golden import FOLDER, Golden, differences
+from tests.golden import Golden, differences
 from tests.golden.definitions import told_of
-from tests.golden.imports import can_be_imported, described_names, documented_paths, public_names, told_of_name
+from tests.golden.imports import described_names, public_names, told_of_name
 from tests.golden.project import (
     MODEL,
     Built,
@@ -352,18 +351,6 @@ def test_public_names_and_their_parameters(golden: Golden) -> None:
     assert len(described) > 40
     parameters = {name: told_of_name(name) for name in public | described}
     golden.hold("public_names", {"public": sorted(public), "described": sorted(described), "parameters": parameters})
-
-
-def test_documented_imports(built: Built, golden: Golden) -> None:
-    """All names that pages and descriptions in the UI import or mention can be imported. This includes the names in the stored file.
-
-    A new path on a page is a promise from now on, so write it into the file.
-    """
-    before = FOLDER / "imports.json"
-    descriptions = [spec.description or "" for spec in build_defs(registry=built.plain.registry).resolve_all_asset_specs()]
-    names = documented_paths(descriptions) | set(json.loads(before.read_text(encoding="utf-8")) if before.exists() else [])
-    assert len(names) > 25
-    golden.hold("imports", [name for name in sorted(names) if can_be_imported(name)])
 
 
 # The comparison itself

@@ -247,7 +247,7 @@ def chosen_token_dtype(vocab_size: int, wanted: str | None) -> str:
 
 
 def token_dtype_identity(name: str) -> dict[str, str]:
-    """Return the entry of the dtype in a fingerprint. It is empty for uint16, so that caches of older versions stay current."""
+    """Return the entry of the dtype in a fingerprint. It is empty for uint16, the default."""
     return {} if name == TOKEN_DTYPE_NAME else {"token_dtype": name}
 
 

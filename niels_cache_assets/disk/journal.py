@@ -34,7 +34,7 @@ JOURNAL_NAME = "journal.json"
 SCRATCH_NAME = "scratch"  # a folder of files that a build needs to finish or to resume; it is not part of the result
 BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
 
-_FORMAT = 3
+_FORMAT = 1
 _NONE = "the unfinished build has no readable journal"
 _BLOCK_BYTES = 1 << 20
 _MAX_BYTES = 1 << 28  # a damaged file may claim any size
@@ -45,9 +45,9 @@ class Recorded(NamedTuple):
 
     `finished`: {bytes, sha256} of complete files, as in meta.json. `files`: the size of each unfinished file. `sums`: for some unfinished
     files, an offset and the sha256 of the bytes after this offset. `share`: the progress, 0 to 1, or None. `documents`: the number of
-    documents (or conversations) so far, or None. `made_of`: the values that the fingerprint hashes, to explain differences; None in an
-    older journal. `notes`: facts that decide no byte, such as the engines that encoded the text. `attempt`: the number of the attempt that
-    made the record; None for a target without attempts, and in an older journal.
+    documents (or conversations) so far, or None. `made_of`: the values that the fingerprint hashes, to explain differences; None if the
+    caller of a builder gave none. `notes`: facts that decide no byte, such as the engines that encoded the text. `attempt`: the number of
+    the attempt that made the record; None for a target without attempts.
     """
 
     fingerprint: str
