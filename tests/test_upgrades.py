@@ -21,13 +21,12 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, prepare_corpus
-from niels_cache_assets.artifacts.index import prebuild
+from niels_cache_assets.artifacts.index import plan_of, prebuild
 from niels_cache_assets.build_cache import resuming
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.indices.prebuild import plan_of
 from niels_cache_runtime import DatasetLoader, TokenLoader, open_cache
 from tests.test_cache_determinism import digests
 from tests.upgrades import make
