@@ -1,7 +1,5 @@
 """Bands and the greedy pass. The dropped documents are those of an index that is searched and filled document by document."""
 
-import errno
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_assets.dedup import bands, buckets, greedy
+from niels_cache_assets.dedup import bands, greedy, ranges
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, choose_bands, s_curve
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
 from niels_cache_assets.dedup.hashing import NO_SHINGLE
@@ -103,7 +101,7 @@ def test_the_pass_over_sorted_bands_is_insertion_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, list[int]]], block: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "_AT_ONCE", 7)
+        patch.setattr(ranges, "_AT_ONCE", 7)
         _compare_with_insertion(tmp_path_factory, rows, block)
 
 
@@ -216,17 +214,6 @@ def test_a_bucket_is_compared_with_its_first_members_only(tmp_path: Path) -> Non
     assert len(dropped) == 0
     assert len(compared) == sum(min(later, MEMBERS_COMPARED) for later in range(count))
     assert max(earlier for earlier, _ in compared) == MEMBERS_COMPARED - 1
-
-
-def test_a_full_disk_is_an_error_before_the_members_of_the_buckets_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, offset: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    signatures = made_up([(index, [5, 5, index, index]) for index in range(9)])
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left") as caught:
-        keep_first([signatures], bands=2, rows=2, scratch=tmp_path, verify=Verify(similarity=lambda _: lambda *_: 0.0, threshold=0.5))
-    assert Path(caught.value.filename).parent == tmp_path
 
 
 @pytest.mark.parametrize(
