@@ -38,7 +38,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
         if text_field is None:
             return
         held = rows.HeldText(text_field)
-        for name, row, values in rows.rows_of_proof(self._rows(FilePass(files, context), context)):
+        for name, row, values in rows.first_rows(self._rows(FilePass(files, context), context), *rows.PROOF):
             if held.problem(values.get(text_field), name, row) in (None, "empty"):
                 return
         rows.require_text(held, _fields(self._first_rows(files)))
