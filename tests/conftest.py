@@ -41,7 +41,7 @@ def short_proofs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # 41, because the texts come in groups of 3 and 8 forms, and all forms must occur
         patch.setattr(engines, "torture_texts", lambda **given: islice(torture_texts(**given), 0, None, 41))
-        patch.setattr(engines, "_PROVEN", {})  # other files need whole proofs
+        patch.setattr(engines, "_LOADED", {})  # other files need whole proofs
         patch.setattr(engines, "_RESULTS", {})
         yield
 

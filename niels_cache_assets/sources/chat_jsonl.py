@@ -87,7 +87,6 @@ class ChatJsonl(DecodesText, SftSource):
     roles observation and function_call. An empty system message is left out.
     """
 
-    code_version: ClassVar[str] = "3"
     never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that ends has the same bytes
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 

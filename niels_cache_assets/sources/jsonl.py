@@ -26,7 +26,6 @@ class Jsonl(KeepsDamaged, RowFileSource):
     index of its line in the file. Blank lines are counted too.
     """
 
-    code_version: ClassVar[str] = "3"
     endings: ClassVar[tuple[str, ...]] = with_compressions(".jsonl", ".ndjson", ".json")
 
     source: Literal["jsonl"] = "jsonl"

@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading.encodings import read_text
@@ -21,10 +21,6 @@ from niels_cache_assets.sources.reading.files import SourceFile, files_digest, w
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.old_paths import former_names
-
-if not TYPE_CHECKING:  # otherwise a type checker would accept every name
-    __getattr__ = former_names(__name__, "niels_cache_assets.sources.python_help")
 
 # Folders with tests, with vendored or generated code, or with packages that are not part of the standard library.
 SKIPPED_FOLDERS = frozenset(

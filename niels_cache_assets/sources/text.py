@@ -24,7 +24,6 @@ class Text(KeepsDamaged, FileSource):
     each document: its number within the file.
     """
 
-    code_version: ClassVar[str] = "2"
     endings: ClassVar[tuple[str, ...]] = with_compressions(".txt", ".md", ".rst")
 
     source: Literal["text"] = "text"

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -35,9 +35,6 @@ _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 
 class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
-
-    code_version: ClassVar[str] = "4"  # also raised for a change in `mediawiki`
-    files_code_version: ClassVar[str] = "6"
 
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"

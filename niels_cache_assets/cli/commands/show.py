@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.format.meta import Meta
 
 _NOT_FACTS = frozenset(
-    {"files", "dropped", "schema_version", "built", "kind", "dataset_name"}
+    {"files", "dropped", "schema_version", "forms", "built", "kind", "dataset_name"}
     | {"train_tokens", "val_tokens", "train_examples", "val_examples"}
 )
 _NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths", "dropped_by_source"}
