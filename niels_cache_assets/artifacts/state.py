@@ -129,7 +129,7 @@ def state_of(artifact: Artifact) -> CacheState:
 
 def _note(artifact: Artifact, meta: Meta) -> str | None:
     if isinstance(artifact, Tokenizer):
-        return training_note(artifact.registry, artifact.root, meta)
+        return training_note(artifact.registry, meta)
     if isinstance(artifact, UnderLease):  # a part; the seal says what all parts left out
         return shortfall(meta)
     return _said_of_content(meta, artifact.source) if isinstance(artifact, Dataset | Corpus) else None

@@ -214,7 +214,7 @@ class SftBuild(CacheBuild):
         state: _State | None = journal.state if journal is not None else None
         spooled = state.spool if state is not None else None
         sides = len(SIDES) if self.preference else 1
-        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides, with_units=self.turns == "each") as spool:
+        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
             ended = state.ended if state is not None else None
             if ended is None:
                 ended = self._spool(spool, journal, resume)
