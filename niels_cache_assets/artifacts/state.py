@@ -127,7 +127,7 @@ def state_of(artifact: Artifact) -> CacheState:
 
 def _note(artifact: Artifact, meta: Meta) -> str | None:
     if isinstance(artifact, Tokenizer):
-        return training_note(artifact.registry, artifact.root, meta)
+        return training_note(artifact.registry, meta)
     if artifact.is_part:
         return shortfall(meta)
     return _said_of_content(meta, artifact.source) if isinstance(artifact, Dataset | Corpus) else None
