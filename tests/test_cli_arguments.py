@@ -223,7 +223,7 @@ def test_set_values(text: str, value: Any) -> None:
     ("arguments", "expected"),
     [
         (["biuld-all"], ("did you mean 'build-all'?",)),
-        (["--cache-dir", "x", "list"], ("niels-cache list --cache-dir ...",)),
+        (["--cache-dir", "x", "status"], ("niels-cache status --cache-dir ...",)),
         (["-q", "status"], ("niels-cache status -q ...",)),
         (["-q"], ("niels-cache COMMAND -q ...",)),
         (["--versoin"], ("'--versoin'", "did you mean '--version'?")),
@@ -264,9 +264,9 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--config", "bad.toml"], ("bad.toml: ", "TOML")),
         (["build-all", "--cache-dir", "bad.toml"], ("choose another --cache-dir",)),
         (["build-all", "--cache-dir", "bad.toml/below"], ("choose another --cache-dir",)),
-        (["list", "extra"], ("unexpected argument 'extra'",)),
+        (["doctor", "extra"], ("unexpected argument 'extra'",)),
         (["build-all", "notes", "books 2"], ("'notes'", "--only notes 'books 2'\n")),
-        (["list", "--cache-dir", "bad.toml"], ("bad.toml: ", "is a file", "--cache-dir")),
+        (["status", "--cache-dir", "bad.toml"], ("bad.toml: ", "is a file", "--cache-dir")),
         (["ui", "--port", "0", "--profile", "quick"], ("error: --profile: no profile 'quick'",)),
         (["show"], ("NAME",)),
         (["show", "wikitxt"], ("did you mean 'wikitext'?",)),
@@ -300,9 +300,10 @@ def test_a_mistake_is_one_line_with_the_way_out(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["list", "cache"], ("'cache'", "niels-cache list --cache-dir cache\n")),
-        (["list", "--cache-dir", "cache/pretrain/notes"], ("pretrain", " notes, ", "type --cache-dir cache\n")),
-        (["list", "--cache-dir", "cache/sft"], ("folder of sft", "type --cache-dir cache\n")),
+        (["doctor", "cache"], ("'cache'", "niels-cache doctor --cache-dir cache\n")),
+        (["status", "cache"], ("cache root", "--cache-dir cache\n")),
+        (["status", "--cache-dir", "cache/pretrain/notes"], ("pretrain", " notes, ", "type --cache-dir cache\n")),
+        (["status", "--cache-dir", "cache/sft"], ("folder of sft", "type --cache-dir cache\n")),
         (["build-all", "--cache-dir", "cache/pretrain"], ("folder of pretrain", "type --cache-dir cache\n")),
         (["verify", "--cache-dir", "cache/sft/chats"], ("SFT", " chats, ", "type --cache-dir cache\n")),
         (["verify", "--cache-dir", "cache/pretrain/notes/train"], ("split train", "notes", "type --cache-dir cache\n")),
@@ -311,7 +312,7 @@ def test_a_mistake_is_one_line_with_the_way_out(
         (["verify", "cache/pretrain/notes"], ("pretrain", " notes, ", "type notes --cache-dir cache\n")),
         (["verify", "cache"], ("cache: ", "cache root", "NAME --cache-dir cache\n")),
         (["sample", "cache/sft/chats"], ("SFT", " chats, ", "type chats --cache-dir cache\n")),
-        (["show", "./cache"], ("cache root", "type niels-cache list --cache-dir cache\n")),
+        (["show", "./cache"], ("cache root", "type niels-cache status --cache-dir cache\n")),
         (["show", "cache/pretrain/notes/train"], ("split train", "type niels-cache show cache/pretrain/notes\n")),
         (["show", "cache/pretrain/notes/meta.json"], ("file meta.json", "notes; type niels-cache show cache/pretrain/notes\n")),
         (["show", "cache/pretrain/none"], ("cache/pretrain/none: ", "no such folder", "name")),
@@ -350,8 +351,8 @@ def test_help_teaches_by_examples_that_parse(command: str, capsys: pytest.Captur
         parsed = parse_arguments(shlex.split(example.partition("  ")[0])[1:])
         assert parsed is not None
         assert parsed.command == command
-    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "ui", "completion", "diff", "catalog", "pull", "local-copy")), (
-        "a loader's state says where its caches lie, diff and local-copy are given theirs, and pull has --out"
+    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "ui", "diff", "pull")), (
+        "a loader's state says where its caches lie, diff is given its own, and pull has --out"
     )
 
 
@@ -494,7 +495,7 @@ def test_bars_show_what_failed_and_what_was_never_started() -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
-    command = f"{sys.executable} -m niels_cache_assets.cli list --profile default | true; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m niels_cache_assets.cli status --profile default | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command],
         env={"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "/usr/bin:/bin"},

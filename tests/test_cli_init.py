@@ -208,7 +208,7 @@ def test_a_file_that_is_there_is_kept_unless_forced(project: Path, capsys: pytes
     assert main(["init", "--from", "wikitext"]) == exit_codes.WRONG_USE
     said = capsys.readouterr().err
     assert "--force" in said
-    assert "niels-cache catalog wikitext >> niels_cache.toml" in said
+    assert "niels-cache init --list wikitext >> niels_cache.toml" in said
     assert (project / "niels_cache.toml").read_text() == "# mine\n"
     assert main(["init", "--force", "rows.jsonl"]) == exit_codes.DONE
 

@@ -310,20 +310,20 @@ def test_the_next_build_clears_what_a_killed_one_left(folder: Path) -> None:
     assert list(Path("cache/index").glob(".*.partial")) == []
 
 
-def test_a_blend_stands_in_status_list_and_show_as_its_indices_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_blend_stands_in_status_and_show_as_its_indices_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def told(*words: str) -> Any:
         main([*words, "--json"])
         return json.loads(capsys.readouterr().out)
 
     def state() -> tuple[str, str, str]:
         (row,) = told("status", "mix")["data_sets"]
-        return row["condition"], told("list")["blends"][0]["state"], told("show", "mix")["state"]
+        return row["condition"], row["state"], told("show", "mix")["state"]
 
     assert state() == ("missing", "missing", "missing")
     assert told("prebuild-index", "mix")["state"] == "built"
     assert state() == ("complete", "in sync", "in sync")
     assert [index["index"] for index in told("show", "mix")["indices"]] == ["notes", "books", "blend"]
-    for words in (("status",), ("list",), ("show", "mix")):
+    for words in (("status",), ("show", "mix")):
         main([*words])
         assert "mix" in capsys.readouterr().out
     blend = told("show", "mix")["indices"][-1]["directory"]

@@ -227,25 +227,25 @@ def test_local_copy_shows_trims_and_checks(published: Caches, tmp_path: Path, ca
     folder = tmp_path / "copy"
     copy = {"local_dir": str(folder), "limit_bytes": 1e9}
     dataset = PretrainTokenStreamDataset(f"{ADDRESS}/train", T=T, device="cpu", **copy)
-    shown = printed(capfd, "local-copy", folder, "--json")
+    shown = printed(capfd, "pull", "--copy", folder, "--json")
     (build,) = shown["builds"]
     assert (build["address"], build["name"], build["in_use"], shown["limit"]) == (ADDRESS, "letters", True, 1e9)
     assert shown["bytes"] >= build["bytes"] > 0
-    assert printed(capfd, "local-copy", folder, "--trim", "0", "--json")["freed_bytes"] == 0
+    assert printed(capfd, "pull", "--copy", folder, "--trim", "0", "--json")["freed_bytes"] == 0
     shard = Path(dataset.shards_dir) / "shard_00000.bin"
     content = shard.read_bytes()
     shard.write_bytes(bytes(len(content)))
-    assert main(["local-copy", str(folder), "--check"]) == 1
+    assert main(["pull", "--copy", str(folder), "--check"]) == 1
     assert "uses it" in capfd.readouterr().out
     assert shard.exists()
     shard.write_bytes(content)
     del dataset
-    assert printed(capfd, "local-copy", folder, "--check", "--json")["damaged"] == []
+    assert printed(capfd, "pull", "--copy", folder, "--check", "--json")["damaged"] == []
     shard.write_bytes(bytes(shard.stat().st_size))
-    assert main(["local-copy", str(folder), "--check"]) == 1
+    assert main(["pull", "--copy", str(folder), "--check"]) == 1
     assert "shard_00000.bin" in capfd.readouterr().out
     assert not shard.exists()
-    assert printed(capfd, "local-copy", folder, "--trim", "1kB", "--json")["freed_bytes"] > 0
+    assert printed(capfd, "pull", "--copy", folder, "--trim", "1kB", "--json")["freed_bytes"] > 0
     assert not any(folder.rglob("shard_*.bin"))
     PretrainTokenStreamDataset(f"{ADDRESS}/train", T=T, device="cpu", **copy)
     assert shard.exists()

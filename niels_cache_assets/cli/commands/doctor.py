@@ -189,7 +189,9 @@ def _configuration(registry: Registry) -> Finding:
         return Finding(what="configuration", state="note", found=what, mend=mend)
     found = f"{registry.settings_origin}: {counted(len(names), 'data set')} to build"
     if not names:
-        mend = f"add a data set to {registry.origin}: {PROGRAM} catalog lists those that ship with it, {PROGRAM} init inspects your files"
+        mend = (
+            f"add a data set to {registry.origin}: {PROGRAM} init --list shows those that ship with it, {PROGRAM} init inspects your files"
+        )
         return Finding(what="configuration", state="problem", found=found, mend=mend)
     waiting = [f"{name} needs {reason}" for name, reason in registry.unconfigured().items()]
     return Finding(what="configuration", state="ok", found="; ".join([found, *waiting]))

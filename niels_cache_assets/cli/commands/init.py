@@ -1,5 +1,5 @@
-"""The command `init`. It writes a first niels_cache.toml. own_data/new_config.py makes the text of the file, and docs/configuration.md
-explains the keys.
+"""The command `init`. It writes a first niels_cache.toml, or lists the data sets that ship with the package. own_data/new_config.py makes
+the text of the file, and docs/configuration.md explains the keys.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import Command, catalog_names, whole_number
-from niels_cache_assets.cli.console import PROGRAM, is_quiet, output, print_json
+from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -35,7 +35,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         dest="catalog",
-        help="data sets that ship with niels-cache: `niels-cache catalog` lists them",
+        help="data sets that ship with niels-cache",
+    )
+    parser.add_argument(
+        "--list",
+        metavar="NAME",
+        nargs="*",
+        dest="listed",
+        help="write no file: list the data sets that ship with niels-cache, or print the tables of these ones, to add to your file",
     )
     start.add_argument(
         "--profile",
@@ -85,15 +92,21 @@ Write a niels_cache.toml that names the data sets to build, with a comment for e
 your data: it finds the field with the text, and the form of conversations (lists of messages,
 instruction and answer, OpenAssistant trees). Without options, at a terminal, init asks questions.
 Before it writes the file, it checks the configuration like `doctor`. If a source cannot be read, it
-writes no file.""",
+writes no file.
+
+With --list, show the data sets that ship with niels-cache: a short description, the approximate download
+size, the licence that upstream states, and the origin. A data set is built only if niels_cache.toml names
+it, or sets profile = "default".""",
     usage="[PATH ...] ",
     examples="""\
   niels-cache init                                       asks questions, at a terminal
   niels-cache init data/ chats.jsonl                     your data
-  niels-cache init --from fineweb_edu wikitext           data sets of the catalog
+  niels-cache init --list                                data sets that ship with niels-cache
+  niels-cache init --list wikitext                       the table of wikitext
+  niels-cache init --from fineweb_edu wikitext           a file with these data sets
   niels-cache init --hub allenai/c4:en --vocab-size 32_000 --cache-dir /data/cache""",
     add_options=_add_options,
-    offers={"catalog": catalog_names},
+    offers={"catalog": catalog_names, "listed": catalog_names},
     has_caches=False,
     has_json=True,
 )
@@ -105,9 +118,11 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.own_data.new_config import Wishes, render
     from niels_cache_runtime.format.layout import FAMILIES
 
+    if arguments.listed is not None:
+        return _list(arguments)
     target = Path(arguments.out)
     if target.exists() and not arguments.force:
-        add = f"append a table of the catalog: {PROGRAM} catalog {' '.join(arguments.catalog) or 'NAME'} >> {target}"
+        add = f"append a table of the catalog: {PROGRAM} init --list {' '.join(arguments.catalog) or 'NAME'} >> {target}"
         raise NielsCacheError(f"{target}: already exists; edit it, {add}, replace it with --force, or write another file with --out")
     wishes = _given(arguments)
     if wishes == Wishes(folder=wishes.folder) and not arguments.json and sys.stdin.isatty() and sys.stdout.isatty():
@@ -120,16 +135,15 @@ def run(arguments: argparse.Namespace) -> int:
             ) from error
     if not wishes.names_data:
         raise NielsCacheError(
-            f"init: no data set is named; give files or folders ({PROGRAM} init data/), --from NAME ({PROGRAM} catalog lists them), "
+            f"init: no data set is named; give files or folders ({PROGRAM} init data/), --from NAME ({PROGRAM} init --list shows them), "
             "--hub OWNER/NAME, or --profile default"
         )
     registry, broken = _write(target, render(wishes))
     for line in broken:
         print(f"WARNING: {line}", file=sys.stderr)
-    if arguments.json:
-        built = [name for family in FAMILIES for name in registry.partition_keys(family)]
-        print_json({"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir})
-    elif not is_quiet():
+    built = [name for family in FAMILIES for name in registry.partition_keys(family)]
+    facts = {"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir}
+    if not print_facts(arguments, facts) and not is_quiet():
         option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
         console = output()
         console.print(f"{target} written. It builds", style="bold", soft_wrap=True)
@@ -142,6 +156,50 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"  {PROGRAM} doctor{option}  # checks everything that a build needs", soft_wrap=True)
         console.print(f"  {PROGRAM} build-all{option}", soft_wrap=True)
     return DONE
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    """Print the catalog, or the tables of some of its data sets."""
+    from niels_cache_assets.config.shipped import catalog
+    from niels_cache_assets.own_data.new_config import catalog_table
+
+    tables = {name: catalog_table(name) for name in arguments.listed or catalog()}
+    if print_facts(arguments, {"data_sets": [{**_entry(name), "table": table} for name, table in tables.items()]}):
+        return DONE
+    if arguments.listed:
+        print("\n" + "\n\n".join(tables.values()))  # the user may append the output to a file that lacks a final newline
+        return DONE
+    columns = ("description", "download", "licence", "from")
+    table = new_table("data set", "family", *columns, shrinking=columns)
+    for name in tables:
+        table.add_row(*_entry(name).values())
+    console = output()
+    console.print(table)
+    if not is_quiet():
+        advice = (
+            f"{PROGRAM} init --from NAME ... writes a niels_cache.toml with them; {PROGRAM} init --list NAME prints a table for your file"
+        )
+        console.print(f"\n{advice}", soft_wrap=True)
+    return DONE
+
+
+def _entry(name: str) -> dict[str, Any]:
+    from niels_cache_assets.config.merging import SOURCES
+    from niels_cache_assets.config.shipped import ABOUT, catalog
+
+    family, table = catalog()[name]
+    about = ABOUT[name]
+    fields = SOURCES[family][table["source"]].model_fields
+    origin = fields["dataset"].default if "dataset" in fields else "this machine"
+    config = fields["config"].default if "config" in fields else None
+    return {
+        "name": name,
+        "family": family,
+        "what": about.what,
+        "download": about.size,
+        "licence": about.licence,
+        "from": f"{origin} ({config})" if config else origin,
+    }
 
 
 def _given(arguments: argparse.Namespace) -> Wishes:

@@ -132,7 +132,7 @@ def _no_dataset(path: Path) -> NielsCacheError:
     found = describe(path)
     said, advice = found.said, "give the folder of a data set, or its name"
     if found.kind == "root":
-        advice = f"type {PROGRAM} list --cache-dir {shlex.quote(str(path))}"
+        advice = f"type {PROGRAM} status --cache-dir {shlex.quote(str(path))}"
     elif found.dataset is not None:
         advice = f"type {PROGRAM} show {shlex.quote(str(found.dataset))}"
     elif found.kind == "nothing":
