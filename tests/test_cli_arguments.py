@@ -108,22 +108,21 @@ def test_only_force_wait_and_cache_dir_go_to_the_launcher(launcher: FakeLauncher
 
 def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:
     values = {"seed": "7", "shard_bytes": "1_024", "threads": "3", "vocab_size": "1_000", "model_type": "bpe", "character_coverage": "0.5"}
-    values |= {"sample_bytes": "12_345", "train_tokens": "10_000", "val_tokens": "0", "val_frac": "0.25"}
+    values |= {"train_tokens": "10_000", "val_tokens": "0", "val_frac": "0.25"}
+    values |= {"shuffle_buffer": "99", "sft.*.val_frac": "0.2"}
     special = {role: f"<{role}>" for role in defaults.ROLE_KEYS}
     arguments: list[str] = []
     for flag in FLAGS:
-        if flag.key == "special_tokens":
+        key = flag.key.rpartition(".")[2]
+        if key == "special_tokens":
             arguments += [flag.option, *(f"{role}={token}" for role, token in special.items())]
-        elif flag.key == "train_on":
-            arguments += [flag.option, "wikitext", "oasst1"]
         else:
-            arguments += [flag.option, values.get(flag.key, "given")]
-    registry = build(launcher, *arguments, "--shuffle-buffer", "99", "--sft-val-frac", "0.2")
+            arguments += [flag.option, values.get(flag.key, values.get(key, "given"))]
+    registry = build(launcher, *arguments)
     assert (registry.build.seed, registry.build.shard_bytes, registry.build.threads) == (7, 1024, 3)
     tokenizer = registry.tokenizer
-    assert (tokenizer.vocab_size, tokenizer.model_type, tokenizer.character_coverage, tokenizer.sample_bytes) == (1000, "bpe", 0.5, 12_345)
+    assert (tokenizer.vocab_size, tokenizer.model_type, tokenizer.character_coverage) == (1000, "bpe", 0.5)
     assert tokenizer.special_tokens == special
-    assert tokenizer.train_on == ("wikitext", "oasst1")
     assert tokenizer.model == str(Path.cwd() / "given")
     fineweb, roam, gutenberg = (registry.pretrain[name].model_dump() for name in ("fineweb_edu", "roam", "gutenberg"))
     assert {key: fineweb[key] for key in ("dataset", "config", "train_tokens", "val_tokens", "shuffle_buffer")} == {
@@ -147,9 +146,11 @@ def test_flags_that_have_a_default_say_the_real_one(capsys: pytest.CaptureFixtur
     }
     checked = [flag for flag in FLAGS if flag.default is not None]
     assert len(checked) > 8
+    tables |= {"pretrain.*": registry.pretrain["fineweb_edu"], "sft.*": registry.sft["oasst1"]}
     for flag in checked:
-        real = getattr(tables[flag.table], flag.key)
-        assert real == flag.default or (real is None and flag.key == "val_frac"), flag.option
+        table, _, key = flag.key.rpartition(".")
+        real = getattr(tables[table], key)
+        assert real == flag.default or (real is None and key == "val_frac"), flag.option
 
 
 def test_set_takes_toml_values_or_plain_text_and_wins_over_flags(launcher: FakeLauncher) -> None:
@@ -254,7 +255,7 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--vocab-size", "3_000_000_000"], ("command line: --vocab-size: [tokenizer] vocab_size = 3000000000",)),
         (["build-all", "--shard-bytes", "3"], ("command line: --shard-bytes: [build] shard_bytes = 3",)),
         (["build-all", "--sft-val-frac", "2"], ("command line: --sft-val-frac: [sft.dolly15k] val_frac = 2.0",)),
-        (["build-all", "--train-on", "wikitxt"], ("command line: --train-on: [tokenizer] train_on ", "'wikitxt'")),
+        (["build-all", "--set", 'tokenizer.train_on=["wikitxt"]'], ("command line: --set: [tokenizer] train_on ", "'wikitxt'")),
         (["build-all", "--special-tokens", "sys=<s>"], ("--special-tokens", "at least eot")),
         (["build-all", "--special-tokens", "end=<e>"], ("'end=<e>'", "ROLE=TEXT")),
         (["build-all", "--profile", "quickstart", "--fineweb-train-tokens", "5"], ("profile quickstart", "[pretrain.fineweb_edu]")),

@@ -60,8 +60,8 @@ def test_every_flag_is_a_table_with_paths_as_seen_from_the_file(project: Path) -
     (project / "notes").mkdir()
     (project / "notes/a.md").write_text("a note")
     (project / "configs").mkdir()
-    wishes = ["--files", "my books", "rows.jsonl", "--notes", "notes", "--hub", "allenai/c4:en", "--chats", "chats.jsonl"]
-    more = ["--only-mine", "--roam", "notes", "--cache-dir", "kept", "--vocab-size", "5_000", "--out", "configs/mine.toml"]
+    wishes = ["my books", "rows.jsonl", "notes", "chats.jsonl", "--hub", "allenai/c4:en"]
+    more = ["--cache-dir", "kept", "--vocab-size", "5_000", "--out", "configs/mine.toml"]
     assert main(["init", *wishes, *more]) == exit_codes.DONE  # the hub is away here, which is no reason to refuse
     text = (project / "configs/mine.toml").read_text()
     tables = tomllib.loads(text)
@@ -70,7 +70,7 @@ def test_every_flag_is_a_table_with_paths_as_seen_from_the_file(project: Path) -
     assert tables["build"]["cache_dir"] == "../kept"
     registry = load_registry(config="configs/mine.toml")
     enabled = {name for family in (registry.pretrain, registry.sft) for name, source in family.items() if source.enabled}
-    assert enabled == {"my_text", "my_jsonl", "my_notes", "roam", "c4", "chats"}
+    assert enabled == {"my_text", "my_jsonl", "my_notes", "c4", "chats"}
     assert registry.tokenizer.vocab_size == 5_000
     (project / "configs/all.toml").write_text(uncommented(text))
     assert load_registry(config="configs/all.toml").pretrain["my_text"].prepare, "what is offered in comments is valid"
@@ -89,7 +89,7 @@ def test_what_is_put_into_a_folder_later_is_read_and_of_named_files_nothing_else
     (folder / "b.txt.gz").write_bytes(gzip.compress(b"b"))
     (folder / "r.jsonl").write_bytes(b'{"text": "c"}')
     (folder / "w.xml-p1p20.bz2").write_bytes(bz2.compress(DUMP))
-    assert main(["init", "--files", "few [1]", "my books/vol.0.txt"]) == exit_codes.DONE
+    assert main(["init", "few [1]", "my books/vol.0.txt"]) == exit_codes.DONE
     assert files_of("my_text") == ["few [1]/a.txt", "few [1]/b.txt.gz", "my books/vol.0.txt"]
     (folder / "below").mkdir()
     for name in ("c.txt", "below/d.txt", "below/s.jsonl", "w.xml-p21p30.bz2", "e.png"):
@@ -102,7 +102,7 @@ def test_what_is_put_into_a_folder_later_is_read_and_of_named_files_nothing_else
 
 def test_a_link_that_leads_back_into_its_folder_makes_no_file_be_read_twice(project: Path) -> None:
     (project / "my books" / "again").symlink_to(".")
-    assert main(["init", "--files", "my books"]) == exit_codes.DONE
+    assert main(["init", "my books"]) == exit_codes.DONE
     assert files_of("my_text") == [f"vol.{number}.txt" for number in range(5)]
 
 
@@ -137,33 +137,28 @@ def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytes
         monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)  # where it would ask
     assert main(["init", "--json", "rows.jsonl"]) == exit_codes.DONE
     assert json.loads(capsys.readouterr().out)["file"] == "niels_cache.toml"
-    assert (
-        main(["init", "--json", "--out", "my.toml", "--files", "rows.jsonl", "--only-mine", "--profile", "quickstart"]) == exit_codes.DONE
-    )
+    assert main(["init", "--json", "--out", "my.toml", "rows.jsonl", "--profile", "quickstart"]) == exit_codes.DONE
     written = json.loads(capsys.readouterr().out)
-    assert written == {"file": "my.toml", "profile": "quickstart", "data_sets": ["my_text"], "cache_dir": str(project / "cache/quickstart")}
+    names = ["python_docs", "my_text", "python_help"]
+    assert written == {"file": "my.toml", "profile": "quickstart", "data_sets": names, "cache_dir": str(project / "cache/quickstart")}
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--files", "none.txt"], ("none.txt: ", "no such file")),
-        (["--files", "picture.png"], ("picture.png: ", "its name")),
-        (["--notes", "none"], ("none: ", "correct --notes")),
-        (["--notes", "rows.jsonl"], ("rows.jsonl: ", "--notes", "a folder")),
-        (["--chats", "my books"], ("vol.0.txt: ", "no conversations", "Parquet")),
-        (["--chats", "rows.jsonl"], ("rows.jsonl: ", "no conversations", "(fields: text (")),
-        (["--chats", "none.jsonl"], ("none.jsonl: ", "correct --chats")),
+        (["none.txt"], ("none.txt: ", "no such file")),
+        (["picture.png"], ("picture.png: ", "its name")),
+        (["--tokenizer", "none.model", "rows.jsonl"], ("none.model: ", "correct --tokenizer")),
         ([], ("no data set", "--from NAME", "--hub OWNER/NAME")),
         (["--from", "wikitxt"], ("'wikitxt'", "did you mean 'wikitext'?")),
-        (["--from", "roam"], ("niels-cache init --roam PATH",)),
-        (["--files", "chats.jsonl"], ("chats.jsonl: ", "text (fields: messages (")),
+        (["--from", "roam"], ("niels-cache init PATH",)),
+        (["--text-field", "body", "chats.jsonl"], ("chats.jsonl: ", "body", "messages")),
         (["bots.jsonl"], ("bots.jsonl: ", "(human)", "assistant (gpt)")),
         (["array.json"], ("array.json: ", "jq -c '.[]' array.json > array.jsonl")),
         (["feed.xml"], ("feed.xml: ", "MediaWiki")),
         (["numbers.jsonl"], ("numbers.jsonl: ", "text (fields: a (1))")),
         (["empty.jsonl"], ("empty.jsonl: ", "no row")),
-        (["--roam", "hollow"], ("[pretrain.roam] path = ",)),
+        (["hollow"], ("hollow: ", "no file")),
         (["lost.txt"], ("lost.txt: ", "leads to no")),
         (["lost.json"], ("lost.json: ", "leads to no")),
         (["*.txt"], ("*.txt: ", "leads to no")),

@@ -90,7 +90,6 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "niels-cache push": "a bucket; tests/test_remote_push.py",
         "niels-cache pull": "the same; tests/test_remote_pull.py",
         "niels-cache verify": "the same",
-        "niels-cache local-copy": "the copy of a run; tests/test_remote_readers.py",
         "import os": "a bucket; tests/test_remote_copy.py",
         "torchrun": "two machines; tests/test_remote_walks.py runs ranks on one",
     },

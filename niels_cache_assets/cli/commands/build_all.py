@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from niels_cache_assets.cli.command import CACHES, HOME_VARIABLE, WHERE, Command
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, collect_overrides
+from niels_cache_assets.cli.overrides import FLAGS, collect_overrides
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
@@ -54,15 +54,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "if it is not valid TOML; repeat the option for several settings",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for flag in (*FLAGS, SHUFFLE_BUFFER, SFT_VAL_FRAC):
-        group = groups.setdefault(flag.group, parser.add_argument_group(flag.group))
-        group.add_argument(flag.option, type=flag.type, metavar=flag.metavar, nargs=flag.nargs, dest=flag.dest, help=_help_of(flag))
-
-
-def _help_of(flag: Flag) -> str:
-    if flag.default is None:
-        return flag.help
-    return f"{flag.help} (default: {f'{flag.default:_}' if isinstance(flag.default, int) and flag.default > 9_999 else flag.default})"
+    for flag in FLAGS:
+        flag.add_to(groups.setdefault(flag.group, parser.add_argument_group(flag.group)))
 
 
 COMMAND = Command(

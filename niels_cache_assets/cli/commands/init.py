@@ -50,19 +50,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="all of a profile: default (fineweb_edu, wikitext, dolly15k, oasst1) or quickstart (Python's own documentation)",
     )
     start.add_argument(
-        "--only-mine", action="store_true", help="with --profile: turn the data sets of the profile off and keep only its settings"
-    )
-    start.add_argument(
-        "--files",
-        metavar="PATH",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="like PATH, but always text for pretraining: .txt, .md, .jsonl, .parquet, .xml (also .gz, .bz2, .xz, .zst), or folders",
-    )
-    start.add_argument("--notes", metavar="DIR", help="your folder of Markdown notes, such as an Obsidian vault")
-    start.add_argument("--roam", metavar="PATH", help="your Roam export: its folder, or the JSON file")
-    start.add_argument(
         "--hub",
         metavar="OWNER/NAME",
         nargs="+",
@@ -71,10 +58,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="text from the Hugging Face hub: OWNER/NAME or OWNER/NAME:CONFIG",
     )
     start.add_argument(
-        "--chats", metavar="PATH", nargs="+", action="extend", default=[], help="like PATH, but always conversations: .jsonl, .parquet"
-    )
-    start.add_argument(
-        "--text-field", metavar="FIELD", help="field with the text in .jsonl and .parquet (default: text, else the only one that can be it)"
+        "--text-field",
+        metavar="FIELD",
+        help="field with the text in .jsonl and .parquet, which are then not conversations (default: text, else the only one possible)",
     )
     how = parser.add_argument_group("how")
     how.add_argument("--cache-dir", metavar="DIR", help="root of the caches (default: cache, beside the file)")
@@ -210,12 +196,7 @@ def _given(arguments: argparse.Namespace) -> Wishes:
         profile=arguments.profile,
         catalog=tuple(arguments.catalog),
         data=tuple(arguments.data),
-        only_mine=arguments.only_mine,
-        files=tuple(arguments.files),
-        notes=arguments.notes,
-        roam=arguments.roam,
         hub=tuple(arguments.hub),
-        chats=tuple(arguments.chats),
         text_field=arguments.text_field,
         cache_dir=arguments.cache_dir,
         tokenizer=arguments.tokenizer,

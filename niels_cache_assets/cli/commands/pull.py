@@ -5,16 +5,27 @@ checks a local copy, which `TokenLoader(..., local_dir=DIR)` fills from an addre
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import asdict
 from pathlib import Path
 
-from niels_cache_assets.cli.addresses import byte_count
 from niels_cache_assets.cli.command import WHERE, Command, chosen
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
+
+_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(rf"([\d_]+(?:\.\d+)?)\s*({'|'.join(_UNITS)})")
+
+
+def byte_count(text: str) -> int:
+    """Return a number of bytes, such as 200GB, 1.5TiB or 1_000_000."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or not match[1].strip("_"):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of bytes such as 200GB")
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
-from niels_cache_assets.cli.addresses import add_copy_options, copy_folder, refuse_copy_options
 from niels_cache_assets.cli.command import WHERE, Command, chosen, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
@@ -55,7 +55,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         dest="sources",
         help="new folder of a data set's split, if it moved since training",
     )
-    add_copy_options(parser)
 
 
 def _name_and_folder(text: str) -> tuple[str, str]:
@@ -98,8 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise NielsCacheError(f"{WHERE}: --column {arguments.column}: needs a row; add --row")
     state = read_loader_state(arguments.state)
     copies: list[LocalCopy] = []  # they keep the lineage and the tokenizers until these are read
-    with copy_folder(arguments) as copy:
-        loader = _open_loader(arguments.state, state, dict(arguments.sources), copy=copy, arguments=arguments)
+    with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as copy:
+        loader = _open_loader(arguments.state, state, dict(arguments.sources), copy=copy)
         side = None if arguments.side is None else chosen("--side", "no side", arguments.side, SIDES)
         trace = loader.trace(arguments.step, rank=arguments.rank, side=side)
         assert isinstance(trace, BatchTrace)  # because no row is given
@@ -146,7 +145,7 @@ def _fetch_beside(copy: str, copies: list[LocalCopy], folder: str) -> Path:
     return opened.fetch_of(build, [*files, TOKENIZER]) / split
 
 
-def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, copy: str, arguments: argparse.Namespace) -> TokenLoader:
+def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, copy: str) -> TokenLoader:
     """Return the loader. If the state names an address, its local copy is in the folder `copy`.
 
     Raise NielsCacheError if a cache is missing or has changed, or if the state is invalid.
@@ -160,11 +159,8 @@ def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, 
             if name not in folders:
                 refuse("--source", "no data set", name, folders)
         named = {**folders, **moved}
-        changes: dict[str, Any] = {}
-        if any(map(is_address, named.values())):
-            changes = {"local_dir": copy, "limit_bytes": arguments.limit_bytes or sys.maxsize}
-        else:
-            refuse_copy_options(arguments)
+        is_remote = any(map(is_address, named.values()))
+        changes: dict[str, Any] = {"local_dir": copy, "limit_bytes": sys.maxsize} if is_remote else {}
         for name, folder in named.items():
             if not is_address(folder) and not _is_split(Path(folder)):
                 seen_from = "" if Path(folder).is_absolute() else f" (seen from {Path.cwd()})"
