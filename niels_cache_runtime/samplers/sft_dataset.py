@@ -20,7 +20,6 @@ from niels_cache_runtime.cache.opening import Verify, check_same_build, rebuilt
 from niels_cache_runtime.cache.sft import (
     OpenedExamples,
     assistant_target_mask,
-    example_target_mask,  # noqa: F401  its former path, until the next release
     open_examples,
     resolve_target_ids,
 )
@@ -153,8 +152,7 @@ class SFTExampleDataset:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        given = state.get("_given", (self.tokens_path, self.idx_path, None, None))  # earlier releases took paths only
-        self.tokens_path, self.idx_path, self._copy = whole_pair(*given)
+        self.tokens_path, self.idx_path, self._copy = whole_pair(*state["_given"])
         starts = self._open().starts
         check_same_build(self.tokens_path, opened=state["meta"], reopened=self.meta)
         if self._examples[-1] >= len(starts) or not np.array_equal(starts[self._examples], self._starts):  # without a meta.json of ours
