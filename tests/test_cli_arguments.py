@@ -352,7 +352,7 @@ def test_help_teaches_by_examples_that_parse(command: str, capsys: pytest.Captur
         parsed = parse_arguments(shlex.split(example.partition("  ")[0])[1:])
         assert parsed is not None
         assert parsed.command == command
-    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "ui", "diff", "pull")), (
+    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "diff", "pull")), (
         "a loader's state says where its caches lie, diff is given its own, and pull has --out"
     )
 
@@ -436,22 +436,8 @@ def test_what_to_do_next_names_the_same_caches_and_is_left_out_where_nothing_was
     build(launcher, "--cache-dir", "my caches")
     text = capsys.readouterr().out
     assert " verify --cache-dir 'my caches'" in text
-    assert "NIELS_CACHE_ROOT='my caches' " in text
-    assert " ui  # shows lineage" in text
+    assert " ui --cache-dir 'my caches'  # shows lineage" in text
     assert "T=256" in text
-
-
-@pytest.mark.parametrize(("home", "named"), [(".dagster", False), ("elsewhere", True)])
-def test_the_next_step_names_the_home_only_where_it_is_not_the_usual_one(
-    home: str, named: bool, launcher: FakeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / home))  # as the launcher sets it
-    launcher.results = [result("wikitext")]
-    build(launcher)
-    text = capsys.readouterr().out
-    assert " ui  # shows lineage" in text
-    assert (f"DAGSTER_HOME={tmp_path / home} " in text) == named
 
 
 def test_what_was_built_is_json_for_programs(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:

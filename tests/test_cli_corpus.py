@@ -1,7 +1,6 @@
 """The commands about corpora. Their counts equal the prepared documents, their samples exist on disk, and a mistake gives one line."""
 
 import gzip
-import io
 import json
 import os
 import re
@@ -15,13 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands import clean
 from niels_cache_assets.cli.commands.clean import spread
-from niels_cache_assets.cli.commands.duplicates import mark_differences, print_pair
+from niels_cache_assets.cli.commands.duplicates import mark_differences
 from niels_cache_assets.cli.console import excerpt
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.show.corpora import seeded_choice
@@ -437,7 +435,6 @@ def test_show_has_the_stages_of_a_corpus_before_there_is_a_cache(duplicates: Met
         (["duplicates", "copies"], ("no corpus yet",)),
         (["duplicates", "notes", "--kind", "nera"], ("did you mean 'near'?",)),
         (["duplicates", "notes", "-n", "0"], ("-n", "at least 1")),
-        (["duplicates", "notes", "--characters", "20_000"], ("--characters", "1 to 10,000")),
         (["duplicates", "notes", "--seed", "-1"], ("--seed", "from 0 to")),
         (["show", "copies"], ("not built yet",)),
     ],
@@ -492,16 +489,6 @@ def test_the_end_of_an_excerpt_is_no_difference() -> None:
     assert right.plain.endswith(" …")
     assert left.plain.count("[[") == 0
     assert re.findall(r"\[\[(.*?)\]\]", right.plain) == ["Begins otherwise:"]
-
-
-@pytest.mark.parametrize(("width", "side_by_side"), [(160, True), (90, True), (89, False), (30, False)])
-def test_texts_are_side_by_side_where_there_is_room(width: int, side_by_side: bool) -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=width, markup=False)
-    print_pair(console, ("dropped: one [1]", "kept: two"), ("the first text of both " * 9, "the other text of both " * 9), characters=600)
-    lines = out.getvalue().splitlines()
-    assert any("dropped: one [1]" in line and "kept: two" in line for line in lines) == side_by_side
-    assert max(map(len, lines)) <= width
 
 
 def test_an_excerpt_is_cut_and_harmless() -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -133,8 +132,6 @@ def test_a_file_without_rows_is_of_the_kind_of_the_others(project: Path) -> None
 
 
 def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for stream in ("stdin", "stdout"):
-        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)  # where it would ask
     assert main(["init", "--json", "rows.jsonl"]) == exit_codes.DONE
     assert json.loads(capsys.readouterr().out)["file"] == "niels_cache.toml"
     assert main(["init", "--json", "--out", "my.toml", "rows.jsonl", "--profile", "quickstart"]) == exit_codes.DONE
@@ -206,43 +203,6 @@ def test_a_file_that_is_there_is_kept_unless_forced(project: Path, capsys: pytes
     assert "niels-cache init --list wikitext >> niels_cache.toml" in said
     assert (project / "niels_cache.toml").read_text() == "# mine\n"
     assert main(["init", "--force", "rows.jsonl"]) == exit_codes.DONE
-
-
-def test_at_a_terminal_it_asks_until_answers_make_sense(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    answers: Iterator[str] = iter(["none.txt", "'my books' chats.jsonl", "?", "wikitxt", "python_docs", "", ""])
-    monkeypatch.setattr("builtins.input", lambda question: next(answers))
-    assert main(["init"]) == exit_codes.DONE
-    assert next(answers, None) is None, "all were asked for"
-    registry = load_registry(config="niels_cache.toml")
-    assert registry.profile is None
-    assert {*registry.pretrain, *registry.sft} == {"my_text", "chats", "python_docs"}
-    assert "wikitext     good and featured" in capsys.readouterr().out, "the catalog was shown"
-
-
-def test_answers_that_end_early_leave_no_file_and_a_quotation_mark_is_asked_for(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    answers: Iterator[str] = iter(["'my books"])
-
-    def ask(question: str) -> str:
-        if (answer := next(answers, None)) is None:
-            raise EOFError
-        return answer
-
-    monkeypatch.setattr("builtins.input", ask)
-    assert main(["init"]) == exit_codes.WRONG_USE
-    said = capsys.readouterr()
-    assert "No closing quotation" in said.out
-    assert said.out.endswith("\n\n"), "the message begins on a line of its own"
-    assert "input ended" in said.err
-    assert "Traceback" not in said.err
-    assert not Path("niels_cache.toml").exists()
 
 
 def rows(*values: object) -> bytes:

@@ -14,7 +14,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli.command import Command, add_settings_options, refuse
+from niels_cache_assets.cli.command import Command, refuse
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import MEANINGS
 from niels_cache_runtime.errors import NielsCacheError
@@ -44,7 +44,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "clean text": {
         "clean": "run the cleaning chain on files, or show what it dropped from a data set, and why",
         "tune": "write a page that helps to choose limits of cleaning and of duplicates",
-        "duplicates": "show pairs of duplicates side by side",
+        "duplicates": "show pairs of duplicates, and the words that differ",
     },
     "choose a tokenizer": {
         "tokenizer": "compare tokenizers by characters per token",
@@ -193,7 +193,14 @@ def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> No
         where.add_argument(
             "--cache-dir", metavar="DIR", help="root folder of the caches (default: NIELS_CACHE_ROOT, else [build] cache_dir)"
         )
-        add_settings_options(where)
+        where.add_argument(
+            "--profile",
+            metavar="PROFILE",
+            help="default or quickstart; your settings override it (default: NIELS_CACHE_PROFILE, else `profile` in the file, else none)",
+        )
+        where.add_argument(
+            "--config", metavar="FILE", help="your settings (default: NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists)"
+        )
     output = parser.add_argument_group("output")
     if command.has_json:
         output.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from niels_cache_assets.cli.command import HOME_VARIABLE, Command
-from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
+from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.show.wording import UNKNOWN, counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
@@ -72,8 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_text_places(arguments)
     findings = list(_examine(arguments))
     problems = sum(finding.state == "problem" for finding in findings)
-    if arguments.json:
-        print_json({"findings": [asdict(finding) for finding in findings]})
+    if print_facts(arguments, {"findings": [asdict(finding) for finding in findings]}):
         return FAILED if problems else DONE
     console = output()
     table = new_table("", "what", "found", shrinking=["found"])
@@ -96,8 +95,7 @@ def _print_text_places(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.show.text_places import text_places
 
     places = [*text_places(*open_registry(arguments))]
-    if arguments.json:
-        print_json({"text": [asdict(place) for place in places]})
+    if print_facts(arguments, {"text": [asdict(place) for place in places]}):
         return DONE
     table = new_table("where", "what", "size", right=frozenset({"size"}), shrinking=["what"])
     table.columns[0].overflow = "fold"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -76,16 +75,14 @@ COMMAND = Command(
     description="""\
 Write a niels_cache.toml that names the data sets to build, with a comment for every key. init inspects
 your data: it finds the field with the text, and the form of conversations (lists of messages,
-instruction and answer, OpenAssistant trees). Without options, at a terminal, init asks questions.
-Before it writes the file, it checks the configuration like `doctor`. If a source cannot be read, it
-writes no file.
+instruction and answer, OpenAssistant trees). Before it writes the file, it checks the
+configuration like `doctor`. If a source cannot be read, it writes no file.
 
 With --list, show the data sets that ship with niels-cache: a short description, the approximate download
 size, the licence that upstream states, and the origin. A data set is built only if niels_cache.toml names
 it, or sets profile = "default".""",
     usage="[PATH ...] ",
     examples="""\
-  niels-cache init                                       asks questions, at a terminal
   niels-cache init data/ chats.jsonl                     your data
   niels-cache init --list                                data sets that ship with niels-cache
   niels-cache init --list wikitext                       the table of wikitext
@@ -99,9 +96,9 @@ it, or sets profile = "default".""",
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file. Ask questions first if no option is given and a terminal is attached."""
+    """Write the file, or list the catalog."""
     from niels_cache_assets.config.defaults import CONFIG_NAME
-    from niels_cache_assets.own_data.new_config import Wishes, render
+    from niels_cache_assets.own_data.new_config import render
     from niels_cache_runtime.format.layout import FAMILIES
 
     if arguments.listed is not None:
@@ -111,14 +108,6 @@ def run(arguments: argparse.Namespace) -> int:
         add = f"append a table of the catalog: {PROGRAM} init --list {' '.join(arguments.catalog) or 'NAME'} >> {target}"
         raise NielsCacheError(f"{target}: already exists; edit it, {add}, replace it with --force, or write another file with --out")
     wishes = _given(arguments)
-    if wishes == Wishes(folder=wishes.folder) and not arguments.json and sys.stdin.isatty() and sys.stdout.isatty():
-        try:
-            wishes = _asked(wishes.folder)
-        except EOFError as error:  # Ctrl-D
-            print()
-            raise NielsCacheError(
-                "init: the input ended before the last question, so nothing was written; give the answers as options (init --help)"
-            ) from error
     if not wishes.names_data:
         raise NielsCacheError(
             f"init: no data set is named; give files or folders ({PROGRAM} init data/), --from NAME ({PROGRAM} init --list shows them), "
@@ -204,34 +193,6 @@ def _given(arguments: argparse.Namespace) -> Wishes:
     )
 
 
-def _asked(folder: str) -> Wishes:
-    """Ask the few questions that matter for a first configuration. Every answer may be empty."""
-    from niels_cache_assets.own_data.new_config import Wishes
-
-    console = output()
-    console.print("Press Enter to accept the value in [ ]. You can change everything in the file later.\n")
-    data = _paths("Your text and conversations: files or folders, separated by spaces [none]")
-    shipped = _names("Data sets that ship with niels-cache, separated by spaces; ? lists them [none]")
-    hub = input("Data sets of the Hugging Face hub, OWNER/NAME, separated by spaces [none]: ").split()
-    cache_dir = input("Folder for the caches [cache]: ").strip()
-    return Wishes(folder=folder, data=tuple(data), catalog=tuple(shipped), hub=tuple(hub), cache_dir=cache_dir or None)
-
-
-def _names(question: str) -> list[str]:
-    """Ask for names of data sets until the catalog has all given names."""
-    from niels_cache_assets.config.shipped import ABOUT, catalog
-
-    while True:
-        names = input(f"{question}: ").split()
-        unknown = [name for name in names if name not in catalog()]
-        if not unknown:
-            return names
-        if unknown != ["?"]:
-            print(f"  the catalog has no {', '.join(unknown)}")
-        for name in catalog():
-            print(f"  {name:<12} {ABOUT[name].what} ({ABOUT[name].size})")
-
-
 def _in_words(source: Source) -> str:
     """Return a line about the data that was found, such as `parquet: data/**/*.parquet, text in 'body'`."""
     from niels_cache_assets.own_data.new_config import form_of
@@ -242,20 +203,6 @@ def _in_words(source: Source) -> str:
     places = [os.path.relpath(place) if os.path.isabs(place) else place for place in (where if isinstance(where, list) else [where])]
     form = form_of(source.model_dump(exclude_unset=True))
     return f"{source.source}: {', '.join([*places, form] if form else places)}"
-
-
-def _paths(question: str) -> list[str]:
-    """Ask for paths until all given paths exist."""
-    while True:
-        try:
-            paths = shlex.split(input(f"{question}: "))
-        except ValueError as error:
-            print(f"  {error}: close the quoted path with the same quotation mark")
-            continue
-        missing = [path for path in paths if not Path(path).expanduser().exists()]
-        if not missing:
-            return paths
-        print(f"  {', '.join(missing)}: not found")
 
 
 def _write(target: Path, text: str) -> tuple[Registry, list[str]]:
