@@ -82,7 +82,7 @@ def test_runs_record_figures_examples_and_pictures(built_corpora: Built, built: 
     assert (state_in(recorded), recorded["documents"]) == ("built", 4)
     assert "4 documents of 5" in recorded["contents"]
     assert rows(recorded["reasons"]) == [{"reason": "too_short", "stage": "cleaning", "documents": 1, "share": "20.0%"}]
-    assert "niels-cache rejected books" in recorded["rejected_examples"]
+    assert "niels-cache clean --dropped books" in recorded["rejected_examples"]
     assert "niels-cache sample books --stage corpus" in recorded["samples"]
     assert checks(runs["corpus/books"])[REASONS_PLAUSIBLE].passed
     again = materializations(built.run(CORPUS_JOB, "books"), "corpus__documents")["corpus/documents"]

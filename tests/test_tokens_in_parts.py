@@ -215,13 +215,13 @@ def test_commands_build_the_parts_and_join_them(project: PartsProject, capsys: p
     assert "corpus" in capsys.readouterr().err
     for number in range(PARTS):
         assert main(["part", NAME, str(number), "--corpus", *where]) == 0
-    assert main(["parts", "seal", NAME, *where]) == 0
+    assert main(["part", NAME, "--seal", *where]) == 0
     assert main(["part", NAME, "0", *where]) == exit_codes.WRONG_USE
     assert "duplicates" in capsys.readouterr().err
     build(found, ["corpus/duplicates"])
     for number in range(PARTS):
         assert main(["part", NAME, str(number), *where]) == 0
-    assert main(["parts", "seal", NAME, *where]) == 0
+    assert main(["part", NAME, "--seal", *where]) == 0
     assert build(found)[f"pretrain/{NAME}"].state == "cache_hit"
     assert main(["status", *where]) == 0
 

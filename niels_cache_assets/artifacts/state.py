@@ -1,6 +1,6 @@
 """The state of everything on disk, compared with the configuration. The state is derived from meta.json and the sizes of files.
 
-`niels-cache list`, `niels-cache status` and the check `caches_in_sync` show the state of the tokenizer, corpora, duplicates and caches.
+`niels-cache status` and the check `caches_in_sync` show the state of the tokenizer, corpora, duplicates and caches.
 Finding the states costs one or two small reads for each data set, and a look at the size of each file. Nothing is hashed. Upstream is not
 asked for its revision, so a changed source is not noticed. disk/staging.py knows which builds are running, and their progress.
 """

@@ -354,19 +354,12 @@ class DagsterSettings(Table):
     )
     branch: str = Field("main", min_length=1, description="The branch of `repository`")
 
-    upstream_seconds: int = Field(
-        3600, ge=30, description="`upstream_revision_sensor` waits at least this many seconds between two checks of the hub"
-    )
     upstream_builds: bool = Field(
         False,
         description="If upstream has changed since a finished build, `upstream_revision_sensor` requests a new build, "
         "even an expensive one",
     )
-    notes_seconds: int = Field(
-        60, ge=1, description="`notes_folder_sensor` waits at least this many seconds between two checks of the folders"
-    )
     notes_quiet_seconds: int = Field(300, ge=0, description="A folder of notes is built after this many seconds without a change")
-    nightly_hour: int = Field(3, ge=0, le=23, description="Hour of the nightly schedules, in UTC")
     automatic_sft: tuple[str, ...] | None = Field(
         None, strict=False, description="SFT data sets that `sft_automation` builds when their inputs change; None: all of them"
     )

@@ -30,7 +30,7 @@ from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import dataset_dir
 from niels_cache_runtime.format.meta import Meta
 
-_BEFORE_THE_PIN = (None, "main")  # `parts add` replaces these by the commit; a cache of another branch is built again, with the same bytes
+_BEFORE_THE_PIN = (None, "main")  # `part --add` replaces these by the commit; a cache of another branch is built again, with the same bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.cli.command import CACHES, WHERE, Command, refuse, whole_number
-from niels_cache_assets.cli.console import new_table, output, print_json
+from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
@@ -149,17 +149,15 @@ def _verify_address(arguments: argparse.Namespace) -> int:
     with stop_on_signals(), transfer_progress("verifying") as progress:
         checked = check(address, download=arguments.download, progress=progress, **given)
     published, findings = checked.published, checked.findings
-    if arguments.json:
-        print_json(
-            {
-                "address": address,
-                "data_set": f"{published.family}/{published.name}",
-                "content_sha256": published.meta["content_sha256"],
-                "files": len(published.files),
-                "is_proven": checked.is_proven,
-                "findings": [asdict(finding) for finding in findings],
-            }
-        )
+    facts = {
+        "address": address,
+        "data_set": f"{published.family}/{published.name}",
+        "content_sha256": published.meta["content_sha256"],
+        "files": len(published.files),
+        "is_proven": checked.is_proven,
+        "findings": [asdict(finding) for finding in findings],
+    }
+    if print_facts(arguments, facts):
         return FAILED if findings else DONE
     console = output()
     for finding in findings:

@@ -36,7 +36,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
     return without_empty(
         {
             "samples": command_entry("sample", outcome.name, "--stage", "corpus", root=root),
-            "rejected_examples": command_entry("rejected", outcome.name, root=root) if sum(meta["dropped"].values()) else None,
+            "rejected_examples": command_entry("clean", "--dropped", outcome.name, root=root) if sum(meta["dropped"].values()) else None,
             **state,
             "contents": f"{', '.join(said)}, about {abbreviated(tokens)} tokens",
             "documents": documents["kept"],
