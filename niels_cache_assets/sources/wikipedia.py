@@ -58,7 +58,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         for batch in self.unconverted(context):
-            converted, dropped = self.convert(batch)
+            converted, dropped, _ = self.convert(batch)
             context.report.join(dropped)
             if converted:
                 yield converted
@@ -74,14 +74,10 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             places = RowsPass(context)
             yield from batched(self._hub(places, context), places)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops]:
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
         """Convert the wikitext of a dump's articles to text. An article without text is dropped as `empty`, and as `list_page` if it has
         only sections that list names or works.
         """
-        converted, dropped, _ = self.convert_all(documents)
-        return converted, dropped
-
-    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
         from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
 
         converted, examples = [], []
