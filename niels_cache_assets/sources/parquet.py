@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import Collector, Texts, batch_of, ids_of_column, require_columns, texts_of_column
-from niels_cache_assets.sources.reading.encodings import Decoding
+from niels_cache_assets.sources.reading.encodings import Decoding, refuse_length
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
-from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.parquet_files import NumberedRows, is_text_type, joined, made_ahead, may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.where import DROPPED

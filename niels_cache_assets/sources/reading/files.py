@@ -24,8 +24,7 @@ from urllib.parse import urlsplit
 
 from niels_cache_assets.first_bytes import HEAD_BYTES, refuse_content
 from niels_cache_assets.sources.errors import SourceUnavailable, endless_redirect, first_line, is_of_network, shown
-from niels_cache_assets.sources.finding.globs import Found, Links, files_below, glob_files, links_among
-from niels_cache_assets.sources.finding.missing import advice_for_missing
+from niels_cache_assets.sources.finding.globs import Found, Links, advice_for_missing, files_below, glob_files, links_among
 from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_runtime.errors import NielsCacheError
 
