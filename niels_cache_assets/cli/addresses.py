@@ -63,7 +63,7 @@ def local_copy(arguments: argparse.Namespace) -> Iterator[LocalCopy]:
     from niels_cache_runtime.remote.local_copy import LocalCopy
 
     with copy_folder(arguments) as folder:
-        copy = LocalCopy(folder, limit_bytes=arguments.limit_bytes)
+        copy = LocalCopy(folder, limit=arguments.limit_bytes)
         try:
             yield copy
         finally:

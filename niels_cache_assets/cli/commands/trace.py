@@ -153,6 +153,7 @@ def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, 
     """
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.remote.store import is_address
+    from niels_cache_runtime.remote.whole import Copy
 
     try:
         folders = {name: str(source["folder"]) for name, source in state["sources"].items()}
@@ -162,7 +163,7 @@ def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, 
         named = {**folders, **moved}
         changes: dict[str, Any] = {}
         if any(map(is_address, named.values())):
-            changes = {"local_dir": copy, "limit_bytes": arguments.limit_bytes or sys.maxsize}
+            changes = {"remote": Copy(dir=copy, limit=arguments.limit_bytes or sys.maxsize)}
         else:
             refuse_copy_options(arguments)
         for name, folder in named.items():
