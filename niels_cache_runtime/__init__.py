@@ -9,8 +9,6 @@ A name loads its module at first use, so reading a meta.json or verifying a cach
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_runtime import old_paths
-
 if TYPE_CHECKING:
     from niels_cache_runtime.cache.sft import assistant_target_mask
     from niels_cache_runtime.catalog import open_cache
@@ -68,8 +66,6 @@ _MODULES = {
     "sha256_file": "format.meta",
     "write_meta": "format.meta",
 }
-
-old_paths.forward(old_paths.MOVED)
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ from typing import get_args
 import pytest
 from rich.console import Console
 
+from niels_cache_assets.artifacts.index import Part
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cli.commands.completion import PROFILES as COMPLETED_PROFILES
 from niels_cache_assets.cli.commands.completion import SHELLS
@@ -22,7 +23,6 @@ from niels_cache_assets.cli.parser import build_parsers, load
 from niels_cache_assets.cli.progress import build_listener
 from niels_cache_assets.config.shipped import PROFILES
 from niels_cache_assets.exchange.megatron import Link
-from niels_cache_assets.indices.prebuild import Part
 from niels_cache_runtime.format.layout import SPLITS
 from tests import programs
 from tests.messages import missing

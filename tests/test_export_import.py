@@ -98,7 +98,7 @@ def test_a_wide_export_that_comes_back_is_the_same_cache(tmp_path: Path) -> None
     vocabulary = Vocabulary(tokenizer_sha256=TOKENIZER_SHA256, vocab_size=100_000, special_ids=IDS)
     meta = imported(tmp_path / "back", vocabulary=vocabulary, shard_bytes=4000, **{split: tmp_path / f"x_{split}" for split in SPLITS})
     before = read_meta(str(cache / "meta.json"))
-    for key in ("token_dtype", "train_tokens", "val_tokens", "documents", "content_sha256", "vocab_size", "schema_version"):
+    for key in ("token_dtype", "train_tokens", "val_tokens", "documents", "content_sha256", "vocab_size", "forms"):
         assert read_meta(str(tmp_path / "back" / "meta.json"))[key] == before[key]
     assert meta["append_eot"] is True
 

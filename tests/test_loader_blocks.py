@@ -249,7 +249,7 @@ def test_todays_order_and_its_states_are_untouched(notes: str) -> None:
 
 def test_a_state_names_its_order_and_its_machines(notes: str) -> None:
     state = opened(notes, lanes=4, machines=2, world_size=4).state_dict(steps=2)
-    assert (state["version"], state["block_order_version"]) == (2, 1)
+    assert (state["version"], state["block_order_version"]) == (1, 1)
     assert (state["settings"]["order"], state["settings"]["block_shards"], state["settings"]["lanes"]) == ("blocks", 4, 4)
     assert state["batches"] == [[0, 0, 3, 4, 2]]
     assert len(json.dumps(state)) < 1500
@@ -282,7 +282,7 @@ def test_a_state_of_todays_order_is_not_continued_in_blocks(notes: str) -> None:
 @pytest.mark.parametrize(
     "edit",
     [
-        {"version": 1},
+        {"version": 2},
         {"block_order_version": 2},
         {"block_order_version": None},
         {"batches": [[0, 0, 3, 4, 3]]},

@@ -67,8 +67,8 @@ def test_the_joined_stream_is_that_of_one_build(project: PartsProject, parts: in
     meta, one = sealed_meta(project), sealed_meta(project, "one")
     same = ("train_tokens", "val_tokens", "documents", "characters", "dropped", "facts", "cut", "dataset_revision", "tokenizer_sha256")
     assert {key: meta[key] for key in same} == {key: one[key] for key in same}
-    assert meta["schema_version"] == 3
-    assert one["schema_version"] == 1
+    assert meta["forms"] == ["parts"]
+    assert one["forms"] == []
     assert [entry["name"] for entry in meta["parts"]] == [f"part-{number:05d}" for number in range(parts)]
     sizes = [path.stat().st_size for path in list_shards(project.cache() / "train")]
     assert any(size < 1024 for size in sizes[:-1])  # otherwise no short shard lies in the middle
@@ -126,7 +126,7 @@ def test_parts_hold_wide_tokens_too(project: PartsProject) -> None:
     build(project.graph(1, root="one", build=wide))
     build(project.graph(3, build=wide))
     assert sealed_meta(project)["token_dtype"] == "uint32-le"
-    assert sealed_meta(project)["schema_version"] == 3
+    assert sealed_meta(project)["forms"] == ["parts", "uint32"]
     assert stream_of(project.cache()) == stream_of(project.cache("one"))
     assert verify_cache(project.folder / "cache") == []
     narrow = build(project.graph(3))
@@ -640,9 +640,9 @@ def test_verify_checks_exactly_where_parts_end(project: PartsProject) -> None:
     assert "part-00000" in problems(parts=moved)
     assert "shards" in problems(parts=meta["parts"][:-1])
     assert "entry" in problems(parts=[{}])
-    write_meta(str(project.cache() / "meta.json"), {**meta, "schema_version": 1})
-    with pytest.raises(NielsCacheError, match=r"`parts`"):
+    write_meta(str(project.cache() / "meta.json"), {**meta, "forms": []})
+    with pytest.raises(NielsCacheError, match=r"'parts'"):
         sealed_meta(project)
     without = {key: value for key, value in meta.items() if key != "parts"}
-    write_meta(str(project.cache() / "meta.json"), {**without, "schema_version": 1})
+    write_meta(str(project.cache() / "meta.json"), {**without, "forms": []})
     assert "shard_bytes" in " ".join(map(str, verify_cache(project.folder / "cache")))

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niels_cache_assets.artifacts.encoded_again import encode_again
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import main
@@ -114,23 +113,6 @@ def test_the_plan_and_the_parts_have_states_of_their_own(project: PartsProject) 
     assert "2 have other settings" in advice
     os.truncate(other[keys[1]].directory / "val/shard_00000.bin", 2)
     assert other.state(keys[1]).state == "damaged"
-
-
-@pytest.mark.parametrize("source", ["jsonl", "huggingface"])
-def test_documents_of_a_joined_cache_are_encoded_again(project: PartsProject, source: str) -> None:
-    for path in (project.folder / "texts").iterdir():
-        path.write_text(path.read_text().replace("\n", "\n\n"))
-    settings = "train_tokens = 700\nval_tokens = 100\nshuffle_buffer = 10\n" + 'dataset = "local/pages"\n' * (source == "huggingface")
-    found = project.graph(3, settings, source=source)
-    build(found)
-    again = encode_again(found.sealed(NAME), 2_000, seed=1, log=print)
-    cut = read_meta(str(project.cache() / "meta.json"))["cut"]
-    assert sum(cut.values()) > 1
-    assert again.compared == sum(len(lineage(project.cache(), split)) for split in SPLITS) - sum(cut.values())
-    assert (again.findings, again.note) == ([], None)
-    shard = project.cache() / "train/shard_00000.bin"
-    shard.write_bytes(b"\x07\0" * (shard.stat().st_size // 2))
-    assert encode_again(found.sealed(NAME), 2_000, seed=1, log=print).findings
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))

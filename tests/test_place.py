@@ -11,11 +11,11 @@ import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.index import plan_of
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.exchange.hf import to_hf_dataset
-from niels_cache_assets.indices.prebuild import plan_of
 from niels_cache_assets.show.reports.cache import cache_report, find_items
 from niels_cache_assets.show.reports.history import History
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer

@@ -31,7 +31,6 @@ from niels_cache_assets.show.samples import examples, notable
 from niels_cache_assets.sources.messages import template_messages
 from niels_cache_assets.sources.pairs import dialogue, prompt_hash, sides_of
 from niels_cache_runtime import SFT, NielsCacheError, PreferenceBatch, PreferenceDataset, SFTExampleDataset, TokenLoader, open_cache
-from niels_cache_runtime.format.layout import SCHEMA_VERSION
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.loader.preference.rows import PackedPairs
 from niels_cache_runtime.verify import verify_cache, verify_dataset
@@ -105,7 +104,7 @@ def text_of(model: Path, ids: Sequence[int], chosen: Sequence[bool] | None = Non
 @pytest.mark.parametrize("template", [chatml(), None, template_of(MARKED)], ids=["chatml", "sentinels", "marked"])
 def test_both_sides_are_written_with_targets_after_the_prompt(tmp_path: Path, model: Path, template: Template | None) -> None:
     meta = build(tmp_path / "x", model, template=template)
-    assert meta["schema_version"] == SCHEMA_VERSION == 5
+    assert meta["forms"] == ["pairs", "spans"]
     assert meta["sides"] == ["chosen", "rejected"]
     assert meta["train_examples"] + meta["val_examples"] == 40
     expected = {pair.source_id: pair for pair in pairs(40)}

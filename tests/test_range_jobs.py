@@ -188,7 +188,7 @@ def test_another_number_of_ranges_starts_afresh_and_ends_in_the_same_bytes(tmp_p
 
 
 def test_a_search_in_one_piece_that_was_stopped_is_no_scratch_of_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from niels_cache_assets.dedup import buckets
+    from niels_cache_assets.dedup import ranges
 
     registry = prepared(tmp_path, "none")
 
@@ -196,7 +196,7 @@ def test_a_search_in_one_piece_that_was_stopped_is_no_scratch_of_ranges(tmp_path
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(buckets, "_number_band", stopping)
+        patch.setattr(ranges, "link_range", stopping)
         with pytest.raises(KeyboardInterrupt):
             find_duplicates(registry, root=tmp_path)
     whole = contents(find_duplicates(in_ranges(registry, 3), root=tmp_path).directory)

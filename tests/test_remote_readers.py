@@ -30,7 +30,7 @@ from niels_cache_runtime import (
     TokenLoader,
     open_cache,
 )
-from niels_cache_runtime.catalog_split import CacheSplit
+from niels_cache_runtime.catalog import CacheSplit
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.megatron import CacheSplit as MegatronSplit

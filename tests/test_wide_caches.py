@@ -75,7 +75,7 @@ def encoded(messages: list[Message]) -> list[int]:
 def test_a_large_vocabulary_makes_a_pretrain_cache_of_32_bits(tmp_path: Path) -> None:
     texts = [*sentences(60), "", "~ and {}"]
     meta = build(tmp_path / "x", texts, max_val_tokens=500, max_train_tokens=3_001)
-    assert (meta["token_dtype"], meta["schema_version"], meta["vocab_size"]) == ("uint32-le", 2, 100_000)
+    assert (meta["token_dtype"], meta["forms"], meta["vocab_size"]) == ("uint32-le", ["uint32"], 100_000)
     assert (meta["val_tokens"], meta["train_tokens"]) == (500, 3_001)
     found = stream(tmp_path / "x")
     assert found.min() < 1 << 16 < found.max()
@@ -92,7 +92,7 @@ def test_a_large_vocabulary_makes_a_pretrain_cache_of_32_bits(tmp_path: Path) ->
 def test_a_large_vocabulary_makes_an_sft_cache_of_32_bits(tmp_path: Path) -> None:
     chats = conversations(80)
     meta = build_chats(tmp_path / "x", chats)
-    assert (meta["token_dtype"], meta["schema_version"]) == ("uint32-le", 2)
+    assert (meta["token_dtype"], meta["forms"]) == ("uint32-le", ["uint32"])
     found: list[list[int]] = []
     for split in ("train", "val"):
         tokens, starts = np.fromfile(tmp_path / "x" / f"{split}_tokens.bin", DTYPE), np.load(tmp_path / "x" / f"{split}_idx.npy")

@@ -17,7 +17,7 @@ from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
-from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.parts.leased import UnderLease
 from niels_cache_assets.artifacts.parts.part import Part
@@ -28,7 +28,6 @@ from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
 from niels_cache_assets.corpus.tokenizer_note import training_note
-from niels_cache_assets.indices.prebuild import is_prebuilt
 from niels_cache_assets.show.contents import shortfall
 from niels_cache_assets.show.drops import DropSummary, summary_of_drops
 from niels_cache_assets.sources.types import Source

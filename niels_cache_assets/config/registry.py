@@ -37,7 +37,7 @@ from niels_cache_assets.config.tables import (
     ReportsSettings,
     TokenizerSettings,
 )
-from niels_cache_assets.config.toml import as_toml
+from niels_cache_assets.config.toml import as_toml, typed_toml
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_runtime.errors import NielsCacheError
@@ -82,7 +82,7 @@ class Registry:
     origin: the file or profile that messages name.
     profile: the profile whose tables the file overrides; None if there is no profile.
     is_fallback: True if neither a file nor a profile was named, so the default profile is used.
-    is_overridden: True if options of the command line have changed it, so that another process that reads the file has other settings.
+    overrides: the keys that options of the command line have changed, by table. Another process that reads the file has other settings.
     advice: a line for each table that should be more explicit.
     """
 
@@ -101,7 +101,7 @@ class Registry:
     origin: str
     profile: str | None
     is_fallback: bool = False
-    is_overridden: bool = False
+    overrides: Tables = field(default_factory=dict)
     advice: tuple[str, ...] = ()
 
     @property
@@ -205,6 +205,21 @@ class Registry:
         choices = names if choices is None else choices
         refuse_unknown(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
 
+    def build_command(self, name: str, root: Path, *settings: str) -> str:
+        """Return the command that builds one data set with this configuration, for a shell. settings: further values of --set."""
+        file = Path(self.origin)
+        named = {f"{family}.{each}": table for family in (*FAMILIES, "blend") for each, table in self.overrides.get(family, {}).items()}
+        tables = {**{section: table for section, table in self.overrides.items() if section not in (*FAMILIES, "blend")}, **named}
+        given = [f"{label}.{key}={typed_toml(value)}" for label, table in tables.items() for key, value in table.items()]
+        words = [
+            *("niels-cache", "build-all", "--only", name),
+            *(word for setting in (*given, *settings) for word in ("--set", setting)),
+            *("--cache-dir", str(root.absolute())),
+            *(("--config", str(file.absolute())) if file.is_file() else ()),
+            *(("--profile", self.profile) if self.profile is not None else ()),
+        ]
+        return shlex.join(words)
+
     def source(self, name: str) -> PretrainSource | SftSource:
         return self.datasets(self.family_of(name))[name]
 
@@ -230,8 +245,8 @@ def load_registry(
     file = named or (CONFIG_NAME if chosen != "quickstart" and Path(CONFIG_NAME).exists() else None)
     remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
     user = read_tables(Path(file), remedy) if file else {}
-    said = chosen if chosen else user.get("profile")
-    wanted = None if file and said is None else str(said or FALLBACK_PROFILE)
+    named_profile = chosen if chosen else user.get("profile")
+    wanted = None if file and named_profile is None else str(named_profile or FALLBACK_PROFILE)
     user.pop("profile", None)
     if wanted is not None and wanted not in PROFILES:
         refuse_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", wanted, PROFILES)
@@ -242,9 +257,10 @@ def load_registry(
         shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build] with cache_dir
     advice: list[str] = []
     configured = merged_tables(shipped, with_catalog(user, shipped, origin.where, advice), origin.where)
-    tables = merged_tables(configured, absolute_paths(dict(overrides or {})), "command line")
-    registry = _typed(tables, origin, profile=wanted, is_fallback=not file and said is None, advice=tuple(advice))
-    return replace(registry, is_overridden=bool(overrides))
+    said = absolute_paths(dict(overrides or {}))
+    tables = merged_tables(configured, said, "command line")
+    registry = _typed(tables, origin, profile=wanted, is_fallback=not file and named_profile is None, advice=tuple(advice))
+    return replace(registry, overrides=said)
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:

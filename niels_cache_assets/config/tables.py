@@ -19,7 +19,6 @@ from niels_cache_assets.sources.types import ConfigPath
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TOKENIZER_MODEL_NAMES
 
 MEGATRON_SEED = 1234  # the default of Megatron-LM's --seed
-MEGATRON_SURPLUS = 0.005  # the default of Megatron-LM's --mid-level-dataset-surplus
 ALL_TRAIN = "1"
 MAX_EPOCHS = 4.0  # up to this number of epochs, repeated text is nearly as good as new text: Muennighoff et al. 2023, arXiv:2305.16264
 

@@ -241,7 +241,7 @@ class _Launcher:
         self._new: set[str] = set()  # keys that were built or found after the artifacts that use existing inputs were built
         cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
         is_plain = self._at_once == 1 and not cluster.command and not cluster.program
-        self._sink = _ListenerSink(listener, builds_parts_here=is_plain or registry.is_overridden)
+        self._sink = _ListenerSink(listener, builds_parts_here=is_plain or bool(registry.overrides))
         self._started: dict[str, float] = {}  # when parts were started ahead of their runs
         if self._sink.builds_parts_here and not is_plain and keys.has_shared_steps(registry):
             listener.logged("parts", "WARNING: built here, one at a time, because options of this command change settings of the file")

@@ -41,7 +41,7 @@ from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition
-from niels_cache_assets.sources.reading.rows import file_rows, kind_of, row_id, rows_of_proof
+from niels_cache_assets.sources.reading.rows import PROOF, file_rows, first_rows, kind_of, row_id
 from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSource, SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -87,7 +87,6 @@ class ChatJsonl(DecodesText, SftSource):
     roles observation and function_call. An empty system message is left out.
     """
 
-    code_version: ClassVar[str] = "3"
     never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that ends has the same bytes
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
@@ -178,7 +177,7 @@ class ChatJsonl(DecodesText, SftSource):
         problems: Counter[str | None] = Counter()
         looked_at: list[dict[str, Any]] = []
         stops, broken = self._on_broken == "stop", None
-        for name, row, values in rows_of_proof(stream):
+        for name, row, values in first_rows(stream, *PROOF):
             looked_at += [values] if len(looked_at) < _LOOKED_AT else []
             fields = fields or shown([values], [*values][:_FIELDS_NAMED])
             unseen = {key: name for key, name in unseen.items() if name not in values}

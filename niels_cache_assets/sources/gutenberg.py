@@ -36,8 +36,6 @@ _PHRASE_DISTANCE = 500  # the phrase may come this many characters before the en
 class Gutenberg(HubData, PretrainSource):
     """Books of a hub data set, or all *.txt below `path`."""
 
-    code_version: ClassVar[str] = "2"
-    files_code_version: ClassVar[str] = "3"
     endings: ClassVar[tuple[str, ...]] = (".txt",)
 
     source: Literal["gutenberg"] = "gutenberg"

@@ -53,8 +53,6 @@ _READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # by the load
 class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
     """One document per row of a hub data set."""
 
-    code_version: ClassVar[str] = "2"
-    files_code_version: ClassVar[str] = "3"
     shuffles_itself: ClassVar[bool] = True
 
     shuffle_buffer: NonNegativeInt = Field(defaults.SHUFFLE_BUFFER, description="Documents in Hugging Face's shuffle buffer; 0: no shuffle")

@@ -32,7 +32,6 @@ MOST_ROWS = 2048  # of a joined batch: as many short documents as one task of th
 class Parquet(RowFileSource):
     """Parquet files. Only the text and id columns, a string column `title`, and the columns of `where` and `keep` are read."""
 
-    code_version: ClassVar[str] = "3"
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
 
     source: Literal["parquet"] = "parquet"

@@ -27,7 +27,6 @@ from niels_cache_runtime.format.meta import unique_keys
 class Roam(Notes):
     """A Roam graph: *.md and JSON exports below `path`, or one JSON export."""
 
-    code_version: ClassVar[str] = "4"
     endings: ClassVar[tuple[str, ...]] = (".md", ".json")
 
     source: Literal["roam"] = "roam"

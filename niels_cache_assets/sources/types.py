@@ -70,7 +70,7 @@ class Source(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     family: ClassVar[Family]
-    code_version: ClassVar[str] = "1"  # raise this by hand if a change gives a different output for the same input
+    code_version: ClassVar[str] = "1"  # raise this in a kind if a change of its code, or of code that it uses, gives other documents
     never_counts: ClassVar[frozenset[str]] = frozenset()  # keys that do not change the source's output
     endings: ClassVar[tuple[str, ...]] = ()  # a folder in `files` stands for all files below it with one of these endings
 
@@ -143,11 +143,6 @@ class Source(BaseModel):
         """
         return {"kind": self.source, "streaming": True}
 
-    @property
-    def version_that_counts(self) -> str:
-        """The code version of the data that this table reads."""
-        return self.code_version
-
     def shown_settings(self) -> dict[str, Any]:
         """Return the settings to show: those of `identity`, without settings that have no effect for this table."""
         return self.identity()
@@ -165,7 +160,7 @@ class Source(BaseModel):
         never = frozenset[str]().union(*(vars(base).get("never_counts", ()) for base in type(self).__mro__))
         settings = settings_that_count(self, self.source, without=PATH_KEYS | never)
         given = [name for name in sorted(PATH_KEYS) if getattr(self, name, None)]
-        return {**settings, "given": given, "code_version": self.version_that_counts}
+        return {**settings, "given": given, "code_version": self.code_version}
 
 
 class PretrainSource(Source):

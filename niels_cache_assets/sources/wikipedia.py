@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -36,9 +36,6 @@ _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
 class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
 
-    code_version: ClassVar[str] = "4"  # also raised for a change in `mediawiki`
-    files_code_version: ClassVar[str] = "6"
-
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"
     config: str | None = "20231101.en"
@@ -46,7 +43,6 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         None, min_length=1, description="Globs of XML dumps, or of wikiextractor's JSON Lines, instead of the hub"
     )
 
-    tables: Literal["drop", "markdown"] = Field("drop", description="'markdown' keeps the tables of a dump, as Markdown")
     headings: Literal["plain", "markdown"] = Field(
         "plain", description="'markdown' keeps the levels of a dump's headings: `== A ==` becomes `## A`"
     )
@@ -56,13 +52,9 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     def _one_origin(self) -> Self:
         if self.files and "dataset" in self.model_fields_set:
             raise ValueError("give files or dataset, not both")
-        if (key := self._key_for_dumps()) and not self.files:
-            raise ValueError(f'{key} = "markdown" needs XML dumps in files, because texts of the hub have no markup; remove {key}')
+        if self.headings == "markdown" and not self.files:
+            raise ValueError('headings = "markdown" needs XML dumps in files, because texts of the hub have no markup; remove headings')
         return self
-
-    def _key_for_dumps(self) -> str:
-        """Return the name of a key that only dumps have a use for, or an empty string."""
-        return next((key for key in ("tables", "headings") if getattr(self, key) == "markdown"), "")
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         for batch in self.unconverted(context):
@@ -97,7 +89,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         sites = self._sites({document.file for document in documents if self.gives_plain_text(document)})
         for document in documents:
             if self.gives_plain_text(document):
-                form = Form(sites[document.file], tables=self.tables == "markdown", headings=self.headings == "markdown")
+                form = Form(sites[document.file], headings=self.headings == "markdown")
                 text, only_lists = text_or_list(document.text, form)
                 document = document._replace(text=text)
                 if only_lists or not text:
@@ -134,8 +126,8 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         held = HeldText()
         for file in files.files():
             is_dump = _DUMP.search(file.name)
-            if (key := self._key_for_dumps()) and not is_dump:
-                raise NielsCacheError(f'{file.name}: {key} = "markdown" needs wikitext, and only dumps (.xml) have it; remove {key}')
+            if self.headings == "markdown" and not is_dump:
+                raise NielsCacheError(f'{file.name}: headings = "markdown" needs wikitext, and only dumps (.xml) have it; remove headings')
             split = context.report.split = splits[files.number]
             for document in self._dump(file, files, context) if is_dump else self._rows(file, files, context, held):
                 yield document._replace(split=split)

@@ -11,11 +11,11 @@ They are found before the mixture is read. Neither train nor val of the mixture 
 With token budgets, both ways give the same documents, including a document that the budget cuts. So the order of builds changes no byte. If
 a member has `decontaminate`, documents of all members that equal (or are near to) its val are held out, too. This needs the texts of its
 val, so the member's stream is read. If a member has `decontaminate_against`, documents of all members that overlap the texts that it names
-are held out, for the same reasons as in the member's own train (streaming/references.py).
+are held out, for the same reasons as in the member's own train.
 
 Cost: one look-up per document. If a member has no cache, its val is tokenized once more. With decontaminate, the comparison costs as much
 as in a build (streaming/decontaminate.py), on one thread. Memory: if a member is split by token budgets, about 100 bytes for each document
-of its val. With decontaminate, also the memory of streaming/val_index.py. All of this is bounded by the size of val.
+of its val. With decontaminate, also the memory of dedup/text_set.py. All of this is bounded by the size of val.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
@@ -39,12 +39,18 @@ from niels_cache_assets.sources.config_path import is_name
 from niels_cache_assets.sources.interleave import Member
 from niels_cache_assets.sources.reading.references import named_data_sets, questions, revision_of_val
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.streaming.decontaminate import REASONS
+from niels_cache_assets.streaming.decontaminate import (
+    REASONS,
+    ReferencePlace,
+    ReferenceTexts,
+    Screen,
+    open_references,
+    references_identity,
+)
 from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.heads import encoded_head
 from niels_cache_assets.streaming.intake import as_documents, in_lists
-from niels_cache_assets.streaming.references import Place, References, ReferenceTexts, references_identity
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, view_tokenizer
@@ -54,9 +60,6 @@ from niels_cache_runtime.format.layout import TOKEN_DTYPES, dataset_dir, documen
 from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.format.place import place_problem
 from niels_cache_runtime.format.reading import available_threads
-
-if TYPE_CHECKING:
-    from niels_cache_assets.streaming.val_index import Kind, ValIndex
 
 MEMBER_VAL = "member_val"
 COPY_REASONS = {kind: f"{reason}_of_member" for kind, reason in REASONS.items()}
@@ -75,8 +78,8 @@ class HeldOut:
     def __init__(self, registry: Registry, *, root: Path, siblings: Mapping[str, PretrainSource], tokenizer: TextTokenizer | None) -> None:
         self._registry, self._root, self._siblings, self._tokenizer = registry, root, siblings, tokenizer
         self._keys: dict[str, frozenset[Key]] = {}
-        self._indexes: list[ValIndex] = []
-        self._references: list[References] = []
+        self._vals: list[Screen] = []
+        self._references: list[Screen] = []
         self._open = ExitStack()
         self.seed = registry.build.seed  # the seed with which the members' own builds shuffle and split
 
@@ -115,7 +118,7 @@ class HeldOut:
         self._keys[name] = keys if keys is not None and member.val_tokens else frozenset()
         if member.decontaminate_against:
             wanted = reference_texts(self._registry, member, StreamContext(seed=self.seed, siblings=self._siblings, log=log), self)
-            self._references.append(self._open.enter_context(References(wanted, folder=self._root)))
+            self._references.append(self._open.enter_context(open_references(wanted, folder=self._root)))
 
     def val_documents(
         self,
@@ -151,15 +154,16 @@ class HeldOut:
                 )
             return True
 
-        if not self._indexes and not self._references:
+        screens = [*self._vals, *self._references]
+        if not screens:
             for document in documents:
                 yield document, MEMBER_VAL if kept_for_val(document) else None
             return
         for chunk in in_lists(documents):
             reasons = {position: MEMBER_VAL for position, document in enumerate(chunk) if kept_for_val(document)}
-            for find in (*map(_copies_in, self._indexes), *map(_overlaps_with, self._references)):
+            for screen in screens:
                 asked = [at for at, document in enumerate(chunk) if at not in reasons and not has_lone_surrogate(document.text)]
-                found_here = zip(asked, find([chunk[at].text for at in asked]), strict=True)
+                found_here = zip(asked, screen.find([chunk[at].text for at in asked]), strict=True)
                 reasons |= {position: reason for position, reason in found_here if reason is not None}
             for position, document in enumerate(chunk):
                 yield document, reasons.get(position)
@@ -243,16 +247,16 @@ class HeldOut:
         return splitter.val_is_full
 
     def _indexed(self, member: PretrainSource, val: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents of a member's val, and index their texts. `sort` compares the documents of all members with this index."""
-        from niels_cache_assets.streaming.val_index import ValIndex
+        """Yield the documents of a member's val, and keep their texts. `sort` compares the documents of all members with these texts."""
+        from niels_cache_assets.dedup.text_set import TextSet
 
-        kind: Kind = "near" if member.decontaminate == "near" else "exact"
-        index = self._open.enter_context(ValIndex(kind, threshold=member.decontaminate_threshold, folder=self._root))
+        near = member.decontaminate_threshold if member.decontaminate == "near" else None
+        texts = self._open.enter_context(TextSet(near=near, folder=self._root))
         for chunk in in_lists(val):
-            index.add_new([document.text for document in chunk if not has_lone_surrogate(document.text)])
+            texts.add_new([document.text for document in chunk if not has_lone_surrogate(document.text)])
             yield from chunk
-        index.seal()
-        self._indexes.append(index)
+        texts.seal()
+        self._vals.append(Screen(texts=texts, reasons=COPY_REASONS))
 
     def _needed_tokenizer(self, name: str) -> TextTokenizer:
         if self._tokenizer is None:
@@ -262,33 +266,23 @@ class HeldOut:
         return self._tokenizer
 
 
-def _copies_in(index: ValIndex) -> Callable[[list[str]], list[str | None]]:
-    """Return a function that returns for each text why it is left out: it is a copy of a text in the index. Otherwise None."""
-    return lambda texts: [None if match is None else COPY_REASONS[match.kind] for match in index.find(texts)]
-
-
-def _overlaps_with(references: References) -> Callable[[list[str]], list[str | None]]:
-    """Return a function that returns for each text why it is left out: it overlaps one of the references. Otherwise None."""
-    return lambda texts: [None if overlap is None else overlap.reason for overlap in references.find(texts)]
-
-
 def reference_texts(registry: Registry, source: PretrainSource, context: StreamContext, held_out: HeldOut | None) -> ReferenceTexts:
     """Return the texts that `decontaminate_against` keeps out of train: files of questions, and the val of other data sets.
 
     `held_out`: finds the val of data sets with token budgets. It may be None if `texts` is not called.
     """
 
-    def texts() -> Iterator[tuple[Place, str]]:
+    def texts() -> Iterator[tuple[ReferencePlace, str]]:
         for name, other in named_data_sets(source.decontaminate_against, context.siblings).items():
             context.log(f"reading the val of {name}, to keep it out of train")
             for document in _val_of(name, other, context, held_out):
                 if not has_lone_surrogate(document.text):
-                    yield Place(name, document.file, document.row), document.text
+                    yield ReferencePlace(name, document.file, document.row), document.text
         for pattern in source.decontaminate_against:
             if not is_name(pattern):
                 for question in questions(pattern, context.log):
                     if not has_lone_surrogate(question.text):
-                        yield Place("", question.file, question.row), question.text
+                        yield ReferencePlace("", question.file, question.row), question.text
 
     return ReferenceTexts(
         identity=references_identity(source, seed=registry.build.seed)["decontaminate_against"],

@@ -24,8 +24,6 @@ from niels_cache_runtime.loader.steps import Position, position_from_state, posi
 
 FORMAT = "niels_cache_runtime.TokenLoader"
 VERSION = 1
-VERSION_OF_BLOCKS = 2  # of a state with order="blocks", so that an earlier release does not continue it in another order
-VERSION_OF_GROWN = 3  # of states with `phases`, which an older release would ignore
 State = dict[str, Any]
 Weights = list[tuple[int, dict[str, float]]]
 
@@ -99,7 +97,7 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
     in_blocks = settings.get("order") == "blocks"
     return {
         "format": FORMAT,
-        "version": _version(settings, sources),
+        "version": VERSION,
         "order_version": ORDER_VERSION,
         **({"block_order_version": BLOCK_ORDER_VERSION} if in_blocks else {}),
         **position_to_state(position),
@@ -108,12 +106,6 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
         "sources": {name: dict(source) for name, source in sources.items()},
         "names": list(sources),
     }
-
-
-def _version(settings: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> int:
-    if any("phases" in source for source in sources.values()):
-        return VERSION_OF_GROWN
-    return VERSION_OF_BLOCKS if settings.get("order") == "blocks" else VERSION
 
 
 def state_of_source(source: Source) -> State:
@@ -147,7 +139,7 @@ def check_form(state: Any) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         found = f"a dict with {', '.join(map(str, sorted(state, key=str)))[:80]}" if isinstance(state, Mapping) else type(state).__name__
         raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give the result of loader.state_dict()")
-    known = state.get("version") in (VERSION, VERSION_OF_BLOCKS, VERSION_OF_GROWN)
+    known = state.get("version") == VERSION
     if known:
         missing = [key for key in ("settings", "weights", "sources", "batches") if not state.get(key)]
         if missing:
@@ -158,17 +150,12 @@ def check_form(state: Any) -> None:
         if wrong:
             raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
         in_blocks = state["settings"].get("order", "split") == "blocks"
-        if state["version"] != _version(state["settings"], state["sources"]):
-            raise NielsCacheError(
-                f"state: cannot be read, its version {state['version']} does not fit its order {state['settings'].get('order')!r:.40} "
-                f"and its sources; it was edited"
-            )
         known = not in_blocks or state.get("block_order_version") == BLOCK_ORDER_VERSION
     if not known or state.get("order_version") != ORDER_VERSION:
         of_blocks = f", block order {state['block_order_version']}" if "block_order_version" in state else ""
         raise NielsCacheError(
             f"state: version {state.get('version')}, order {state.get('order_version')}{of_blocks}; this niels_cache_runtime reads version "
-            f"{VERSION} to {VERSION_OF_GROWN}, order {ORDER_VERSION}, block order {BLOCK_ORDER_VERSION}: "
+            f"{VERSION}, order {ORDER_VERSION}, block order {BLOCK_ORDER_VERSION}: "
             f"resume with the release that saved it"
         )
 

@@ -200,7 +200,7 @@ def open_blend(
             num_samples=samples,
             sequence_length=sequence_length,
             seed=seed,
-            index_cache=None if index_cache is None else index_cache.of(prefix),
+            index_cache=index_cache,
             progress=progress,
             **settings,
         )

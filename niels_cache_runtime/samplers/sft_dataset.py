@@ -20,7 +20,6 @@ from niels_cache_runtime.cache.opening import Verify, check_same_build, rebuilt
 from niels_cache_runtime.cache.sft import (
     OpenedExamples,
     assistant_target_mask,
-    example_target_mask,  # noqa: F401  its former path, until the next release
     open_examples,
     resolve_target_ids,
 )
@@ -39,8 +38,8 @@ class SFTExampleDataset:
     idx_path: an int64 .npy file, the start of each example in tokens.
     T: tokens per row. An example is cut to its first T+1 tokens, or padded with EOT (the end-of-text token).
     device: the device of batches. eot_id: the id of EOT.
-    asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens, or without one from the tokenizer's
-        meta.json in the root of the cache. A data set with a chat template takes no asst_id.
+    asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens, or without one from that of the
+        tokenizer in the root of the cache. A data set with a chat template takes no asst_id.
     verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
     remote: for addresses, such as `s3://bucket/caches/NAME/train_tokens.bin`: the local copy, such as Copy(dir="/local/tokens", limit=2e9).
         Both files are fetched first.

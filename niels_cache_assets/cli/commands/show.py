@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.format.meta import Meta
 
 _NOT_FACTS = frozenset(
-    {"files", "dropped", "schema_version", "built", "kind", "dataset_name"}
+    {"files", "dropped", "schema_version", "forms", "built", "kind", "dataset_name"}
     | {"train_tokens", "val_tokens", "train_examples", "val_examples"}
 )
 _NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths", "dropped_by_source"}
@@ -143,7 +143,7 @@ def _no_dataset(path: Path) -> NielsCacheError:
 def _show_blend(registry: Registry, name: str, root: Path, *, as_json: bool) -> int:
     """Print the settings of a blend, and its built indices."""
     from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.indices.prebuild import find_indices, index_folder, plan_of
+    from niels_cache_assets.artifacts.index import find_indices, index_folder, plan_of
     from niels_cache_assets.show.contents import total_bytes
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.format.meta import load_meta

@@ -45,7 +45,7 @@ FileEntries = Mapping[str, Mapping[str, Any]]
 
 _ITEMS: dict[Family, str] = {"pretrain": "document", "sft": "example"}
 _WORDS = {"built": "built", "cache_hit": "hit", "disabled": "disabled"}
-_STATES = {"hit": "cache_hit"}  # records from before 23 November 2026 hold `outcome.state` itself
+_STATES = {"hit": "cache_hit"}
 
 
 def split_version(meta: Meta, split: Split) -> dg.DataVersion:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import IO, Any, ClassVar, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -55,8 +55,6 @@ class HubData(DecodesText):
     """The configuration keys of a data set from the hub. If `files` is set, the same loading code reads local files, and no request goes to
     the hub.
     """
-
-    files_code_version: ClassVar[str] = "3"  # the code version for reading files; `code_version` is for reading the hub
 
     dataset: str = Field(description="Hub data set, owner/name")
     config: str | None = Field(None, description="Configuration (subset) of the data set")
@@ -118,10 +116,6 @@ class HubData(DecodesText):
     def reads_files(self) -> bool:
         """Whether files of the user are read. Such files may hold anything."""
         return self.local_key is not None
-
-    @property
-    def version_that_counts(self) -> str:
-        return self.files_code_version if self.reads_files else self.code_version
 
     @property
     def follows_the_hub(self) -> bool:

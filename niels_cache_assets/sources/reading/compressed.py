@@ -16,7 +16,7 @@ import re
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import IO, Any, NamedTuple, Protocol, cast
+from typing import IO, Any, NamedTuple, cast
 
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -44,18 +44,6 @@ class DamagedFile(NielsCacheError):
 
 
 OnDamage = Callable[[DamagedFile], None]
-
-
-class _Stream(Protocol):
-    """The interface of the decompressors of bz2 and lzma."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
 class _GzipStream:
@@ -115,17 +103,17 @@ class _ZstdStream:
 
 
 class _Format(NamedTuple):
-    start: Callable[[], _Stream]
+    start: Callable[[], Any]  # returns an object with the interface of the decompressors of bz2 and lzma
     padding: int  # zero bytes may follow a stream in multiples of this number; 0 means no padding
 
 
-def _bzip2() -> _Stream:
+def _bzip2() -> Any:
     import bz2
 
     return bz2.BZ2Decompressor()
 
 
-def _xz() -> _Stream:
+def _xz() -> Any:
     import lzma
 
     return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
@@ -241,7 +229,7 @@ class _Decompressed(io.RawIOBase):
         self._format = kind
         self._name = name
         self._on_damage = on_damage
-        self._stream: _Stream | None = None
+        self._stream: Any = None
         self._compressed = b""  # compressed bytes that were read, but not yet given to a stream
         self._streams = 0
         self._offset = 0
@@ -256,7 +244,7 @@ class _Decompressed(io.RawIOBase):
         compressed = b""
         try:
             while self._stream or self._next_stream():
-                stream = cast(_Stream, self._stream)
+                stream = self._stream
                 if stream.needs_input:
                     compressed = self._take()
                     if not compressed:

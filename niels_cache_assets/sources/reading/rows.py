@@ -42,10 +42,7 @@ PARQUET_ROWS = 1024
 _BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes.isspace; a line of other blanks is not valid JSON
 _SCAN_BLOCK = 1 << 20  # no limit is smaller
 _decode_json = json.JSONDecoder(object_pairs_hook=unique_keys).decode  # json.loads makes a decoder for each line
-PEEK_ROWS = 100  # number of rows without a field after which the field counts as missing
-PROOF_ROWS = 10_000
-_PEEK_CHARACTERS = 1 << 24
-_PROOF_CHARACTERS = 1 << 25
+PROOF = 10_000, 1 << 25  # rows and characters without a field after which the field counts as missing
 
 
 def batched(
@@ -78,31 +75,15 @@ def batched(
         yield batch
 
 
-def first_rows(stream: Iterator[Row], count: int | None = None) -> Iterator[Row]:
-    """Yield the first `count` rows, a hundred by default. Stop earlier after a few megabytes of text, because the caller holds all of these
-    rows in memory.
+def first_rows(stream: Iterator[Row], count: int, characters: int = 1 << 24) -> Iterator[Row]:
+    """Yield the first `count` rows. Stop earlier after so many characters of text, because the caller may hold all of these rows in memory.
 
-    The last element of a row holds its values.
+    The last element of a row holds its values. PROOF gives the rows after which a field that no row had counts as missing.
     """
-    characters = 0
-    for row in islice(stream, PEEK_ROWS if count is None else count):
+    for row in islice(stream, count):
         yield row
-        characters += sum(len(value) for value in row[-1].values() if isinstance(value, str))
-        if characters >= _PEEK_CHARACTERS:
-            return
-
-
-def rows_of_proof(stream: Iterator[Row]) -> Iterator[Row]:
-    """Yield the first rows, up to ten thousand rows or tens of megabytes of text. If no row of these has a field, the field counts as
-    missing.
-
-    The caller stops at the first row that has the field. The last element of a row holds its values.
-    """
-    characters = 0
-    for row in islice(stream, PROOF_ROWS):
-        yield row
-        characters += _characters(row[-1])
-        if characters >= _PROOF_CHARACTERS:
+        characters -= _characters(row[-1])
+        if characters <= 0:
             return
 
 
