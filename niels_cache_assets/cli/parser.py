@@ -36,7 +36,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "list": "list the configured data sets and their state",
         "status": "show which caches are complete, stale, broken, resumable or being built",
         "verify": "hash every file again and check the invariants of the format",
-        "report": "write an HTML page about all caches, with plots",
+        "report": "write an HTML page about all caches, or about the limits of a corpus",
         "ui": "serve the web UI on this machine",
     },
     "see the content": {
@@ -48,7 +48,6 @@ COMMANDS: dict[str, dict[str, str]] = {
     "clean text": {
         "clean": "run the cleaning chain on files, and show what it drops and why",
         "rejected": "show the documents that cleaning dropped",
-        "tune": "write a page that helps to choose limits of cleaning and of duplicates",
         "duplicates": "show pairs of duplicates side by side",
     },
     "choose a tokenizer": {
