@@ -30,8 +30,8 @@ import torch
 from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.dedup.text_set import TextSet
 from niels_cache_assets.streaming.disjoint import splits_disjoint
-from niels_cache_assets.streaming.val_index import ValIndex
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.format.reading import available_threads
@@ -150,7 +150,7 @@ def main() -> None:
             found = splits_disjoint(folder / mode, tokenizer)
             print(f"{mode:6} dropped {meta['dropped']}, left in train: {found.exact} equal, {found.near} near")
         tracemalloc.start()
-        with ValIndex("near", threshold=0.8, folder=folder) as index:
+        with TextSet(near=0.8, folder=folder) as index:
             for start in range(0, val, 256):
                 index.add(texts[start : min(start + 256, val)])
             index.seal()

@@ -33,7 +33,8 @@ An error is one line that says what to do.
   `--verbose` also prints the settings in use, time and memory, and the traceback of an error.
 * If there is a typo in a command, an option, a data set or a key, the message offers the nearest choice.
 * TAB completes commands, options and the data sets of your configuration.
-  `{PROGRAM} completion --help` says how to set this up for bash, zsh and fish.
+  Set this up once: `eval "$(register-python-argcomplete {PROGRAM})"` in `~/.bashrc` or, after `compinit`, in `~/.zshrc`;
+  `register-python-argcomplete --shell fish {PROGRAM} > ~/.config/fish/completions/{PROGRAM}.fish` for fish.
 * niels-cache is made for Linux and tested on Linux.
   macOS should work too, but is not tested.
   Windows lacks functions that niels-cache needs, and the command says so; use WSL 2 on Windows.

@@ -12,19 +12,18 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.dedup.canonical import canonical_text
 from niels_cache_assets.dedup.signatures import Signer, jaccard
+from niels_cache_assets.streaming.decontaminate import ReferencePlace, ReferenceTexts, open_references
 from niels_cache_assets.streaming.disjoint import splits_disjoint
-from niels_cache_assets.streaming.references import Place as PlaceOfReference
-from niels_cache_assets.streaming.references import References, ReferenceTexts
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import Meta, read_meta
 from tests.canonical_pairs import DIFFERENT, DOCUMENTS, EQUAL_ALL_THE_SAME, ONLY_NEAR, QUESTIONS, SAME
 from tests.corpora import corpus_registry
+from tests.plain_signatures import PlainSigner, canonical_text
 from tests.test_disjoint import build, documents_of
 from tests.tiny import sentences
 
-SIGNERS = pytest.mark.parametrize("signer", [Signer(), Signer(pure=True)], ids=["compiled", "plain Python"])
+SIGNERS = pytest.mark.parametrize("signer", [Signer(), PlainSigner()], ids=["compiled", "plain Python"])
 TEXTS = pytest.mark.parametrize("texts", [DOCUMENTS, QUESTIONS], ids=["documents", "questions"])
 
 
@@ -152,7 +151,7 @@ def test_ngrams_of_references_keep_signs(tmp_path: Path, changed: Callable[[str]
     """A formula of more than 13 words inside a long document."""
     formula = "+".join(f"x{number}" for number in range(20))
     before, after = sentences(2, words=60)
-    wanted = ReferenceTexts(identity={}, texts=lambda: iter([(PlaceOfReference("", "quiz", 0), formula)]), threshold=0.8, share=0.5, run=50)
-    with References(wanted, folder=tmp_path) as index:
-        (found,) = index.find([f"{before} {changed(formula)} {after}"])
+    wanted = ReferenceTexts(identity={}, texts=lambda: iter([(ReferencePlace("", "quiz", 0), formula)]), threshold=0.8, share=0.5, run=50)
+    with open_references(wanted, folder=tmp_path) as screen:
+        (found,) = screen.find([f"{before} {changed(formula)} {after}"])
     assert (found is not None) == dropped

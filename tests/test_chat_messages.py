@@ -266,7 +266,7 @@ def test_rows_are_recognized_by_looking(tmp_path: Path, form: str) -> None:
     row, keys = FORMS[form]
     path = tmp_path / "x.jsonl"
     path.write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
-    (proposal,) = recognize([str(path)], family="sft", option="--chats")
+    (proposal,) = recognize([str(path)])
     assert (proposal.kind.source, dict(proposal.kind.keys)) == ("chat_jsonl", keys)
 
 

@@ -14,14 +14,14 @@ from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.config.defaults import SPECIAL_TOKENS
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.dedup.canonical import canonical_text
+from niels_cache_assets.dedup.text_set import Match, TextSet
 from niels_cache_assets.documents import Document
-from niels_cache_assets.streaming.val_index import Match, ValIndex
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.depth import sized
+from tests.plain_signatures import canonical_text
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
@@ -74,7 +74,7 @@ def naive_match(text: str, val: list[str], threshold: float) -> Match | None:
 
 
 def find(texts: list[str], val: list[str], folder: Path, *, threshold: float, kind: str = "near") -> list[Match | None]:
-    with ValIndex(kind, threshold=threshold, folder=folder) as index:  # type: ignore[arg-type]
+    with TextSet(near=threshold if kind == "near" else None, folder=folder) as index:
         index.add(val[: len(val) // 2])
         index.add(val[len(val) // 2 :])
         index.seal()

@@ -13,9 +13,10 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.dedup.text_set import Match
 from niels_cache_assets.defs.checks import cache
 from niels_cache_assets.show.shared_texts import Origin, SharedPair, SharedWithOthers, shared_with_others
-from niels_cache_assets.streaming.references import Overlap, Place, References, ReferenceTexts
+from niels_cache_assets.streaming.decontaminate import REASONS_OF_REFERENCES, ReferencePlace, ReferenceTexts, open_references
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
@@ -25,17 +26,17 @@ from tests.test_decontaminate import sources_of
 from tests.tiny import sentences
 
 
-def found(texts: list[str], references: list[str], folder: Path, *, share: float = 0.5, run: int = 50) -> list[Overlap | None]:
+def found(texts: list[str], references: list[str], folder: Path, *, share: float = 0.5, run: int = 50) -> list[Match | None]:
     wanted = ReferenceTexts(
         identity={},
-        texts=lambda: ((Place("", "questions", row), text) for row, text in enumerate(references)),
+        texts=lambda: ((ReferencePlace("", "questions", row), text) for row, text in enumerate(references)),
         threshold=0.8,
         share=share,
         run=run,
     )
-    with References(wanted, folder=folder) as index:
-        assert len(index) == len(references)
-        return index.find(texts)
+    with open_references(wanted, folder=folder) as screen:
+        assert [place.row for place in screen.places] == [*range(len(references))]
+        return screen.texts.find(texts)
 
 
 def test_texts_overlap_exactly_nearly_and_by_ngrams(tmp_path: Path) -> None:
@@ -56,7 +57,7 @@ def test_texts_overlap_exactly_nearly_and_by_ngrams(tmp_path: Path) -> None:
         "",
     ]
     overlaps = found(documents, [question, other, short], tmp_path)
-    assert [overlap and overlap.reason for overlap in overlaps] == [
+    assert [overlap and REASONS_OF_REFERENCES[overlap.kind] for overlap in overlaps] == [
         "in_held_out",
         "near_held_out",
         "shares_ngrams_with_held_out",
@@ -69,9 +70,9 @@ def test_texts_overlap_exactly_nearly_and_by_ngrams(tmp_path: Path) -> None:
         None,
         None,
     ]
-    assert [overlap.value for overlap in overlaps[2:5] if overlap] == [1.0, round(15 / 28, 6), 0.5]
+    assert [overlap.similarity for overlap in overlaps[2:5] if overlap] == [1.0, round(15 / 28, 6), 0.5]
     assert overlaps[6] is not None
-    assert (overlaps[6].place.row, overlaps[6].run) == (1, 50)
+    assert (overlaps[6].ordinal, overlaps[6].run) == (1, 50)
     assert [bool(overlap) for overlap in found(documents, [question, other, short], tmp_path, share=1.0, run=49)] == [
         *[True] * 3,
         *[False] * 3,

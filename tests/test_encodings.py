@@ -394,7 +394,6 @@ def test_json_with_escaped_surrogates_and_private_characters_is_counted_exactly(
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
-    monkeypatch.setattr(rows, "PEEK_ROWS", 3)
     monkeypatch.setattr(mediawiki, "_BLOCK", 701)
     monkeypatch.setattr(encodings, "_BLOCK", 61)
 

@@ -59,7 +59,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
     monkeypatch.setattr(rows, "PARQUET_ROWS", 2)
     monkeypatch.setattr("niels_cache_assets.sources.parquet.MOST_ROWS", 2)
-    monkeypatch.setattr(rows, "PEEK_ROWS", 3)
     monkeypatch.setattr("niels_cache_assets.sources.jsonl.ROWS", 3)
     monkeypatch.setattr(mediawiki, "_BLOCK", 701)
 

@@ -467,7 +467,7 @@ TABLE_PIECES = st.sampled_from(
 @example("{|\n| {{ oak\n| elm\n|}")
 @example("{|\n|+ {| oak\n! {{elm\n|}")
 def test_no_character_of_the_scan_is_left_in_the_text(wikitext: str) -> None:
-    for form in (Form(), Form(tables=True), Form(tables=True, headings=True)):
+    for form in (Form(), Form(headings=True)):
         made = text_or_list(wikitext, form)[0]
         assert not re.search(r"[\x00-\x08\x0b-\x1f]", made), repr(made)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
@@ -15,13 +14,11 @@ from niels_cache_assets.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.streaming.decontaminate import ReferenceTexts
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.held_out import HeldOut, reference_texts
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_runtime.format.layout import SPLITS
-
-if TYPE_CHECKING:
-    from niels_cache_assets.streaming.references import ReferenceTexts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +46,6 @@ class Pretrain(Dataset):
         if self.source.seeded_val_frac is not None:
             return f"seeded {self.source.seeded_val_frac:g} of documents to val, seed {self.build.seed}"
         return budget_rule(train_tokens=self.source.train_tokens, val_tokens=self.source.val_tokens or 0)
-
-    def items(self, context: StreamContext) -> Iterable[Documents]:
-        return self.prepared.stream(context) if self.prepared is not None else self.source.kept_documents(context)
 
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
         source, feed = self.source, self._feed(context)

@@ -26,6 +26,8 @@ from niels_cache_assets.disk.journal import Recorded, partial_directory, read_jo
 from niels_cache_assets.disk.made_of import differences
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_assets.tokenizer.checked import why_not_resumed
+from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 
 _HASHED_BYTES = 1 << 28
@@ -92,7 +94,8 @@ class _Comparison:
     def _compared(self, would_be: JournalFingerprint) -> Unfinished:
         then, now = self.recorded.made_of, would_be.made_of
         if self.recorded.fingerprint == would_be.fingerprint:
-            return Unfinished(stale=None)
+            tokenizer = None if self.judged.kind == "corpus" else load_tokenizer(self.registry, self.root)
+            return Unfinished(stale=why_not_resumed(self.recorded.notes, tokenizer))
         told = [] if then is None or now is None else differences(then, now)
         return Unfinished(stale="; ".join(told) or _OTHER_BUILD)
 

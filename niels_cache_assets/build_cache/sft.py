@@ -37,7 +37,7 @@ from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.streaming.types import Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
-from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SIDES, SPLITS, Tokens
+from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SIDES, SPLITS
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
@@ -97,7 +97,7 @@ def build_sft_cache(
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
     resume: Resume | None = None,
-) -> int:
+) -> None:
     """Build `out_dir` ({train,val}_tokens.bin, *_idx.npy, *_examples.parquet, meta.json) from conversations.
 
     Each message becomes the special token of its role, the ids of its content, and EOT. A seeded share `val_frac` of the examples (or of
@@ -110,32 +110,15 @@ def build_sft_cache(
     it count as one). `max_tokens`: pairs with a longer side are dropped and counted. `turns`: with a template, `"each"` makes an example of
     each turn of the assistant. It holds the messages up to this turn, and its targets are only the words of this turn. `"last"` makes only
     the example of the last turn. The examples of a conversation come one after the other, and are in the same split. `token_dtype`,
-    `report`, `progress`, `resume` and the return value have the same meaning as for build_pretrain_cache.
+    `report`, `progress` and `resume` have the same meaning as for build_pretrain_cache.
 
     Raises NielsCacheError for an invalid conversation (with `on_invalid="drop"`, it is dropped and counted instead), for a source without
     any usable example, for a val_frac outside [0, 1), for a token_dtype or a tokenizer that cannot work, and for errors of the disk. The
     last good cache then stays unchanged.
     """
-    build = SftBuild(
-        items=examples,
-        out_dir=out_dir,
-        tokenizer=tokenizer,
-        val_frac=val_frac,
-        seed=seed,
-        split_by=split_by,
-        on_invalid=on_invalid,
-        on_collision=on_collision,
-        threads=threads,
-        token_dtype=token_dtype,
-        template=template,
-        preference=preference,
-        max_tokens=max_tokens,
-        turns=turns,
-        provenance=provenance or Provenance(),
-        report=report,
-        progress=progress,
-    )
-    return build.build(resume)
+    settings = {**locals(), "provenance": provenance or Provenance()}
+    del settings["examples"], settings["resume"]
+    SftBuild(items=examples, **settings).build(resume)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,16 +188,18 @@ class SftBuild(CacheBuild):
     def identity(self) -> dict[str, Any]:
         return {"settings": self.settings, "meta": self._meta, "on_invalid": self.on_invalid, "on_collision": self.on_collision}
 
-    def _write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+    def _write(self, partial: Path, resume: Resume | None) -> Meta:
         with self._chats or nullcontext():
             return self._write_spooled(partial, resume)
 
-    def _write_spooled(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+    def _write_spooled(self, partial: Path, resume: Resume | None) -> Meta:
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
         spooled = state.spool if state is not None else None
+        if resume is not None:
+            resume.resumed_tokens = 0 if spooled is None else spooled.tokens
         sides = len(SIDES) if self.preference else 1
-        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides, with_units=self.turns == "each") as spool:
+        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
             ended = state.ended if state is not None else None
             if ended is None:
                 ended = self._spool(spool, journal, resume)
@@ -236,7 +221,7 @@ class SftBuild(CacheBuild):
                 "files": files,
                 "content_sha256": content_sha256(files),
             }
-        return meta, state.spool.tokens if state is not None else 0
+        return meta
 
     def _described_template(self, partial: Path, files: Files) -> dict[str, Any]:
         """Write the text of the template into the cache. Return the entries of meta.json about it and about sides."""
@@ -250,9 +235,6 @@ class SftBuild(CacheBuild):
         add_file(path, CHAT_TEMPLATE_NAME, files)
         about = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
         return {"template": about | self._learned, **described}
-
-    def tokens_of(self, item: Conversation) -> Tokens:
-        return self._encode((0, ([item], Position(1, None, Counter(), {}, None)))).tokens
 
     def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Counts:
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""

@@ -15,7 +15,7 @@ from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.identity import held_out_identity
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.sources.types import PretrainSource, Source
-from niels_cache_assets.streaming.decontaminate import decontamination_identity
+from niels_cache_assets.streaming.decontaminate import decontamination_identity, references_identity
 
 
 def cache_identity(
@@ -56,10 +56,6 @@ def _decontamination(registry: Registry, source: Source) -> dict[str, Any]:
     if not isinstance(source, PretrainSource):
         return {}
     own = decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=val_may_come_late(source))
-    if not source.decontaminate_against:
-        return own
-    from niels_cache_assets.streaming.references import references_identity
-
     return {**own, **references_identity(source, seed=registry.build.seed)}
 
 

@@ -17,7 +17,7 @@ from niels_cache_assets.config.tables import DedupSettings
 from niels_cache_assets.corpus.layout import CODE_VERSION, DIGESTS_NAME, SIGNATURES_NAME
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.sources.types import PretrainSource, Source
-from niels_cache_assets.streaming.decontaminate import decontamination_identity
+from niels_cache_assets.streaming.decontaminate import decontamination_identity, references_identity
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
@@ -69,13 +69,12 @@ def held_out_identity(registry: Registry, source: Source, *, seed: int) -> dict[
 
 
 def _held_out_rule(member: PretrainSource, *, seed: int) -> dict[str, Any]:
-    against = {}
-    if member.decontaminate_against:
-        from niels_cache_assets.streaming.references import references_identity
-
-        against = references_identity(member, seed=seed)
     budget = {"val_tokens": member.val_tokens, "shuffle_buffer": member.builder_shuffle} if member.val_tokens else {}
-    return {**budget, **decontamination_identity(member.decontaminate, member.decontaminate_threshold, val_is_given=False), **against}
+    return {
+        **budget,
+        **decontamination_identity(member.decontaminate, member.decontaminate_threshold, val_is_given=False),
+        **references_identity(member, seed=seed),
+    }
 
 
 def needs_tokenizer(registry: Registry, name: str) -> bool:

@@ -92,14 +92,15 @@ def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: D
     """
     from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
     from niels_cache_assets.dedup.signatures import estimated_jaccard
+    from niels_cache_assets.dedup.text_set import HashIndex
 
     bands, rows = bands_for_recall(settings.threshold, settings.num_perm)
     least = settings.threshold - _SIGMAS * (settings.threshold * (1 - settings.threshold) / settings.num_perm) ** 0.5
     slots = _slots_at(inputs, chosen)
     hashes = band_hashes(slots, bands, rows)
-    orders = np.argsort(hashes, axis=0, kind="stable")
-    in_order = np.take_along_axis(hashes, orders, axis=0)
     known = _known(hashes)
+    indexes = [HashIndex([hashes[:, band]], [np.arange(len(chosen))]) for band in range(bands)]
+    del hashes
     found = [np.empty((2, 0), dtype=np.int64)]
     start = 0
     for block in (block for each in inputs.all for block in each.signatures()):
@@ -110,10 +111,8 @@ def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: D
         pairs = []  # each is (place of train in the block) * len(chosen) + (place of val in `chosen`)
         for band in np.flatnonzero(may_match.any(axis=0)).tolist():
             train = np.flatnonzero(may_match[:, band])
-            first, last = (np.searchsorted(in_order[:, band], own[train, band], side=side) for side in ("left", "right"))
-            count = np.minimum(last - first, _MOST_COMPARED)
-            offset = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-            pairs.append(np.repeat(train, count) * len(chosen) + orders[np.repeat(first, count) + offset, band])
+            places, of_val = indexes[band].find(own[train, band], most=_MOST_COMPARED)
+            pairs.append(train[places] * len(chosen) + of_val)
         ones, others = np.divmod(np.unique(np.concatenate([np.empty(0, np.int64), *pairs])), len(chosen))
         near = estimated_jaccard(block.slots[ones], slots[others]) >= least
         ours, theirs = positions[ones[near]], chosen[others[near]]

@@ -121,7 +121,7 @@ class Journal:
         reason = "a fresh build was requested" if afresh else _unusable(directory, recorded, fingerprint, now)
         if reason is None and isinstance(recorded, Recorded):
             try:
-                state = parse(recorded.state) if recorded.state else None  # a record of record_only_notes has no state
+                state = parse(recorded.state)
                 _restore(directory, recorded.sizes)
                 return cls(directory, fingerprint, recorded, state, now, attempt)
             except ValueError:
@@ -193,18 +193,6 @@ def write_journal(directory: Path, recorded: Recorded) -> None:
     write_whole(directory / JOURNAL_NAME, _encode({"format": _FORMAT, **said}))
 
 
-def record_only_notes(
-    directory: Path, *, fingerprint: str, made_of: MadeOf | None, notes: dict[str, Any], attempt: int | None = None
-) -> None:
-    """Replace the record by one that has these notes, no state and no files, in one step.
-
-    The next `open` with the same fingerprint returns the notes. It removes all files that the build has written.
-    """
-    journal = Journal(directory, fingerprint, None, None, made_of, attempt)
-    journal.notes = notes
-    journal.record({}, files={})
-
-
 def read_journal(directory: Path) -> Recorded | None:
     """Return the latest record in a directory; None if it is missing or invalid. Raises OSError for a journal that cannot be read."""
     recorded = _read(directory)
@@ -262,7 +250,6 @@ def _decode(content: bytes) -> Recorded | str:
     sound = sound and isinstance(recorded.finished, dict) and all(map(_is_file, recorded.finished.values()))
     sound = sound and isinstance(recorded.files, dict) and recorded.files.keys().isdisjoint(recorded.finished)
     sound = sound and all(name_problem(name) is None and is_count(size) for name, size in recorded.sizes.items())
-    sound = sound and bool(recorded.state or not recorded.sizes)  # without a state, a build begins at its start, so it has no files
     sound = (
         sound
         and isinstance(recorded.sums, dict)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.dedup.text_set import HashIndex
 from niels_cache_assets.disk.table_file import tables
 from niels_cache_assets.streaming.pretrain_writer import TEXT_HASH
 from niels_cache_assets.strings import hashes_of
@@ -76,10 +77,9 @@ class SharedWithOthers:
 
 @dataclass(frozen=True, kw_only=True)
 class _Vals:
-    """The hashes of the texts in the val of several caches, sorted, (n,) int64, and the owner of each, an index into `names`."""
+    """The hashes of the texts in the val of several caches. An owner of a hash is an index into `names`."""
 
-    hashes: NDArray[np.int64]
-    owners: NDArray[np.int64]
+    index: HashIndex
     names: tuple[str, ...]
     not_checked: tuple[str, ...]
 
@@ -89,23 +89,14 @@ class _Vals:
         names, not_checked = list[str](), list[str]()
         for name, folder in folders.items():
             try:
-                own = np.unique(np.concatenate([np.empty(0, np.int64), *(part for _, part in _hashes(folder, "val"))]))
+                own = np.unique(np.concatenate([hashes[0], *(part for _, part in _hashes(folder, "val"))]))
             except NielsCacheError:
                 not_checked.append(name)
                 continue
-            own = own[own != hashes_of([""])[0]]
-            hashes.append(own)
-            owners.append(np.full(len(own), len(names), np.int64))
+            hashes.append(own[own != hashes_of([""])[0]])
+            owners.append(np.full(len(hashes[-1]), len(names), np.int64))
             names.append(name)
-        every = np.concatenate(hashes)
-        order = np.argsort(every, kind="stable")
-        return cls(hashes=every[order], owners=np.concatenate(owners)[order], names=tuple(names), not_checked=tuple(not_checked))
-
-    def find(self, train: NDArray[np.int64]) -> Iterator[tuple[int, list[int]]]:
-        """Yield (row, owners) for each of these hashes of train that a val has. The owners ascend."""
-        left, right = (np.searchsorted(self.hashes, train, side=side) for side in ("left", "right"))
-        for row in np.flatnonzero(right > left).tolist():
-            yield row, self.owners[left[row] : right[row]].tolist()
+        return cls(index=HashIndex(hashes, owners), names=tuple(names), not_checked=tuple(not_checked))
 
 
 def shared_texts(folders: Mapping[str, Path]) -> SharedTexts:
@@ -126,10 +117,11 @@ def shared_with_others(name: str, folder: Path, others: Mapping[str, Path], *, m
     documents, first = 0, list[tuple[int, int, Origin]]()  # owner, hash, origin in train
     try:
         for (path, group), train in _hashes(folder, "train"):
-            for row, owners in vals.find(train):
-                documents += 1
-                if len(first) < max_pairs:
-                    first.append((owners[0], int(train[row]), _origin(path, group, row)))
+            rows, owners = vals.index.find(train)
+            found, at = np.unique(rows, return_index=True)
+            documents += len(found)
+            for row, owner in zip(found[: max_pairs - len(first)].tolist(), owners[at].tolist(), strict=False):
+                first.append((owner, int(train[row]), _origin(path, group, row)))
     except NielsCacheError:
         return SharedWithOthers(not_checked=(name, *vals.not_checked))
     origins = {
@@ -154,12 +146,11 @@ def _shared(name: str, folder: Path, vals: _Vals) -> Iterator[SharedText]:
     """Yield for each other cache how many documents of train have a hash of its val."""
     counts, first = np.zeros(len(vals.names), np.int64), dict[int, Origin]()
     for (path, group), train in _hashes(folder, "train"):
-        for row, owners in vals.find(train):
-            for owner in owners:
-                if vals.names[owner] != name:
-                    counts[owner] += 1
-                    if owner not in first:
-                        first[owner] = _origin(path, group, row)
+        rows, owners = vals.index.find(train)
+        counts += np.bincount(owners, minlength=len(counts))
+        for owner, at in zip(*(column.tolist() for column in np.unique(owners, return_index=True)), strict=True):
+            if owner not in first and vals.names[owner] != name:
+                first[owner] = _origin(path, group, int(rows[at]))
     for owner, origin in sorted(first.items()):
         yield SharedText(train=name, val=vals.names[owner], documents=int(counts[owner]), first=origin)
 

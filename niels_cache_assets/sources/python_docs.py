@@ -15,8 +15,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from pydantic import Field
-
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading.encodings import read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, walk_folder
@@ -29,6 +27,7 @@ SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "ensurepip", "__pycache__"}
 )
 
+MIN_CHARACTERS = 40  # shorter docstrings are dropped and counted
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -46,7 +45,6 @@ class PythonDocs(PretrainSource):
     """One document per module, class, function and method: its qualified name, a blank line, its docstring."""
 
     source: Literal["python_docs"] = "python_docs"
-    min_characters: int = Field(40, ge=1, description="Docstrings shorter than this are dropped (and counted)")
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return stdlib_revision()
@@ -56,7 +54,7 @@ class PythonDocs(PretrainSource):
 
     def _documents(self, context: StreamContext) -> Iterator[Document]:
         for found in documented_objects(frozenset({"module", "class", "function", "method"})):
-            if len(found.doc) < self.min_characters:
+            if len(found.doc) < MIN_CHARACTERS:
                 context.report.drop_row("short_docstring", found.file, found.line)
             else:
                 yield Document(f"{found.name}\n\n{found.doc}", found.name, found.file, found.line, title=found.name)

@@ -1,38 +1,81 @@
-"""Decontamination: it keeps documents of val out of train. It compares train with val, and drops and counts documents of train.
+"""Decontamination: it keeps documents of val out of train, and texts of other origin: the val of other data sets, and questions of
+evaluations (`decontaminate_against`; held_out.py opens these texts). It compares train with them, and drops and counts documents of train.
+dedup/text_set.py compares the texts.
 
-    encoding threads       chunk -> tokens -> screen: compare train with val, after val is complete
-    the builder's thread   admit, in stream order: index val, then seal the index; compare the train documents that `screen` left out
+    encoding threads       chunk -> tokens -> screen: compare train, after val is complete
+    the builder's thread   admit, in stream order: add val, then seal the set; compare the train documents that `screen` left out
 
-Val is complete when the first document of train comes. After that, the index (val_index.py) does not change. The encoding threads compare
+Val is complete when the first document of train comes. After that, its set does not change. The encoding threads compare
 documents only if the token budget of val is met, too. Before that, an encoding thread cannot know which documents go to train; only the
 builder's thread knows. So the result does not depend on which thread compares a document, or when. Cost: a build takes about 10% longer
 with exact, and 20-40% longer with near. If val is given in advance, it is tokenized twice. Memory: bounded by the size of val. The splits
 of documents are decided in splits.py.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from niels_cache_assets.documents import place_of
-from niels_cache_assets.streaming.intake import describe_item
+from niels_cache_assets.sources.config_path import is_name
+from niels_cache_assets.streaming.intake import describe_item, in_lists
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 
 if TYPE_CHECKING:
-    from niels_cache_assets.streaming.references import References, ReferenceTexts
-    from niels_cache_assets.streaming.val_index import ValIndex
+    from niels_cache_assets.dedup.text_set import TextSet
+    from niels_cache_assets.sources.types import PretrainSource
 
 Decontaminate = Literal["off", "exact", "near"]
 
 CODE_VERSION = "1"  # raise this by hand if a change drops different documents of the same input
 VAL = SPLITS.index("val")
+REFERENCES_VERSION = "1"  # the same for `decontaminate_against`
 REASONS = {"exact": "in_val", "near": "near_val"}
+REASONS_OF_REFERENCES = {"exact": "in_held_out", "near": "near_held_out", "ngrams": "shares_ngrams_with_held_out"}
+
+
+class ReferencePlace(NamedTuple):
+    """The origin of a text that stays out of train. `of`: the data set, or "" for a file of questions."""
+
+    of: str
+    file: str
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceTexts:
+    """Texts of other origin that stay out of train, and how they are compared.
+
+    `identity`: everything that decides which documents are dropped, for fingerprints and meta.json. `texts`: a function that opens the
+    texts. `threshold`, `share`, `run`: the limits (dedup/text_set.py).
+    """
+
+    identity: dict[str, Any]
+    texts: Callable[[], Iterator[tuple[ReferencePlace, str]]]
+    threshold: float
+    share: float
+    run: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen:
+    """Texts that stay out of train. reasons: the reason to drop a document, by the kind of its match. places: the origin of each text; none
+    if examples of the dropped documents are not kept.
+    """
+
+    texts: "TextSet"
+    reasons: Mapping[str, str]
+    places: Sequence[ReferencePlace] = ()
+
+    def find(self, texts: list[str]) -> list[str | None]:
+        """Return for each text the reason to drop it, or None."""
+        return [None if match is None else self.reasons[match.kind] for match in self.texts.find(texts)]
 
 
 def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_given: bool) -> dict[str, Any]:
@@ -50,6 +93,33 @@ def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_gi
     return {"decontaminate": identity}
 
 
+def references_identity(source: "PretrainSource", *, seed: int) -> dict[str, Any]:
+    """Return everything that decides which documents `decontaminate_against` drops, except the texts. The revision covers the texts.
+
+    The result is empty without this key. `seed`: the seed of [build], which splits the other data sets.
+    """
+    if not source.decontaminate_against:
+        return {}
+    settings = {"threshold": source.decontaminate_threshold, "share": source.decontaminate_share, "words": source.decontaminate_words}
+    names = [name for name in source.decontaminate_against if is_name(name)]
+    others = {"data_sets": names, "seed": seed} if names else {}
+    return {"decontaminate_against": {**settings, **others, "code_version": REFERENCES_VERSION}}
+
+
+@contextmanager
+def open_references(wanted: ReferenceTexts, *, folder: Path) -> Iterator[Screen]:
+    """Yield the texts that stay out of train, as a sealed set. `folder`: a folder for temporary files, which are unlinked at once."""
+    from niels_cache_assets.dedup.text_set import NGrams, TextSet
+
+    places = list[ReferencePlace]()
+    with TextSet(near=wanted.threshold, ngrams=NGrams(wanted.share, wanted.run), folder=folder) as texts:
+        for chunk in in_lists(wanted.texts()):
+            texts.add([text for _, text in chunk])
+            places += [place for place, _ in chunk]
+        texts.seal()
+        yield Screen(texts=texts, reasons=REASONS_OF_REFERENCES, places=places)
+
+
 @contextmanager
 def open_guard(
     kind: Decontaminate,
@@ -57,55 +127,53 @@ def open_guard(
     folder: Path,
     *,
     val_is_full: Callable[[], bool],
-    references: "ReferenceTexts | None" = None,
+    references: ReferenceTexts | None = None,
 ) -> "Iterator[TrainGuard | None]":
     """Yield a TrainGuard, or None if `kind` is "off" and there are no `references`. Then nothing is imported.
 
-    `references`: texts of other origin that stay out of train, too.
-    `folder`: a folder for temporary files, which are unlinked at once. `val_is_full`: a function that returns whether all further documents
-    without a split go to train. Any thread may call this function. After it has returned True, it never returns False. Raises
-    NielsCacheError for an unknown `kind`.
+    `references`: texts of other origin that stay out of train, too. `folder`: see `open_references`. `val_is_full`: a function that returns
+    whether all further documents without a split go to train. Any thread may call this function. After it has returned True, it never
+    returns False. Raises NielsCacheError for an unknown `kind`.
     """
+    if kind != "off" and kind not in REASONS:
+        raise NielsCacheError(f"decontaminate is {kind!r}; choose from off, exact, near")
     if kind == "off" and references is None:
         yield None
         return
-    if kind != "off" and kind not in REASONS:
-        raise NielsCacheError(f"decontaminate is {kind!r}; choose from off, exact, near")
     with ExitStack() as opened:
-        index, others = None, None
+        val, others = None, None
         if kind != "off":
-            from niels_cache_assets.streaming.val_index import ValIndex
+            from niels_cache_assets.dedup.text_set import TextSet
 
-            index = opened.enter_context(ValIndex(kind, threshold=threshold, folder=folder))
+            val = opened.enter_context(TextSet(near=threshold if kind == "near" else None, folder=folder))
         if references is not None:
-            from niels_cache_assets.streaming.references import References
-
-            others = opened.enter_context(References(references, folder=folder))
-        yield TrainGuard(index, val_is_full, others)
+            others = opened.enter_context(open_references(references, folder=folder))
+        yield TrainGuard(val, val_is_full, others)
 
 
 class TrainGuard:
-    """A guard that indexes the documents of val, and removes each document of train that equals, or is near to, a document of val.
+    """A guard that knows the documents of val, and removes each document of train that equals, or is near to, a document of val.
 
-    `index`: None without `decontaminate`. `references`: other texts that stay out of train, or None.
+    `val`: None without `decontaminate`. `references`: other texts that stay out of train, or None.
     """
 
-    def __init__(self, index: "ValIndex | None", val_is_full: Callable[[], bool], references: "References | None" = None) -> None:
-        self._index = index
+    def __init__(self, val: "TextSet | None", val_is_full: Callable[[], bool], references: Screen | None = None) -> None:
+        self._val = val
         self._val_is_full = val_is_full
-        self._references = references
+        screens = (None if val is None else Screen(texts=val, reasons=REASONS), references)
+        self._screens = [screen for screen in screens if screen is not None]
 
     @property
     def val_is_known(self) -> bool:
-        """Whether val is complete. After the first document of train, no document is added to val. Without an index, nothing is needed."""
-        return self._index is None or self._index.sealed
+        """Whether val is complete. After the first document of train, no document is added to val. Without its set, nothing is needed."""
+        return self._val is None or self._val.sealed
 
     def read_val(self, batch: EncodedDocuments) -> None:
-        """Index documents of val before the build, because the stream may bring them too late. Documents that encoding dropped are not
-        indexed.
+        """Add documents of val before the build, because the stream may bring them too late. Documents that encoding dropped are not
+        added.
         """
-        if self._index is not None:
-            self._index.add_new(batch.documents.text.tolist())
+        if self._val is not None:
+            self._val.add_new(batch.documents.text.tolist())
 
     def screen(self, batch: EncodedDocuments) -> EncodedDocuments:
         """Return the batch without documents of train that are copies of val. Any thread may call this method.
@@ -117,18 +185,18 @@ class TrainGuard:
         return self._screened(batch, is_val=batch.documents.split == VAL)
 
     def admit(self, batch: EncodedDocuments, *, is_val: np.ndarray) -> EncodedDocuments:
-        """Index the val documents of a batch, and return the batch without documents of train that are copies of val.
+        """Add the val documents of a batch to val, and return the batch without documents of train that are copies of val.
 
         Call this on one thread, with the batches in stream order. `is_val`: bool (documents,), True for val. Raises NielsCacheError if a
-        document of val comes after a document of train and is not in the index yet.
+        document of val comes after a document of train and is not known yet.
         """
-        if self._index is None:
+        if self._val is None:
             return batch if batch.screened else self._screened(batch, is_val=is_val)
         train_begins = int(np.argmin(is_val)) if not is_val.all() else len(is_val)
         val = np.flatnonzero(is_val).tolist()
         if val:
-            new = [val[index] for index in self._index.add_new(batch.documents.text[val].tolist())]
-            late = next((position for position in new if self._index.sealed or position > train_begins), None)
+            new = [val[index] for index in self._val.add_new(batch.documents.text[val].tolist())]
+            late = next((position for position in new if self._val.sealed or position > train_begins), None)
             if late is not None:
                 (document,) = batch.documents[late : late + 1]
                 raise NielsCacheError(
@@ -137,28 +205,24 @@ class TrainGuard:
                 )
         if train_begins == len(is_val):
             return batch
-        self._index.seal()
+        self._val.seal()
         return batch if batch.screened else self._screened(batch, is_val=is_val)
 
     def _screened(self, batch: EncodedDocuments, *, is_val: np.ndarray) -> EncodedDocuments:
-        candidates = np.flatnonzero(~is_val).tolist()
         kept = np.ones(len(batch.documents), dtype=bool)
         drops = batch.drops.copy()
         overlaps = []
-        if self._index is not None:
-            matches = self._index.find(batch.documents.text[candidates].tolist())
-            for position, match in zip(candidates, matches, strict=True):
-                if match is not None:
-                    kept[position] = False
-                    drops.drop(REASONS[match.kind], place_of(next(iter(batch.documents[position : position + 1]))))
-        if self._references is not None:
-            candidates = [position for position in candidates if kept[position]]
-            found = self._references.find(batch.documents.text[candidates].tolist())
-            for position, overlap in zip(candidates, found, strict=True):
-                if overlap is not None:
-                    kept[position] = False
-                    (document,) = batch.documents[position : position + 1]
-                    drops.drop(overlap.reason, place_of(document))
+        for screen in self._screens:
+            candidates = np.flatnonzero(~is_val & kept).tolist()
+            for position, match in zip(candidates, screen.texts.find(batch.documents.text[candidates].tolist()), strict=True):
+                if match is None:
+                    continue
+                kept[position] = False
+                (document,) = batch.documents[position : position + 1]
+                reason = screen.reasons[match.kind]
+                drops.drop(reason, place_of(document))
+                if screen.places:
                     origin = {"source_id": document.source_id, "file": document.file, "row": document.row}
-                    overlaps.append({**origin, "reason": overlap.reason, "because": overlap.place._asdict(), "value": overlap.value})
+                    place = screen.places[match.ordinal]._asdict()
+                    overlaps.append({**origin, "reason": reason, "because": place, "value": match.similarity})
         return replace(batch.keep(kept), drops=drops, screened=True, overlaps=tuple(overlaps))

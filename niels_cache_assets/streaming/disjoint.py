@@ -3,7 +3,7 @@
     overlap = splits_disjoint("cache/pretrain/wikitext", tokenizer)
     overlap.disjoint, overlap.exact, overlap.near, overlap.pairs[0].train.source_id
 
-Val is decoded and indexed (streaming/val_index.py). Then train is decoded chunk by chunk, and every document is looked up in the index, on
+Val is decoded into a set of texts (dedup/text_set.py). Then train is decoded chunk by chunk, and every document is looked up in it, on
 all cores. No similarity is estimated, and every near duplicate is found. Memory is bounded by val and a few chunks of a megabyte, not by
 train. This module repairs nothing: to remove copies, use decontaminate and dedup in the next build.
 
@@ -25,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.config.defaults import BOS
+from niels_cache_assets.dedup.text_set import Kind, Match, TextSet
 from niels_cache_assets.disk.table_file import rows_of, tables
 from niels_cache_assets.streaming.in_flight import map_in_order
-from niels_cache_assets.streaming.val_index import Kind, Match, ValIndex
-from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
+from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends, slice_pieces
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Split, Tokens, doc_ends_name, documents_name, list_shards, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, cut_ordinals, read_meta
@@ -112,20 +112,18 @@ def splits_disjoint(
     train, val = (_Documents(folder, split, meta, tokenizer) for split in ("train", "val"))
     counts: Counter[Kind] = Counter()
     found: list[tuple[int, Match]] = []
-    kind: Kind = "exact" if threshold is None else "near"
     decided = _decided_whole(meta, threshold)
 
     def counts_as_overlap(ordinal: int, match: Match) -> bool:
         return match.kind not in decided or (ordinal not in train.cut and match.ordinal not in val.cut)
 
-    folder_of_files = Path(scratch) if scratch else None
-    with ValIndex(kind, threshold=threshold, folder=folder_of_files) as index:
+    with TextSet(near=threshold, folder=Path(scratch) if scratch else None) as known:
         for chunk in val.chunks():
-            index.add(val.texts(chunk))
-        index.seal()
+            known.add(val.texts(chunk))
+        known.seal()
 
         def ask(chunk: range) -> tuple[range, list[Match | None]]:
-            return chunk, index.find(train.texts(chunk))
+            return chunk, known.find(train.texts(chunk))
 
         chunks = train.chunks() if len(val) else iter(())
         with closing(map_in_order(ask, chunks, threads=threads or available_threads(), size_of=train.characters)) as answers:
@@ -158,8 +156,8 @@ class _Documents:
 
     def __init__(self, folder: Path, split: Split, meta: Meta, tokenizer: Any) -> None:
         self._tokens = MappedTokens(list_shards(folder / split), dtype=token_dtype_of(meta))
-        self._shard_ends = np.cumsum(self._tokens.shard_lengths)
-        tokens = int(self._shard_ends[-1]) if len(self._shard_ends) else 0
+        self._stream = self._tokens.stream
+        tokens = int(self._tokens.shard_lengths.sum())
         path = folder / doc_ends_name(split)
         self.ends: NDArray[np.uint64] = map_doc_ends(path, token_count=tokens) if tokens else np.empty(0, np.uint64)
         self._lineage = folder / documents_name(split)
@@ -211,15 +209,9 @@ class _Documents:
 
     def _read(self, start: int, end: int) -> Tokens:
         """Return the tokens from `start` to `end` of the split. A document may span several shards."""
-        parts = []
-        shard = int(np.searchsorted(self._shard_ends, start, side="right"))
-        while start < end:
-            begin = int(self._shard_ends[shard] - self._tokens.shard_lengths[shard])
-            part = self._tokens.shards[shard][start - begin : end - begin]
-            parts.append(part)
-            start += len(part)
-            shard += 1
-        return np.concatenate([*parts, np.empty(0, self._tokens.dtype)])
+        if self._stream is not None:
+            return self._stream[start:end]
+        return np.concatenate([*slice_pieces(self._tokens.shards, start, end), np.empty(0, self._tokens.dtype)])
 
 
 def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:

@@ -5,17 +5,15 @@ They are found before the mixture is read. Neither train nor val of the mixture 
     how a member is split       which of its documents are held out
     upstream's split, val_frac  the documents that the member's stream puts into val; for val_frac, the seed of the configuration chooses
     token budgets, in parts     the head of each part, as its plan divides the budget, tokenized once more
-    token budgets               the documents in val_documents.parquet of the member's cache, if a build now would make this same cache;
-                                otherwise the member's stream is tokenized, in the order of its own build, until val's budget is met
+    token budgets               the documents at which the budget of val is met, in the order of the member's own build, tokenized once more
 
-With token budgets, both ways give the same documents, including a document that the budget cuts. So the order of builds changes no byte. If
-a member has `decontaminate`, documents of all members that equal (or are near to) its val are held out, too. This needs the texts of its
-val, so the member's stream is read. If a member has `decontaminate_against`, documents of all members that overlap the texts that it names
-are held out, for the same reasons as in the member's own train (streaming/references.py).
+So the order of builds changes no byte. If a member has `decontaminate`, documents of all members that equal (or are near to) its val are
+held out, too. If a member has `decontaminate_against`, documents of all members that overlap the texts that it names
+are held out, for the same reasons as in the member's own train.
 
-Cost: one look-up per document. If a member has no cache, its val is tokenized once more. With decontaminate, the comparison costs as much
-as in a build (streaming/decontaminate.py), on one thread. Memory: if a member is split by token budgets, about 100 bytes for each document
-of its val. With decontaminate, also the memory of streaming/val_index.py. All of this is bounded by the size of val.
+Cost: one look-up per document, and the val of members with token budgets is tokenized once more. With decontaminate, the comparison costs
+as much as in a build (streaming/decontaminate.py), on one thread. Memory: if a member is split by token budgets, about 100 bytes for each
+document of its val. With decontaminate, also the memory of dedup/text_set.py. All of this is bounded by the size of val.
 """
 
 from __future__ import annotations
@@ -27,40 +25,36 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.cache_identity import cache_identity
-from niels_cache_assets.corpus.prepared import PreparedMember
-from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.config_path import is_name
 from niels_cache_assets.sources.interleave import Member
 from niels_cache_assets.sources.reading.references import named_data_sets, questions, revision_of_val
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.streaming.decontaminate import REASONS
+from niels_cache_assets.streaming.decontaminate import (
+    REASONS,
+    ReferencePlace,
+    ReferenceTexts,
+    Screen,
+    open_references,
+    references_identity,
+)
 from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.heads import encoded_head
 from niels_cache_assets.streaming.intake import as_documents, in_lists
-from niels_cache_assets.streaming.references import Place, References, ReferenceTexts, references_identity
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, view_tokenizer
-from niels_cache_runtime.cache.opening import open_one_build
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_DTYPES, dataset_dir, documents_name, token_dtype_name
-from niels_cache_runtime.format.meta import sha256_file
-from niels_cache_runtime.format.place import place_problem
+from niels_cache_runtime.format.layout import TOKEN_DTYPES, token_dtype_name
 from niels_cache_runtime.format.reading import available_threads
-
-if TYPE_CHECKING:
-    from niels_cache_assets.streaming.val_index import Kind, ValIndex
 
 MEMBER_VAL = "member_val"
 COPY_REASONS = {kind: f"{reason}_of_member" for kind, reason in REASONS.items()}
-_KEY_COLUMNS = ["file", "row", "source_id"]
+
 
 Key = bytes
 
@@ -75,8 +69,8 @@ class HeldOut:
     def __init__(self, registry: Registry, *, root: Path, siblings: Mapping[str, PretrainSource], tokenizer: TextTokenizer | None) -> None:
         self._registry, self._root, self._siblings, self._tokenizer = registry, root, siblings, tokenizer
         self._keys: dict[str, frozenset[Key]] = {}
-        self._indexes: list[ValIndex] = []
-        self._references: list[References] = []
+        self._vals: list[Screen] = []
+        self._references: list[Screen] = []
         self._open = ExitStack()
         self.seed = registry.build.seed  # the seed with which the members' own builds shuffle and split
 
@@ -90,32 +84,31 @@ class HeldOut:
         self,
         name: str,
         *,
-        revision: str | None,
         documents: Callable[[], Iterable[Document]],
         heads: Callable[[], Iterable[tuple[int, Iterable[Document]]]] | None = None,
         log: Callable[[str], None],
     ) -> None:
         """Find the documents that one member keeps for val, unless they are already known.
 
-        Call this method for all members before you call `sort` for any member. `documents`: a function that opens the member's stream at
-        `revision`. Each document of that stream has the split that it has before tokenization. `heads`: for a member in parts with
+        Call this method for all members before you call `sort` for any member. `documents`: a function that opens the member's stream.
+        Each document of that stream has the split that it has before tokenization. `heads`: for a member in parts with
         val_tokens, a function that opens its parts; it yields the number of tokens that a part gives to val, and the stream of the part.
         """
         if name in self._keys:
             return
         member = self._registry.pretrain[name]
         compared = member.decontaminate != "off"
-        keys = self._built_keys(name, revision) if member.val_tokens and heads is None and not compared else None
-        if keys is None and (member.val_tokens or compared):
+        keys = frozenset[Key]()
+        if member.val_tokens or compared:
             log(f"reading the val of {name}, to leave it out" + (", and documents like it" if compared else ""))
             val = self.val_documents(name, documents, heads)
             if compared:
                 val = self._indexed(member, val)
             keys = frozenset(_key(document.file, document.row, document.source_id) for document in val)
-        self._keys[name] = keys if keys is not None and member.val_tokens else frozenset()
+        self._keys[name] = keys if member.val_tokens else frozenset()
         if member.decontaminate_against:
             wanted = reference_texts(self._registry, member, StreamContext(seed=self.seed, siblings=self._siblings, log=log), self)
-            self._references.append(self._open.enter_context(References(wanted, folder=self._root)))
+            self._references.append(self._open.enter_context(open_references(wanted, folder=self._root)))
 
     def val_documents(
         self,
@@ -151,58 +144,19 @@ class HeldOut:
                 )
             return True
 
-        if not self._indexes and not self._references:
+        screens = [*self._vals, *self._references]
+        if not screens:
             for document in documents:
                 yield document, MEMBER_VAL if kept_for_val(document) else None
             return
         for chunk in in_lists(documents):
             reasons = {position: MEMBER_VAL for position, document in enumerate(chunk) if kept_for_val(document)}
-            for find in (*map(_copies_in, self._indexes), *map(_overlaps_with, self._references)):
+            for screen in screens:
                 asked = [at for at, document in enumerate(chunk) if at not in reasons and not has_lone_surrogate(document.text)]
-                found_here = zip(asked, find([chunk[at].text for at in asked]), strict=True)
+                found_here = zip(asked, screen.find([chunk[at].text for at in asked]), strict=True)
                 reasons |= {position: reason for position, reason in found_here if reason is not None}
             for position, document in enumerate(chunk):
                 yield document, reasons.get(position)
-
-    def _built_keys(self, name: str, revision: str | None) -> frozenset[Key] | None:
-        """Return the keys of val from the lineage of the member's finished cache.
-
-        Return None if a build would replace this cache, or if its lineage is damaged.
-        """
-        directory = dataset_dir(self._root, "pretrain", name)
-        path = directory / documents_name("val")
-
-        def read() -> frozenset[Key] | None:
-            import pyarrow.parquet as pq
-
-            meta = finished_meta(directory)
-            if meta is None or not meta.get("built") or place_problem(meta, family="pretrain", name=name) is not None:
-                return None
-            if meta.get("fingerprint") != self._fingerprint(name, revision):
-                return None
-            if sha256_file(str(path)) != meta["files"][documents_name("val")]["sha256"]:
-                return None
-            with pq.ParquetFile(path) as parquet:
-                batches = (batch.to_pydict() for batch in parquet.iter_batches(columns=_KEY_COLUMNS))
-                return frozenset(_key(*row) for batch in batches for row in zip(*(batch[column] for column in _KEY_COLUMNS), strict=True))
-
-        return open_one_build(directory, read)
-
-    def _fingerprint(self, name: str, revision: str | None) -> str:
-        """Return the fingerprint of the cache that a build of this member would make."""
-        reader, tokenizer = self._siblings[name], self._needed_tokenizer(name)
-        return fingerprint_of(
-            cache_identity(
-                self._registry,
-                self._registry.pretrain[name],
-                self._registry.build,
-                tokenizer_sha256=tokenizer.model_sha256,
-                vocab_size=tokenizer.vocab_size,
-                revision=revision,
-                siblings=self._siblings,
-                prepared=reader.prepared if isinstance(reader, PreparedMember) else None,
-            )
-        )
 
     def _within_budget(self, name: str, documents: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents that fill the budget of val, in the order in which build_pretrain_cache takes them.
@@ -243,16 +197,16 @@ class HeldOut:
         return splitter.val_is_full
 
     def _indexed(self, member: PretrainSource, val: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents of a member's val, and index their texts. `sort` compares the documents of all members with this index."""
-        from niels_cache_assets.streaming.val_index import ValIndex
+        """Yield the documents of a member's val, and keep their texts. `sort` compares the documents of all members with these texts."""
+        from niels_cache_assets.dedup.text_set import TextSet
 
-        kind: Kind = "near" if member.decontaminate == "near" else "exact"
-        index = self._open.enter_context(ValIndex(kind, threshold=member.decontaminate_threshold, folder=self._root))
+        near = member.decontaminate_threshold if member.decontaminate == "near" else None
+        texts = self._open.enter_context(TextSet(near=near, folder=self._root))
         for chunk in in_lists(val):
-            index.add_new([document.text for document in chunk if not has_lone_surrogate(document.text)])
+            texts.add_new([document.text for document in chunk if not has_lone_surrogate(document.text)])
             yield from chunk
-        index.seal()
-        self._indexes.append(index)
+        texts.seal()
+        self._vals.append(Screen(texts=texts, reasons=COPY_REASONS))
 
     def _needed_tokenizer(self, name: str) -> TextTokenizer:
         if self._tokenizer is None:
@@ -262,33 +216,23 @@ class HeldOut:
         return self._tokenizer
 
 
-def _copies_in(index: ValIndex) -> Callable[[list[str]], list[str | None]]:
-    """Return a function that returns for each text why it is left out: it is a copy of a text in the index. Otherwise None."""
-    return lambda texts: [None if match is None else COPY_REASONS[match.kind] for match in index.find(texts)]
-
-
-def _overlaps_with(references: References) -> Callable[[list[str]], list[str | None]]:
-    """Return a function that returns for each text why it is left out: it overlaps one of the references. Otherwise None."""
-    return lambda texts: [None if overlap is None else overlap.reason for overlap in references.find(texts)]
-
-
 def reference_texts(registry: Registry, source: PretrainSource, context: StreamContext, held_out: HeldOut | None) -> ReferenceTexts:
     """Return the texts that `decontaminate_against` keeps out of train: files of questions, and the val of other data sets.
 
     `held_out`: finds the val of data sets with token budgets. It may be None if `texts` is not called.
     """
 
-    def texts() -> Iterator[tuple[Place, str]]:
+    def texts() -> Iterator[tuple[ReferencePlace, str]]:
         for name, other in named_data_sets(source.decontaminate_against, context.siblings).items():
             context.log(f"reading the val of {name}, to keep it out of train")
             for document in _val_of(name, other, context, held_out):
                 if not has_lone_surrogate(document.text):
-                    yield Place(name, document.file, document.row), document.text
+                    yield ReferencePlace(name, document.file, document.row), document.text
         for pattern in source.decontaminate_against:
             if not is_name(pattern):
                 for question in questions(pattern, context.log):
                     if not has_lone_surrogate(question.text):
-                        yield Place("", question.file, question.row), question.text
+                        yield ReferencePlace("", question.file, question.row), question.text
 
     return ReferenceTexts(
         identity=references_identity(source, seed=registry.build.seed)["decontaminate_against"],

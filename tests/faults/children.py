@@ -18,7 +18,7 @@ IMPORTED = (
     "niels_cache_assets.cleaning.chain",
     "niels_cache_assets.corpus.chunks",
     "niels_cache_assets.artifacts.builds",
-    "niels_cache_assets.streaming.val_index",
+    "niels_cache_assets.dedup.text_set",
     "tests.exports",
     "tests.faults.warm",
     "tests.faults.builds",

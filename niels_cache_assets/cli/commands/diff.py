@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import Command, at_least, refuse
-from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_json
+from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.show.wording import UNKNOWN, counted
 from niels_cache_runtime.errors import NielsCacheError
@@ -79,17 +79,15 @@ def run(arguments: argparse.Namespace) -> int:
                 found.append(compare_pair(pair, shown=arguments.count, progress=progress))
     alone = {"a": [pair.name for pair in pairs if pair.b is None], "b": [pair.name for pair in pairs if pair.a is None]}
     differ = any(alone.values()) or any(each.differ for each in found)
-    if arguments.json:
-        print_json(
-            {
-                "a": a,
-                "b": b,
-                "equal": not differ,
-                "only_a": alone["a"],
-                "only_b": alone["b"],
-                "datasets": [_as_json(each) for each in found],
-            }
-        )
+    facts = {
+        "a": a,
+        "b": b,
+        "equal": not differ,
+        "only_a": alone["a"],
+        "only_b": alone["b"],
+        "datasets": [_as_json(each) for each in found],
+    }
+    if print_facts(arguments, facts):
         return DIFFERENT if differ else DONE
     console = output()
     for letter, path in (("A", a), ("B", b)):

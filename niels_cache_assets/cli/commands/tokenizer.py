@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import WHERE, Command, at_least, chosen
-from niels_cache_assets.cli.console import new_table, output, print_json
+from niels_cache_assets.cli.console import new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import SHORT_SHA256
 from niels_cache_runtime.errors import NielsCacheError
@@ -115,8 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         {"path": path, "sha256": tokenizer.model_sha256, "pieces": tokenizer.vocab_size}
         for path, tokenizer in zip(paths, tokenizers, strict=True)
     ]
-    if arguments.json:
-        print_json({"models": models, "sources": [row.as_json() for row in (*compared, whole)]})
+    if print_facts(arguments, {"models": models, "sources": [row.as_json() for row in (*compared, whole)]}):
         return DONE
     _print(models, [*compared, whole] if len(compared) > 1 else compared)
     return DONE

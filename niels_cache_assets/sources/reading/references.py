@@ -1,7 +1,7 @@
 """The entries of `decontaminate_against`: other data sets, whose val stays out of train, and JSON Lines files of evaluation questions.
 
 A name of a data set has no slash, no dot and no star. Everything else is a glob of files, relative to the folder of the configuration.
-`streaming/references.py` compares documents with these texts.
+`streaming/decontaminate.py` compares documents with these texts.
 """
 
 from __future__ import annotations

@@ -1,0 +1,338 @@
+"""A set of texts that finds texts which equal one of its texts, are near to it, or share long runs of words with it.
+
+Usually it reads only a third of a text.
+
+    with TextSet(near=0.8, folder=folder) as known:
+        known.add(texts)
+        known.seal()
+        known.find(others)  ->  for each text a Match, or None
+
+First texts are added, then the set is sealed, then any number of threads may call `find`. A text T matches a text V of the set in one of
+three ways, and the first one counts:
+
+* exact: both have the same canonical text.
+* near: the Jaccard similarity of their word 5-grams (signatures.py) reaches the threshold t. No similarity is estimated.
+* ngrams (13 words, as in Brown et al. 2020, GPT-3): T has at least a share of the 13-grams of V, or a run of words as long as a limit that
+  is in the texts of the set. So a question inside a long page is found. A text of fewer than 13 words has no such n-gram.
+
+Three bounds save work for the first two:
+
+1. J(T, V) >= t means |T and V| >= t |T|: at most (1 - t) |T| shingles of T are in no text of the set. First only the start of T is read. If
+   too many of its shingles are in no text of the set, T is rejected, however long the rest is. Otherwise all of T is read. A table of
+   bits tells whether a shingle is in the set; at most a sixteenth of the bits is set. Different shingles may share a bit. Then more of T
+   may be read, but the result is the same. Nearly all texts are rejected here.
+2. The prefix filter (Chaudhuri, Ganti and Kaushik 2006; Bayardo, Ma and Srikant 2007): sort the shingles of every set in the same order
+   (here: by hash). Two sets with J >= t then have a common shingle among the first |X| - ceil(t |X|) + 1 shingles of each set X. Only
+   these first shingles of the texts are indexed.
+3. The remaining texts are compared with the texts of the set that share such a shingle and have a similar length
+   (t <= |T| / |V| <= 1 / t).
+
+Without `near`, t is 1 in the first bound, and the SHA-1 of the canonical text then decides.
+
+Memory is bounded by the set: at threshold 0.8, up to 7 bytes for each word and about 200 bytes for each text, and 16 bytes for each word
+with `ngrams`. The shingles (8 bytes for each word) are in an unlinked file. In the worst case, one text is compared with every text of the
+set.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import Any, Literal, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.dedup.canonical import BLANK, code_points
+from niels_cache_assets.dedup.signatures import Shingles, Signer, jaccard
+from niels_cache_runtime.errors import NielsCacheError
+
+Kind = Literal["exact", "near", "ngrams"]
+Hashes = NDArray[np.uint64]
+
+NGRAM = 13
+_SHINGLE = 5
+_BITS_PER_SHINGLE = 16
+_BLOCK = 1 << 20
+_MINIMAL_HEAD = 100  # characters
+_HEAD = 1.5  # length of the start that is read first / length that may be missing from the set; a wrong guess only costs time
+_ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: bounds must be wide enough
+
+
+class Match(NamedTuple):
+    """A match of a text with a text of the set: the earliest equal text, otherwise the earliest near text, otherwise the text with the
+    largest share of its 13-grams in it.
+
+    `ordinal`: the number of the matched text in the set. `similarity`: 1 if `kind` is "exact", the Jaccard similarity if "near", and the
+    share of the 13-grams of the matched text if "ngrams". `run`: the longest run of words that is in the set, for "ngrams" only.
+    """
+
+    kind: Kind
+    ordinal: int
+    similarity: float
+    run: int = 0
+
+
+class NGrams(NamedTuple):
+    """The limits of a match by 13-grams. A text matches if it reaches one of them."""
+
+    share: float
+    run: int
+
+
+class HashIndex:
+    """A table of hashes and their owners. A hash may have several owners, and an owner several hashes."""
+
+    def __init__(self, hashes: Iterable[NDArray[Any]], owners: Iterable[NDArray[Any]]) -> None:
+        """hashes, owners: arrays of the same lengths."""
+        every, of = np.concatenate([*hashes]), np.concatenate([*owners])
+        order = np.argsort(every, kind="stable")
+        self._hashes, self._owners = every[order], of[order]
+
+    def has(self, asked: NDArray[Any]) -> NDArray[np.bool_]:
+        """Return for each hash whether it has an owner, (n,)."""
+        if not len(self._hashes):
+            return np.zeros(len(asked), dtype=bool)
+        return self._hashes[np.minimum(np.searchsorted(self._hashes, asked), len(self._hashes) - 1)] == asked
+
+    def find(self, asked: NDArray[Any], *, most: int | None = None) -> tuple[NDArray[np.int64], NDArray[Any]]:
+        """Return (place in `asked`, owner) for each owner of each hash, (m,) each. Places ascend, and the owners of a hash are in the order
+        in which they were given. most: the number of owners of a hash that count.
+        """
+        first, last = (np.searchsorted(self._hashes, asked, side=side) for side in ("left", "right"))
+        counts = np.minimum(last - first, most) if most is not None else last - first
+        rows = np.arange(counts.sum()) + np.repeat(first - np.cumsum(counts) + counts, counts)
+        return np.repeat(np.arange(len(asked)), counts), self._owners[rows]
+
+
+class TextSet:
+    """A set of texts (see the module). A context manager, because it keeps a temporary file in `folder` (None: the system's folder).
+
+    near: the least similarity of near texts, above 0 and below 1; None: only equal texts match. ngrams: the limits of a match by 13-grams;
+    None: there is no such match. Texts get the ordinals 0, 1, 2, ... in the order in which they are added.
+    """
+
+    def __init__(self, *, near: float | None, ngrams: NGrams | None = None, folder: Path | None) -> None:
+        if near is not None and not 0 < near < 1:
+            raise NielsCacheError(f"the threshold of near duplicates is {near}; it must be above 0 and below 1")
+        self._near = near is not None
+        self._threshold = 1.0 if near is None else near
+        self._limits = ngrams
+        self._head_share = _HEAD * (1 - self._threshold)
+        self._signer, self._ngram_signer = Signer(ngram=_SHINGLE), Signer(ngram=NGRAM)
+        self._spool = TemporaryFile(dir=folder)  # noqa: SIM115  (closed by __exit__)
+        self._first: dict[bytes, int] = {}  # ordinal by digest
+        self._sizes: list[int] = []
+        self._prefixes: list[Hashes] = []
+        self._grams: list[Hashes] = []
+        self.sealed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._spool.close()
+
+    def add(self, texts: Sequence[str]) -> None:
+        """Add texts."""
+        self._add(texts, self._signer.shingle(texts), range(len(texts)))
+
+    def add_new(self, texts: Sequence[str]) -> list[int]:
+        """Add the texts whose canonical text is not in the set yet, and return their positions in `texts`.
+
+        After `seal`, nothing is added; the positions are still returned.
+        """
+        shingles = self._signer.shingle(texts)
+        new = dict[bytes, int]()
+        for index, digest in enumerate(map(bytes, shingles.digests)):
+            if digest not in self._first:
+                new.setdefault(digest, index)
+        self._add(texts, shingles, [*new.values()])
+        return [*new.values()]
+
+    def seal(self) -> None:
+        """Close the set for additions. After that, any thread may call `find`."""
+        if self.sealed:
+            return
+        self._spool.flush()
+        count = sum(self._sizes)
+        self._hashes: Hashes = np.memmap(self._spool, np.uint64, "r", shape=(count,)) if count else np.empty(0, np.uint64)
+        self._starts = np.cumsum([0, *self._sizes], dtype=np.int64)
+        bits = max(6, (count * _BITS_PER_SHINGLE - 1).bit_length())
+        self._shift = np.uint64(64 - bits)
+        self._members = np.zeros(1 << (bits - 3), np.uint8)
+        for start in range(0, count, _BLOCK):
+            slots = self._hashes[start : start + _BLOCK] >> self._shift
+            np.bitwise_or.at(self._members, slots >> np.uint64(3), np.uint8(1) << (slots & np.uint64(7)).astype(np.uint8))
+        self._by_prefix, _ = _index_of(self._prefixes)
+        self._by_ngram, self._ngram_counts = _index_of(self._grams)
+        self.sealed = True
+
+    def find(self, texts: Sequence[str]) -> list[Match | None]:
+        """Return a Match or None for each text."""
+        matches: list[Match | None] = [None] * len(texts)
+        suspects = self._suspects(texts) if self._sizes else []
+        if suspects:
+            shingles = self._signer.shingle([texts[index] for index in suspects])
+            missing = self._missing_by_text(shingles).tolist()
+            for position, (index, count) in enumerate(zip(suspects, _counts(shingles), strict=True)):
+                if missing[position] <= self._may_miss(count):
+                    matches[index] = self._compare(shingles, position)
+        if self._limits is not None and self._ngram_counts.any():
+            rest = [index for index, match in enumerate(matches) if match is None]
+            shingles = self._ngram_signer.shingle([texts[index] for index in rest])
+            is_hit = self._by_ngram.has(shingles.hashes)
+            for index, start, end in zip(rest, [0, *shingles.ends.tolist()], shingles.ends.tolist(), strict=False):
+                if is_hit[start:end].any():
+                    matches[index] = self._shared(shingles.hashes[start:end], is_hit[start:end], self._limits)
+        return matches
+
+    def _add(self, texts: Sequence[str], shingles: Shingles, chosen: Sequence[int]) -> None:
+        if self.sealed:
+            return
+        counts = _counts(shingles)
+        grams = self._ngram_signer.shingle([texts[index] for index in chosen]) if self._limits is not None else None
+        for number, index in enumerate(chosen):
+            hashes = shingles.of(index)
+            self._first.setdefault(shingles.digests[index].tobytes(), len(self._sizes))
+            self._sizes.append(len(hashes))
+            if self._near:
+                self._prefixes.append(hashes[: self._prefix_length(len(hashes))].copy())
+            if grams is not None:  # a text of fewer words has one shingle of all its words
+                self._grams.append(grams.of(number) if counts[index] > NGRAM - _SHINGLE else hashes[:0])
+            self._spool.write(hashes.data)
+
+    def _shared(self, hashes: Hashes, is_hit: NDArray[np.bool_], limits: NGrams) -> Match | None:
+        """Return the match of a text by its 13-grams. `is_hit`: whether each of them is in the set."""
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], is_hit, [False]]).astype(np.int8)))
+        run = int((edges[1::2] - edges[::2]).max()) + NGRAM - 1
+        _, owners = self._by_ngram.find(np.unique(hashes[is_hit]))
+        shares = np.bincount(owners, minlength=len(self._sizes)) / np.maximum(self._ngram_counts, 1)
+        best = int(shares.argmax())
+        if shares[best] < limits.share and run < limits.run:
+            return None
+        return Match("ngrams", best, round(float(shares[best]), 6), run)
+
+    def _suspects(self, texts: Sequence[str]) -> list[int]:
+        """Return the positions of the texts that may have a match.
+
+        A text is left out if its start proves that too many of its shingles are in no text of the set.
+        """
+        heads = [self._head(text) for text in texts]
+        suspects = [index for index, head in enumerate(heads) if head is None]
+        looked_at = [index for index, head in enumerate(heads) if head is not None]
+        if not looked_at:
+            return suspects
+        shown = [head for head in heads if head is not None]
+        shingles = self._signer.shingle(shown)
+        missing_by_text = self._missing_by_text(shingles).tolist()
+        for index, head, count, missing in zip(looked_at, shown, _counts(shingles), missing_by_text, strict=True):
+            most = count + (most_words(texts[index][len(head) :]) if self._near else 0)
+            # The last word of the start may go on in the text, as in `- b`, so the whole text may not have the last shingle of the start. A
+            # start with fewer words than a shingle has only this one.
+            if count < 2 or missing <= self._may_miss(most) + 1:
+                suspects.append(index)
+        return sorted(suspects)
+
+    def _head(self, text: str) -> str | None:
+        """Return the start of the text, up to a blank, or None if it is not worth checking the start alone.
+
+        The words of the start, except the last one, are the first words of the text.
+        """
+        length = max(_MINIMAL_HEAD, math.ceil(len(text) * self._head_share))
+        end = text.rfind(" ", 0, length) if length < 0.8 * len(text) else -1
+        return text[:end] if end > 0 else None
+
+    def _missing_by_text(self, shingles: Shingles) -> NDArray[np.int64]:
+        """Return (n,) int64: for each text, the number of different shingles that are in no text of the set. The number may be too small,
+        rarely.
+
+        Nothing is sorted. Each text has at least four times as many flags (`marks`) as shingles, and each missing shingle sets one of them.
+        """
+        marks = 4 << np.ceil(np.log2(np.maximum(_counts(shingles), 1))).astype(np.int64)
+        firsts = np.cumsum(marks) - marks
+        missing = np.flatnonzero(~self._is_member(shingles.hashes))
+        text = np.repeat(np.arange(len(shingles)), _counts(shingles))[missing]
+        marked = np.zeros(int(marks.sum()), dtype=bool)
+        marked[firsts[text] + (shingles.hashes[missing].view(np.int64) & (marks[text] - 1))] = True
+        return np.add.reduceat(marked, firsts, dtype=np.int64)
+
+    def _is_member(self, hashes: Hashes) -> NDArray[np.bool_]:
+        """Return bool (n,): False for shingles that are certainly in no text of the set."""
+        slots = hashes >> self._shift
+        bits = self._members[slots >> np.uint64(3)] >> (slots & np.uint64(7)).astype(np.uint8)
+        return (bits & np.uint8(1)).astype(bool)
+
+    def _may_miss(self, size: int) -> int:
+        return size - math.ceil(self._threshold * size - _ROUNDING)
+
+    def _prefix_length(self, size: int) -> int:
+        return min(size, self._may_miss(size) + 1)
+
+    def _compare(self, shingles: Shingles, position: int) -> Match | None:
+        hashes = shingles.of(position)
+        if len(hashes) - int(np.count_nonzero(self._is_member(hashes))) > self._may_miss(len(hashes)):
+            return None
+        ordinal = self._first.get(shingles.digests[position].tobytes())
+        if ordinal is not None:
+            return Match("exact", ordinal, 1.0)
+        return self._nearest(hashes) if self._near else None
+
+    def _nearest(self, hashes: Hashes) -> Match | None:
+        _, sharing = self._by_prefix.find(hashes[: self._prefix_length(len(hashes))])
+        for ordinal in np.unique(sharing).tolist():
+            shorter, longer = sorted((self._sizes[ordinal], len(hashes)))
+            if shorter < self._threshold * longer - _ROUNDING:
+                continue
+            similarity = jaccard(hashes, self._hashes[self._starts[ordinal] : self._starts[ordinal + 1]])
+            if similarity >= self._threshold:
+                return Match("near", ordinal, similarity)
+        return None
+
+
+def _index_of(hashes: list[Hashes]) -> tuple[HashIndex, NDArray[np.int64]]:
+    """Return an index of the hashes of each text, and the number of hashes of each text. The list is emptied."""
+    counts = np.fromiter(map(len, hashes), np.int64, len(hashes))
+    every = np.concatenate([*hashes, np.empty(0, np.uint64)])
+    hashes.clear()
+    return HashIndex([every], [np.repeat(np.arange(len(counts), dtype=np.int32), counts)]), counts
+
+
+def _counts(shingles: Shingles) -> list[int]:
+    """Return the number of shingles of each text, with repetitions."""
+    return np.diff(shingles.ends, prepend=0).tolist()
+
+
+def most_words(text: str) -> int:
+    """Return an upper bound of the number of words that the canonical form of a text adds to the text before it.
+
+    It counts the characters that begin or end a word: blanks and signs once, a character that is a word of its own twice. An HTML entity
+    may be such a character.
+    """
+    inside_words, weights = _weights_of_bytes()
+    encoded = text.encode("utf-8", "surrogatepass")
+    count = len(encoded.translate(None, inside_words)) + encoded.count(b"&") + 1
+    if text.isascii():
+        return count
+    others = np.frombuffer(encoded.translate(None, bytes(range(128))), np.uint8).astype(np.uint16)
+    return count + int(weights[others[:-1] << 8 | others[1:]].sum())
+
+
+@lru_cache(maxsize=1)
+def _weights_of_bytes() -> tuple[bytes, NDArray[np.uint8]]:
+    """Return the bytes of ASCII that neither begin nor end a word, with all bytes above ASCII, and the weight of each pair of bytes above
+    ASCII, (65536,) uint8: that of the heaviest character that begins with this pair, and 0 if there is none.
+    """
+    table = code_points()
+    of_kind = np.array([0, 2, 1, 1, 1, 1, 0], dtype=np.uint8)  # letters, ALONE, SIGN, CLOSING, DASH, MARK, QUOTE
+    weights = np.where(table == BLANK, np.uint8(1), of_kind[table >> 24])
+    inside_words = bytes(byte for byte in range(256) if byte >= 128 or not weights[byte])
+    heavy = 128 + np.flatnonzero(weights[128:])
+    long, longer = heavy >= 0x800, heavy >= 0x10000  # in UTF-8 three bytes at least, four bytes
+    shift = 6 * (1 + long + longer)
+    first = np.where(longer, 0xF0, np.where(long, 0xE0, 0xC0)) | heavy >> shift
+    pairs = np.zeros(1 << 16, dtype=np.uint8)
+    np.maximum.at(pairs, first << 8 | 0x80 | heavy >> shift - 6 & 0x3F, weights[heavy])
+    return inside_words, pairs
