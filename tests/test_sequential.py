@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.cache import mmap
 from niels_cache_runtime.samplers import sequential
 from niels_cache_runtime.samplers.sequential import DatasetLoader
 from tests.hand_made import (
@@ -172,11 +171,7 @@ def test_the_last_target_is_the_first_token_of_the_next_chunk_or_of_the_tail(tmp
     assert last[-1][-1] == 16
 
 
-@pytest.mark.parametrize("one_range", [True, False])
-def test_shards_are_read_by_number_and_npy_files_by_name_between_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_range: bool
-) -> None:
-    monkeypatch.setattr(mmap, "_can_map_one_range", lambda: one_range)
+def test_shards_are_read_by_number_and_npy_files_by_name_between_them(tmp_path: Path) -> None:
     write_shards(tmp_path, [[1, 1], [2, 2]])
     np.save(tmp_path / "shard_00000.npy", np.array([11, 11]))
     np.save(tmp_path / "a.npy", np.array([12, 12]))
