@@ -113,11 +113,11 @@ WORDS = st.sampled_from([*PROSE.split(), "\n\n", "* ", "#", "{{a|", "}}", "&amp;
 TEXTS = sized(WORDS, 120).map(" ".join) | st.text(alphabet=st.characters(), max_size=400)
 
 
-@given(text=TEXTS, title=st.none() | st.text(alphabet=st.characters()), redirect=st.booleans())
-@example(text=PROSE, title=None, redirect=False)
-def test_no_document_crashes_the_chain_and_each_is_counted_once(text: str, title: str | None, redirect: bool) -> None:
+@given(text=TEXTS, title=st.none() | st.text(alphabet=st.characters()))
+@example(text=PROSE, title=None)
+def test_no_document_crashes_the_chain_and_each_is_counted_once(text: str, title: str | None) -> None:
     report = CleaningReport(1)
-    result = Cleaner(CleaningSettings(skip=("too_short",))).clean(Document(text, title=title, redirect=redirect), report)
+    result = Cleaner(CleaningSettings(skip=("too_short",))).clean(Document(text, title=title), report)
     assert report.documents == report.kept + report.dropped.total() == 1
     kept = result if isinstance(result, Document) else result.document
     json.dumps(kept, ensure_ascii=False).encode("utf-8")
@@ -211,8 +211,7 @@ def pages_as_written(path: Path) -> Iterator[Document]:
         for _, element in ElementTree.iterparse(file):
             if element.tag == f"{MEDIAWIKI}page":
                 text = element.findtext(f"{MEDIAWIKI}revision/{MEDIAWIKI}text") or ""
-                redirect = element.find(f"{MEDIAWIKI}redirect") is not None
-                yield Document(text, title=element.findtext(f"{MEDIAWIKI}title"), redirect=redirect)
+                yield Document(text, title=element.findtext(f"{MEDIAWIKI}title"))
                 element.clear()
 
 
@@ -243,7 +242,7 @@ def test_reasons_of_real_documents_equal_those_of_the_plain_rules(name: str, eve
     seen: Counter[str | None] = Counter()
     for document in given_documents:
         result = CLEANER.clean(document)
-        reason, text = naive_cleaning.reason_of(document.text, document.title, document.redirect)
+        reason, text = naive_cleaning.reason_of(document.text, document.title)
         assert (result.reason if isinstance(result, Rejected) else None) == reason, document.title or document.text[:200]
         assert (result.document if isinstance(result, Rejected) else result).text == text
         seen[reason] += 1

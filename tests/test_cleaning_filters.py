@@ -33,8 +33,8 @@ def distinct(count: int, length: int = 5) -> list[str]:
     return ["".join(letters[number // 26**place % 26] for place in range(length)) for number in range(count)]
 
 
-def judged(reason: str, text: str, *, title: str | None = None, redirect: bool = False, **thresholds: object) -> Rejection | None:
-    return BY_REASON[reason](Facts(Document(text, title=title, redirect=redirect)), CleaningSettings.model_validate(thresholds))
+def judged(reason: str, text: str, *, title: str | None = None, **thresholds: object) -> Rejection | None:
+    return BY_REASON[reason](Facts(Document(text, title=title)), CleaningSettings.model_validate(thresholds))
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,9 @@ def test_the_gopher_family_at_its_thresholds_where_it_is_asked_for(key: str, lim
 @pytest.mark.parametrize(
     ("document", "reason"),
     [
-        (Document(ENGLISH, redirect=True), "redirect"),
         (Document("#Redirect [[River]]"), "redirect"),
         (Document("#redirection is a word"), "too_short"),
         (Document(" \n&nbsp;{{stub}}\0"), "empty"),
-        (Document("", redirect=True), "redirect"),
         (Document(ENGLISH * 3, title="Mercury (Disambiguation)"), "disambiguation"),
         (Document("Mercury may refer to:\n* a planet\n* a metal"), "disambiguation"),
         (Document("'''Ada''' can also stand for any of these people:\n\nWriters\n\n" + ENGLISH * 3), "disambiguation"),

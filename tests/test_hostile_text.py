@@ -22,8 +22,8 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.parquet import Parquet
+from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.files import find_files
-from niels_cache_assets.sources.reading.limits import LimitsDocuments
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
@@ -175,7 +175,7 @@ def test_documents_up_to_the_limit_are_read(tmp_path: Path) -> None:
 
 def test_every_source_of_files_has_the_limit_and_none_has_it_in_its_fingerprint() -> None:
     kinds = {**PRETRAIN_SOURCES, **SFT_SOURCES}
-    without = {name for name, kind in kinds.items() if not issubclass(kind, LimitsDocuments)}
+    without = {name for name, kind in kinds.items() if not issubclass(kind, DecodesText)}
     assert without == {"interleave", "python_docs", "python_help"}
     for limit in (1, 300):
         assert "max_document_mib" not in Jsonl(files=["x"], max_document_mib=limit).identity()

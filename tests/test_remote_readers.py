@@ -21,6 +21,8 @@ from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import (
+    Blocks,
+    Copy,
     DatasetLoader,
     PreferenceDataset,
     PretrainTokenStreamDataset,
@@ -100,10 +102,10 @@ def same(one: Any, other: Any) -> bool:
 def test_a_reader_gives_the_same_for_an_address_and_refuses_what_does_not_fit(read: Read, published: Caches, tmp_path: Path) -> None:
     local = read(str(published.letters))
     assert len(local) > 1
-    assert same(read(ADDRESS, local_dir=str(tmp_path / "copy"), limit_bytes=1e9), local)
+    assert same(read(ADDRESS, remote=Copy(dir=str(tmp_path / "copy"), limit=1e9)), local)
     with pytest.raises(NielsCacheError, match="blocks"):
-        read(ADDRESS, local_dir=str(tmp_path / "small"), limit_bytes=6_000)
-    with pytest.raises(NielsCacheError, match="local_dir"):
+        read(ADDRESS, remote=Copy(dir=str(tmp_path / "small"), limit=6_000))
+    with pytest.raises(NielsCacheError, match="remote=Copy"):
         read(ADDRESS)
 
 
@@ -116,7 +118,7 @@ def chats(place: str, **copy: Any) -> list[Any]:
 
 
 def test_examples_of_an_address(published: Caches, tmp_path: Path) -> None:
-    copy, meta = {"local_dir": str(tmp_path / "copy"), "limit_bytes": 1e9}, published.chats / "meta.json"
+    copy, meta = {"remote": Copy(dir=str(tmp_path / "copy"), limit=1e9)}, published.chats / "meta.json"
     assert same(chats(CHATS, meta=meta, **copy), chats(str(published.chats), meta=meta))
     split = split_of(CHATS, "sft", "chats", **copy)
     assert same([len(split), split[1]], [len(found := split_of(str(published.chats), "sft", "chats")), found[1]])
@@ -126,21 +128,23 @@ def test_examples_of_an_address(published: Caches, tmp_path: Path) -> None:
 
 
 def test_a_catalog_shows_the_address_and_makes_loaders(published: Caches, tmp_path: Path) -> None:
-    copy = {"local_dir": str(tmp_path / "copy"), "limit_bytes": 1e9}
+    copy = {"remote": Copy(dir=str(tmp_path / "copy"), limit=1e9)}
     cache = open_cache(ADDRESS, **copy)
     assert list(cache.pretrain) == ["letters"]
     assert ADDRESS in repr(cache)
     assert f"{ADDRESS}/train" == cache.pretrain.letters.train.folder
-    found = next(iter(cache.pretrain.letters.train.loader(T=T, B=4, seed=1, order="blocks", block_shards=2)))
-    expected = next(iter(TokenLoader(str(published.letters / "train"), T=T, B=4, seed=1, order="blocks", block_shards=2)))
+    found = next(iter(cache.pretrain.letters.train.loader(T=T, B=4, seed=1, order=Blocks(shards=2))))
+    expected = next(iter(TokenLoader(str(published.letters / "train"), T=T, B=4, seed=1, order=Blocks(shards=2))))
     assert same([found.x, found.y], [expected.x, expected.y])
 
 
 def test_the_settings_of_a_copy_belong_to_an_address(caches: Caches, tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match="local_dir"):
-        PretrainTokenStreamDataset(str(caches.letters / "train"), T=T, device="cpu", local_dir=str(tmp_path))
-    with pytest.raises(NielsCacheError, match="limit_bytes"):
-        open_cache(caches.letters.parents[1], limit_bytes=1e9)
+    with pytest.raises(NielsCacheError, match="is a path"):
+        PretrainTokenStreamDataset(str(caches.letters / "train"), T=T, device="cpu", remote=Copy(dir=str(tmp_path)))
+    with pytest.raises(NielsCacheError, match="is a path"):
+        open_cache(caches.letters.parents[1], remote=Copy(dir=str(tmp_path), limit=1e9))
+    with pytest.raises(NielsCacheError, match="fetch='windows'"):
+        PretrainTokenStreamDataset(f"{ADDRESS}/train", T=T, device="cpu", remote=Copy(fetch="windows"))
 
 
 # commands
@@ -195,10 +199,12 @@ def test_trace_reads_the_documents_of_an_address(
         return place
 
     monkeypatch.setattr(trace, "_fetch_beside", trimmed)
-    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 1, "order": "blocks", "block_shards": 2}
+    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 1, "order": Blocks(shards=2)}
     states = {
         "local": TokenLoader({"letters": str(published.letters / "train")}, **settings).state_dict(),
-        "address": TokenLoader({"letters": f"{ADDRESS}/train"}, **settings, local_dir=str(tmp_path / "copy"), limit_bytes=1e9).state_dict(),
+        "address": TokenLoader(
+            {"letters": f"{ADDRESS}/train"}, **settings, remote=Copy(dir=str(tmp_path / "copy"), limit=1e9)
+        ).state_dict(),
     }
     found = {}
     for name, state in states.items():
@@ -210,7 +216,7 @@ def test_trace_reads_the_documents_of_an_address(
 
 def test_local_copy_shows_trims_and_checks(published: Caches, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "copy"
-    copy = {"local_dir": str(folder), "limit_bytes": 1e9}
+    copy = {"remote": Copy(dir=str(folder), limit=1e9)}
     dataset = PretrainTokenStreamDataset(f"{ADDRESS}/train", T=T, device="cpu", **copy)
     shown = printed(capfd, "pull", "--copy", folder, "--json")
     (build,) = shown["builds"]
@@ -271,10 +277,10 @@ def test_pairs_are_pushed_verified_and_pulled(pairs: Path, tmp_path: Path, capfd
 
 
 def test_readers_of_pairs_give_the_same_for_an_address(pairs: Path, tmp_path: Path) -> None:
-    copy: dict[str, Any] = {"local_dir": str(tmp_path / "copy"), "limit_bytes": 1e9}
+    copy: dict[str, Any] = {"remote": Copy(dir=str(tmp_path / "copy"), limit=1e9)}
 
     def batches(place: str, **copy: Any) -> list[Any]:
-        loader = TokenLoader(f"{place}/train", T=64, B=2, seed=1, kind="preference", epochs=1, **copy)
+        loader = TokenLoader(f"{place}/train", T=64, B=2, seed=1, epochs=1, **copy)
         dataset = PreferenceDataset(f"{place}/train", T=64, **copy)
         drawn = dataset.get_batch(B=4, generator=torch.Generator().manual_seed(1))
         again = pickle.loads(pickle.dumps(dataset)).get_batch(B=4, generator=torch.Generator().manual_seed(1))
@@ -284,8 +290,8 @@ def test_readers_of_pairs_give_the_same_for_an_address(pairs: Path, tmp_path: Pa
     assert len(local) > 4
     assert same(batches(PAIRS, **copy), local)
     assert next(iter(open_cache(PAIRS, **copy).sft.pairs.train.loader(T=64, B=2, seed=1))).chosen.x.shape == (2, 64)
-    with pytest.raises(NielsCacheError, match="local_dir"):
-        TokenLoader(f"{PAIRS}/train", T=64, B=2, seed=1, kind="preference")
+    with pytest.raises(NielsCacheError, match="remote=Copy"):
+        TokenLoader(f"{PAIRS}/train", T=64, B=2, seed=1)
 
 
 def test_sample_shows_both_sides_of_pairs_at_an_address(pairs: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import NielsCacheError, SFTExampleDataset, assistant_target_mask
+from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader, assistant_target_mask, write_meta
 from niels_cache_runtime.cache import sft
 from niels_cache_runtime.format.layout import IDX_DTYPE, IGNORE_INDEX
 from niels_cache_runtime.samplers import sft_dataset
@@ -167,6 +167,29 @@ def test_an_unknown_or_ambiguous_assistant_id_is_refused(tmp_path: Path) -> None
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT)
     with pytest.raises(NielsCacheError, match="must differ"):
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT, asst_id=EOT)
+
+
+@pytest.mark.parametrize("above", [0, 1, 2])
+def test_without_meta_json_the_sentinel_comes_from_a_tokenizer_near_the_files(tmp_path: Path, above: int) -> None:
+    folder = tmp_path / "cache" / "sft" / "chats"
+    paths = write_pair(folder, "train", [[USR, U, EOT, ASST, A, EOT]])
+    tokenizer = (folder, *folder.parents)[above] / "tokenizer" / "meta.json"
+    tokenizer.parent.mkdir()
+    write_meta(str(tokenizer), {"kind": "tokenizer", "special_token_ids": {"asst": ASST, "eot": EOT}})
+    _, _, y_masked = SFTExampleDataset(*paths, T=6, device="cpu", eot_id=EOT).get_batch(B=1, generator=generator())
+    assert y_masked.tolist() == [[PAD, PAD, PAD, A, EOT, PAD]]
+    with pytest.raises(NielsCacheError, match=f"tokenizer/meta.json: its eot id is {EOT}, not eot_id={U}"):
+        SFTExampleDataset(*paths, T=6, device="cpu", eot_id=U)
+    loader = TokenLoader(str(folder), T=8, B=1, seed=0)
+    assert A in next(iter(loader)).y_masked[0].tolist()  # type: ignore[index]
+    whole = Path(paths[0]).read_bytes()
+    Path(paths[0]).write_bytes(whole[:5])  # without meta.json, the sizes of both files are compared
+    with pytest.raises(NielsCacheError, match="5 bytes"):
+        SFTExampleDataset(*paths, T=6, device="cpu", eot_id=EOT)
+    Path(paths[0]).write_bytes(whole)
+    tokenizer.unlink()
+    with pytest.raises(NielsCacheError, match=r"train_tokens.bin: .*tokenizer/meta.json.*pass asst_id=, the id of the assistant sentinel"):
+        SFTExampleDataset(*paths, T=6, device="cpu", eot_id=EOT)
 
 
 @pytest.mark.parametrize("token", [70_000, 65_536, -1, True, 2.0])

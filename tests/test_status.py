@@ -533,38 +533,14 @@ def trained(project: Path, trained_project: Path) -> Path:
 
 def test_the_tokenizer_says_what_it_was_trained_on_and_what_it_lacks(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
-    assert missing(note, "books (prepared), notes; ", "without chats, later, ", "not be read") == []
+    assert missing(note, "books (prepared), notes; ", "without chats, later, ", "not be read", "build-all --only tokenizer --force") == []
     assert line_of(run(capsys, "tokenizer")[1], "tokenizer") == f"tokenizer complete 330 pieces - {note}"
     (trained / "later.jsonl").write_text('{"text": "Here it is."}\n')
     code, rows = as_json(capsys, "tokenizer")
     assert (code, rows["tokenizer"]["condition"]) == (0, "complete"), "it stays valid"
-    trained_on, *without = rows["tokenizer"]["note"].split("; ")
-    assert missing(trained_on, "books (prepared), notes") == []
-    assert missing(without[0], "without chats, ", "not be read") == []
-    assert missing(without[1], "without later, ", "read now", "niels-cache build-all --only tokenizer --force") == []
     build_tokenizer(load_registry(config=str(trained / "niels_cache.toml")), root=trained / "cache", force=True)
     note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
     assert missing(note, "books (prepared)", "later, notes; ", "without chats, ", "not be read") == []
-
-
-def test_a_file_that_is_there_and_still_broken_cannot_be_read_now(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (trained / "later.jsonl").write_text("no JSON\n")
-    note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
-    assert missing(note, "without chats, later, ", "not be read") == []
-
-
-def test_a_cache_that_this_tokenizer_made_shows_that_its_data_set_can_be_read(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = trained / "later.jsonl"
-    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in articles(5)))
-    registry = load_registry(config=str(trained / "niels_cache.toml"))
-    build_dataset(registry, "later", root=trained / "cache")
-    lines.unlink()
-    note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
-    assert missing(note, "without later, ", "read now") == []
-    meta = json.loads((trained / "cache/pretrain/later" / META_NAME).read_text())
-    write_meta(str(trained / "cache/pretrain/later" / META_NAME), {**meta, "tokenizer_sha256": "0" * 64})
-    note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
-    assert missing(note, "without chats, later, ", "not be read") == [], "it was built before"
 
 
 def test_a_tokenizer_of_before_was_trained_on_raw_text_and_status_says_so(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -573,15 +549,3 @@ def test_a_tokenizer_of_before_was_trained_on_raw_text_and_status_says_so(traine
     del meta["trained_on"]["read_as"]
     write_meta(str(path), meta)
     assert missing(as_json(capsys, "tokenizer")[1]["tokenizer"]["note"], "books (raw text)", "notes; ") == []
-
-
-def test_what_files_are_on_other_machines_is_not_asked(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toml = trained / "niels_cache.toml"
-    toml.write_text(toml.read_text().replace('"later.jsonl"', '"http://127.0.0.1:9/later.jsonl"'))
-
-    def asked(*arguments: object, **settings: object) -> None:
-        raise AssertionError("status asked the network")
-
-    monkeypatch.setattr("socket.socket.connect", asked)
-    registry = load_registry(config=str(toml))
-    assert missing(graph(registry, trained / "cache").state("tokenizer").note, "later, ", "not be read") == []

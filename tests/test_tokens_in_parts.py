@@ -28,7 +28,6 @@ from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
-from tests.corpora import draw_no_plots
 from tests.exports import contents
 from tests.faults import children
 from tests.launches import Recorder, states
@@ -43,7 +42,6 @@ PARTS, FILES = 3, 8
 @pytest.fixture
 def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> PartsProject:
     """Seven files. The last is a copy of the first, so it gives nothing to the cache; one file has a near copy of a text."""
-    draw_no_plots(monkeypatch)
     project = PartsProject(tmp_path, tiny_model)
     project.write([30, 2, 40, 30, 3, 50])
     shutil.copy(tmp_path / "texts" / "f000.jsonl", tmp_path / "texts" / "f006.jsonl")

@@ -19,7 +19,6 @@ from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
-from niels_cache_assets.artifacts.parts.leased import UnderLease
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange
@@ -128,8 +127,8 @@ def state_of(artifact: Artifact) -> CacheState:
 
 def _note(artifact: Artifact, meta: Meta) -> str | None:
     if isinstance(artifact, Tokenizer):
-        return training_note(artifact.registry, artifact.root, meta)
-    if isinstance(artifact, UnderLease):  # a part; the seal says what all parts left out
+        return training_note(artifact.registry, meta)
+    if artifact.is_part:
         return shortfall(meta)
     return _said_of_content(meta, artifact.source) if isinstance(artifact, Dataset | Corpus) else None
 

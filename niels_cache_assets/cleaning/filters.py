@@ -107,8 +107,8 @@ Filter = Callable[[Facts, CleaningSettings], Rejection | None]
 
 
 def redirect(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject a redirect. Upstream marks the document as a redirect, or the text begins with the mark of a redirect."""
-    return Rejection(reason="redirect") if facts.document.redirect or _REDIRECT.match(facts.text) else None
+    """Reject a text that begins with the mark of a redirect."""
+    return Rejection(reason="redirect") if _REDIRECT.match(facts.text) else None
 
 
 def empty(facts: Facts, settings: CleaningSettings) -> Rejection | None:

@@ -32,7 +32,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "see the status": {
         "status": "list the caches: counts, and which are complete, stale, broken, resumable or being built",
         "verify": "hash every file again and check the invariants of the format",
-        "report": "write an HTML page about all caches, with plots",
+        "report": "write an HTML page about all caches, or about the limits of a corpus",
         "ui": "serve the web UI on this machine",
     },
     "see the content": {
@@ -43,7 +43,6 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "clean text": {
         "clean": "run the cleaning chain on files, or show what it dropped from a data set, and why",
-        "tune": "write a page that helps to choose limits of cleaning and of duplicates",
         "duplicates": "show pairs of duplicates, and the words that differ",
     },
     "choose a tokenizer": {

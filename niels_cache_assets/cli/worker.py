@@ -155,11 +155,10 @@ def work(chosen: Callable[[Lines], Artifact], *, wait: bool, tells: bool = True)
 def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[Any], None] | None = None) -> Outcome:
     """Build an artifact. If another process takes it over and `wait` is set, wait for that process."""
     from niels_cache_assets.artifacts.materialize import materialize
-    from niels_cache_assets.artifacts.parts.leased import UnderLease
     from niels_cache_assets.parts.lease import LeaseLost, Stopped
     from niels_cache_runtime.format.commit import Busy
 
-    if isinstance(artifact, UnderLease):
+    if artifact.is_shared:
         artifact = replace(artifact, on_stop=lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         return materialize(artifact, wait=wait, on_progress=progress, log=lines.log, tells=lines.tells)

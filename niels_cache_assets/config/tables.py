@@ -347,7 +347,11 @@ class DagsterSettings(Table):
 
     owners: tuple[str, ...] = Field((), strict=False, description='Owners of assets: addresses ("ada@example.org") and teams ("team:data")')
     tags: dict[str, str] = Field({}, description='Tags of assets, such as { project = "tiny" }')
-    plots: bool = Field(True, description="Draw plots of each build. This takes one or two seconds, and about 100 kB in the database")
+    plots: bool = Field(
+        False,
+        description="Draw PNGs of each build for the UI, one or two seconds and about 100 kB in the database for each; "
+        "the page of `niels-cache report` has the same pictures",
+    )
     repository: str | None = Field(
         None,
         description='Where code links of assets lead: to a fork on the web ("https://github.com/NAME/niels-cache"); None: to local files',

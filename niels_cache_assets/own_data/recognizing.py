@@ -18,8 +18,7 @@ from typing import Any
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.chat_forms import UnclearColumnsError, are_trees, keys_of_rows
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.finding.globs import glob_files
-from niels_cache_assets.sources.finding.missing import advice_for_missing
+from niels_cache_assets.sources.finding.globs import advice_for_missing, glob_files
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading, walk_folder
 from niels_cache_assets.sources.reading.rows import file_rows, first_rows

@@ -31,6 +31,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+_COLUMNS = ("text", "id", "title")
 
 
 class Wikipedia(KeepsDamaged, HubData, PretrainSource):
@@ -58,7 +59,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         for batch in self.unconverted(context):
-            converted, dropped = self.convert(batch)
+            converted, dropped, _ = self.convert(batch)
             context.report.join(dropped)
             if converted:
                 yield converted
@@ -74,14 +75,10 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             places = RowsPass(context)
             yield from batched(self._hub(places, context), places)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops]:
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
         """Convert the wikitext of a dump's articles to text. An article without text is dropped as `empty`, and as `list_page` if it has
         only sections that list names or works.
         """
-        converted, dropped, _ = self.convert_all(documents)
-        return converted, dropped
-
-    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
         from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
 
         converted, examples = [], []
@@ -152,9 +149,8 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
 
     def _rows(self, file: SourceFile, files: FilePass, context: StreamContext, held: HeldText) -> Iterator[Document]:
         drop, decoding = context.report.drop_row, Decoding(self, context)
-        columns = ("text", "id", "title")
         limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
-        read = file_rows(file, files.position, encoding=self.encoding, limit=limit, on_damage=on_damage, columns=columns)
+        read = file_rows(file, files.position, encoding=self.encoding, limit=limit, on_damage=on_damage, columns=_COLUMNS)
         for row, values in read:
             text = values.get("text")
             replaced = 0 if type(values) is dict else decoding.count_row(file.name, values, lambda marked: [marked.get("text")])
@@ -164,21 +160,17 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 yield Document(text, row_id(values.get("id"), file.name, row), file.name, row, _title(values.get("title")))  # type: ignore[arg-type]
 
     def _hub(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
-        wanted = ("text", "id", "title")
         decoding, held = Decoding(self, context, of_files=False), HeldText()
-        choose = lambda fields: [name for name in wanted if name in fields]  # noqa: E731
+        choose = lambda fields: [name for name in _COLUMNS if name in fields]  # noqa: E731
         for part, start in places.parts(self.upstream_splits()):
-            for columns, files, rows, damaged in self.stream(part, context, choose, start=start):
-                nothing = [None] * len(files)
-                texts, ids, titles = (columns.get(name, nothing) for name in wanted)
-                for index, (text, source_id, title, file, row) in enumerate(zip(texts, ids, titles, files, rows, strict=True)):
-                    places.file, places.row = file, row + 1
-                    if index in damaged:
-                        decoding.count(file, damaged[index])
-                    if problem := held.problem(text, file, row):
-                        context.report.drop_row(problem, file, row)
-                    else:
-                        yield Document(text, row_id(source_id, file, row), file, row, _title(title), part.split)
+            for values, file, row, damage in self.rows(part, context, choose, start=start):
+                places.file, places.row = file, row + 1
+                decoding.count(file, damage)
+                if problem := held.problem(values.get("text"), file, row):
+                    context.report.drop_row(problem, file, row)
+                else:
+                    source_id = row_id(values.get("id"), file, row)
+                    yield Document(values["text"], source_id, file, row, _title(values.get("title")), part.split)
         held.tell(context, {}, key=None)
 
 

@@ -25,7 +25,7 @@ from niels_cache_runtime.loader.blocks.order import BlockOrder
 from niels_cache_runtime.loader.blocks.visits import BlockVisit, block_visits
 from niels_cache_runtime.loader.grown.epochs import Epochs, Phases
 from niels_cache_runtime.loader.order import MAX_SAMPLES, Order
-from niels_cache_runtime.loader.source import Blocks
+from niels_cache_runtime.loader.source import SourceBlocks
 from niels_cache_runtime.loader.steps import Position, Steps, samples_of_rank
 
 _PLANNED_SAMPLES = 4096
@@ -87,7 +87,7 @@ class Mixture:
         schedule: Schedule,
         seed: int,
         shuffle: bool,
-        blocks: Sequence[Blocks] | None = None,
+        blocks: Sequence[SourceBlocks] | None = None,
         lanes: int = 1,
     ) -> None:
         self.names = tuple(names)
@@ -150,7 +150,7 @@ class Mixture:
         Raises NielsCacheError for an order of the whole split.
         """
         if self._blocks is None:
-            raise NielsCacheError("order='split': reads the whole split at any time; blocks need TokenLoader(order='blocks')")
+            raise NielsCacheError("order='split': reads the whole split at any time; blocks need TokenLoader(order=Blocks())")
         orders = [[order for order in of_source if isinstance(order, BlockOrder)] for of_source in self._orders]
         return block_visits(self.names, self._blocks, orders, self.blend, samples=samples, machine=machine, machines=machines, chosen=names)
 

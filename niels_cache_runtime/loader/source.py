@@ -60,7 +60,7 @@ class Origins:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Blocks:
+class SourceBlocks:
     """A source that is cut into blocks of consecutive files. All arrays are int64.
 
     samples: (blocks+1,). Block b has the samples samples[b] .. samples[b+1]-1. It may have none.
@@ -107,6 +107,6 @@ class Source(Protocol):
         """Return the origin of every token of the samples `numbers` (n,) of an epoch."""
         ...
 
-    def blocks(self, files: int) -> Blocks:
+    def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` files each; the last block may have fewer."""
         ...

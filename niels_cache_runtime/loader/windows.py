@@ -26,7 +26,7 @@ from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Tokens, doc_ends_name
 from niels_cache_runtime.format.meta import content_sha256
 from niels_cache_runtime.loader.documents import find_boundaries
-from niels_cache_runtime.loader.source import Blocks, Origins, Rows
+from niels_cache_runtime.loader.source import Origins, Rows, SourceBlocks
 
 _PROBE_BYTES = 4096
 
@@ -141,7 +141,7 @@ class PretrainWindows:
             document_offsets = places - np.where(documents > 0, ends[documents - 1], 0)
         return Origins(files=files, offsets=places - self._stream_starts[files], documents=documents, document_offsets=document_offsets)
 
-    def blocks(self, files: int) -> Blocks:
+    def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` shards each; the last block may have fewer. A window belongs to the block of its first token."""
         first_files = np.append(np.arange(0, len(self.files), files), len(self.files))
         begins = np.append(self._stream_starts, self._stream_ends[-1])[first_files]
@@ -149,7 +149,7 @@ class PretrainWindows:
         samples[-1] = self.samples
         ends_of_windows = (samples[1:] - 1) * self.stride + self.T + 1
         tails = np.where(np.diff(samples) > 0, np.maximum(ends_of_windows - begins[1:], 0), 0)
-        return Blocks(samples=samples, files=first_files, tails=tails)
+        return SourceBlocks(samples=samples, files=first_files, tails=tails)
 
     def _starts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return where the samples `numbers` start in the stream, (n,)."""

@@ -125,11 +125,11 @@ def write_meta_file(ledger: Ledger, state: State, place: str, content: bytes, *,
     """
     gone, target, sha256 = make_room(state, len(content), limit, path=place), ledger.folder / place, hashlib.sha256(content).hexdigest()
     if gone is None:
-        raise NielsCacheError(f"{ledger.folder}: limit_bytes={limit:,} is too small for {place} ({len(content):,} bytes); raise it")
+        raise NielsCacheError(f"{ledger.folder}: limit={limit:,} is too small for {place} ({len(content):,} bytes); raise it")
     for path in gone:
         ledger.remove(state, path)
     if place not in state.entries and ledger.files.exists(place) and ledger.files.sha256(place) != sha256:  # a killed process may leave it
-        raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another local_dir")
+        raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another dir")
     try:
         ledger.files.write(place, content)
     except OSError as error:

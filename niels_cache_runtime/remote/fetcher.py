@@ -178,16 +178,16 @@ class Fetcher:
             if now - self._hopeless[path] < (_SMALLER_SECONDS if is_others else _HOPELESS_SECONDS):
                 return
             self._hopeless.clear()  # when this reader ends, there may be room for the others
-        why, mend = ("the disk is full below limit_bytes", "make room") if is_disk else ("limit_bytes is too small", "raise it")
+        why, mend = ("the disk is full below the limit", "make room") if is_disk else ("the limit is too small", "raise it")
         state.failed[failure_key(self._group, path)] = (
             f"{self._ledger.folder}: {why}: {path} needs {size:,} bytes more, and other files that stay mapped have {stuck:,} of "
-            f"{limit:,} bytes; {mend}, or give each job its own local_dir"
+            f"{limit:,} bytes; {mend}, or give each job a copy of its own"
         )
 
     def _expected(self, state: State, path: str) -> tuple[int, str]:
         """Return the size and the sha256 of a file. The sha256 of a tail is not known before."""
         if self._ledger.files.exists(path):
-            raise NielsCacheError(f"{self._ledger.folder / path}: is there, but this copy has not downloaded it; choose another local_dir")
+            raise NielsCacheError(f"{self._ledger.folder / path}: is there, but this copy has not downloaded it; choose another dir")
         build = self._build(state, path)
         if is_tail(path):
             return tail_of(path)[2], ""
@@ -202,7 +202,7 @@ class Fetcher:
                 self._builds[build, address] = known_build(state, build, self._ledger.files, address=address)
             if is_tail(path) or path in self._builds[build, address].files:
                 return self._builds[build, address]
-        raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another local_dir")
+        raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another dir")
 
     def _address(self, state: State, build: str, path: str) -> str:
         """Return the address that a reader of the group has opened the build at, which may be published at others too."""
@@ -259,9 +259,7 @@ class Fetcher:
             problem, cause = str(error), error.__cause__  # of a record that the ledger cannot write
             if isinstance(error, OSError):
                 cause = error
-                problem = (
-                    f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another local_dir"
-                )
+                problem = f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another dir"
             if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
                 problem = ""
                 with suppress(OSError):  # at once, because others need room for their records

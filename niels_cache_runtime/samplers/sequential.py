@@ -47,7 +47,7 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.npy_files import map_npy, read_npy_header
 from niels_cache_runtime.loader.state import check_values
-from niels_cache_runtime.remote.whole import Place
+from niels_cache_runtime.remote.whole import Copy, Place
 
 STATE_VERSION = 1
 
@@ -74,8 +74,8 @@ class DatasetLoader:
         folder has a meta.json, the shards are compared with it, and it gives their dtype. Without it, shards hold uint16.
     device: the device of batches. For CUDA, tokens are copied from pinned memory in the width of the shards, and widened on the device.
     verify: "size" compares the shards' sizes with meta.json; "sha256" reads the shards and compares their content.
-    local_dir, limit_bytes: for the address of a split in place of a folder: the folder of a local copy, and how many bytes it may take. The
-        whole split is fetched first, so it must fit. Larger splits are for TokenLoader with order="blocks".
+    remote: for the address of a split in place of a folder: the local copy, such as Copy(dir="/local/tokens", limit=200e9). The whole split
+        is fetched first, so it must fit. Larger splits are for TokenLoader with order=Blocks().
 
     A file of n tokens holds (n - 1) // (batch * seq_len) chunks, whose targets lie in the same file. The chunks of all files are one list.
     Rank r takes chunks r, r + num_processes, and so on. So in each step the ranks take a group of neighbouring chunks, which may lie in two
@@ -107,15 +107,14 @@ class DatasetLoader:
         device: str,
         *,
         verify: Verify = "size",
-        local_dir: str | None = None,
-        limit_bytes: float | None = None,
+        remote: Copy | None = None,
     ) -> None:
         self.batch = check_positive("batch", batch)
         self.seq_len = check_positive("seq_len", seq_len)
         self.num_processes = check_positive("num_processes", num_processes)
         self.process_rank = check_whole("process_rank", process_rank, most=self.num_processes - 1)
         self.device = resolve_device(device)
-        self._place = Place.of(dataset_dir, local_dir=local_dir, limit_bytes=limit_bytes)
+        self._place = Place.of(dataset_dir, remote)
         self.dataset_dir, self._copy = self._place.whole()
         self.meta, self._content, self._files = open_one_build(Path(self.dataset_dir).parent, lambda: self._open(verify))
         self.files = {file.path.name: file.length for file in self._files}
@@ -277,11 +276,10 @@ class DatasetLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         settings = (self.batch, self.seq_len, self.process_rank, self.num_processes, self._place.given, str(self.device))
-        own = {"settings": settings, "meta": self.meta, "state": self.state_dict()}
-        return own | ({"copy": self._place.settings} if self._place.settings else {})
+        return {"settings": settings, "remote": self._place.remote, "meta": self.meta, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["settings"], **state.get("copy", {}))  # type: ignore[misc]
+        self.__init__(*state["settings"], remote=state["remote"])  # type: ignore[misc]
         check_same_build(self.dataset_dir, opened=state["meta"], reopened=self.meta)
         self.load_state_dict(state["state"])
 

@@ -26,7 +26,7 @@ from niels_cache_runtime.cache.sft import (
 from niels_cache_runtime.cache.targets import ExampleParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import IGNORE_INDEX, Tokens
-from niels_cache_runtime.remote.whole import whole_pair
+from niels_cache_runtime.remote.whole import Copy, whole_pair
 
 _SCAN_TOKENS = 1 << 22
 
@@ -38,11 +38,11 @@ class SFTExampleDataset:
     idx_path: an int64 .npy file, the start of each example in tokens.
     T: tokens per row. An example is cut to its first T+1 tokens, or padded with EOT (the end-of-text token).
     device: the device of batches. eot_id: the id of EOT.
-    asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens. A data set with a chat template
-        takes no asst_id.
+    asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens, or without one from that of the
+        tokenizer in the root of the cache. A data set with a chat template takes no asst_id.
     verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
-    local_dir, limit_bytes: for addresses, such as `s3://bucket/caches/NAME/train_tokens.bin`: the folder of a local copy, and how many
-        bytes it may take. Both files are fetched first.
+    remote: for addresses, such as `s3://bucket/caches/NAME/train_tokens.bin`: the local copy, such as Copy(dir="/local/tokens", limit=2e9).
+        Both files are fetched first.
 
     Examples without a target in their first T+1 tokens would make the loss NaN, so they are never sampled. `examples_without_target` is the
     number of such examples, and one warning gives this number. The object can be pickled: a copy maps the files again, and raises an error
@@ -66,11 +66,10 @@ class SFTExampleDataset:
         eot_id: int,
         asst_id: int | None = None,
         verify: Verify = "size",
-        local_dir: str | None = None,
-        limit_bytes: float | None = None,
+        remote: Copy | None = None,
     ) -> None:
         self.T = T = check_positive("T", T)
-        self._given = tokens_path, idx_path, local_dir, limit_bytes
+        self._given = tokens_path, idx_path, remote
         self.tokens_path, self.idx_path, self._copy = whole_pair(*self._given)
         self.device = resolve_device(device)
         opened = self._open(verify)
@@ -152,7 +151,7 @@ class SFTExampleDataset:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.tokens_path, self.idx_path, self._copy = whole_pair(*state["_given"])
+        self.tokens_path, self.idx_path, self._copy = whole_pair(*self._given)
         starts = self._open().starts
         check_same_build(self.tokens_path, opened=state["meta"], reopened=self.meta)
         if self._examples[-1] >= len(starts) or not np.array_equal(starts[self._examples], self._starts):  # without a meta.json of ours

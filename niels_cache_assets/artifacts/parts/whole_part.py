@@ -13,8 +13,8 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset
-from niels_cache_assets.artifacts.parts.leased import checked
 from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.progress import checked
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild

@@ -1,5 +1,5 @@
 """The command `pull`. `pull ADDRESS` brings a published cache, or one of its splits, into a cache root. `pull --copy DIR` shows, trims or
-checks a local copy, which `TokenLoader(..., local_dir=DIR)` fills from an address.
+checks a local copy, which `TokenLoader(..., remote=Copy(dir=DIR))` fills from an address.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", metavar="SPLIT", help="bring train or val only; the other split is empty (default: both)")
     parser.add_argument("--replace", action="store_true", help="exchange another build of this data set in DIR")
     copy = parser.add_argument_group("the local copy of a loader")
-    copy.add_argument("--copy", metavar="DIR", help="show what it holds; DIR is the folder that was given as local_dir")
+    copy.add_argument("--copy", metavar="DIR", help="show what it holds; DIR is the folder that was given as Copy(dir=DIR)")
     doing = copy.add_mutually_exclusive_group()
     doing.add_argument(
         "--trim", metavar="SIZE", type=byte_count, help="remove files that no process uses until SIZE is left, such as 100GB"

@@ -149,6 +149,7 @@ def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, 
     """
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.remote.store import is_address
+    from niels_cache_runtime.remote.whole import Copy
 
     try:
         folders = {name: str(source["folder"]) for name, source in state["sources"].items()}
@@ -157,7 +158,7 @@ def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, 
                 refuse("--source", "no data set", name, folders)
         named = {**folders, **moved}
         is_remote = any(map(is_address, named.values()))
-        changes: dict[str, Any] = {"local_dir": copy, "limit_bytes": sys.maxsize} if is_remote else {}
+        changes: dict[str, Any] = {"remote": Copy(dir=copy, limit=sys.maxsize)} if is_remote else {}
         for name, folder in named.items():
             if not is_address(folder) and not _is_split(Path(folder)):
                 seen_from = "" if Path(folder).is_absolute() else f" (seen from {Path.cwd()})"

@@ -1,42 +1,24 @@
-"""The number of machines that share the lanes of an order in blocks, from the arguments or from torchrun's environment.
+"""The number of machines that share the lanes of an order in blocks, from the settings or from torchrun's environment.
 
 Ranks count machine by machine, as torchrun counts them: machine m has the ranks m * R .. (m+1) * R - 1, where R is the number of ranks per
 machine. `steps` divides the samples.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.errors import NielsCacheError
 
 _SHOWN = 12
 
 
-def resolve_machines(
-    *, lanes: int, world_size: int, machines: Any = None, ranks_per_machine: Any = None, environment: Mapping[str, str]
-) -> int:
+def resolve_machines(given: int | None, *, lanes: int, world_size: int, environment: Mapping[str, str]) -> int:
     """Return the number of machines, a divisor of `lanes` and of `world_size`.
 
-    Without `machines` and `ranks_per_machine`, the variables of torchrun in `environment` decide. Without these variables, or with a single
-    rank, there is one machine. Raises NielsCacheError for other numbers, and names the allowed ones.
+    If none is given, the variables of torchrun in `environment` decide. Without these variables, or with a single rank, there is one
+    machine. Raises NielsCacheError for other numbers, and names the allowed ones.
     """
-    machines = None if machines is None else check_positive("machines", machines)
-    ranks = None if ranks_per_machine is None else check_positive("ranks_per_machine", ranks_per_machine)
-    origin = ""
-    if machines is None and ranks is None:
-        ranks = _ranks_of_torchrun(world_size, environment)
-        origin = " (from torchrun)" if world_size > 1 and "LOCAL_WORLD_SIZE" in environment else ""
-    if machines is None:
-        if ranks is not None and world_size % ranks:
-            raise NielsCacheError(
-                f"ranks_per_machine={ranks}{origin}: must divide world_size={world_size}; allowed are {_listed(_divisors(world_size))}"
-            )
-        machines = 1 if ranks is None else world_size // ranks
-    elif ranks is not None and machines * ranks != world_size:
-        raise NielsCacheError(
-            f"machines={machines}, ranks_per_machine={ranks}: {machines * ranks} ranks, but world_size={world_size}; leave out one of them"
-        )
+    machines = _machines_of_torchrun(world_size, environment) if given is None else given
+    origin = " (from torchrun)" if given is None and machines > 1 else ""
     allowed = [count for count in _divisors(world_size) if lanes % count == 0]
     if machines not in allowed:
         raise NielsCacheError(
@@ -46,11 +28,11 @@ def resolve_machines(
     return machines
 
 
-def _ranks_of_torchrun(world_size: int, environment: Mapping[str, str]) -> int | None:
-    """Return the number of ranks per machine that torchrun set, or None without torchrun and for a single rank."""
+def _machines_of_torchrun(world_size: int, environment: Mapping[str, str]) -> int:
+    """Return the number of machines that torchrun set: 1 without torchrun and for a single rank."""
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
     if world_size == 1 or "LOCAL_WORLD_SIZE" not in environment:
-        return None
+        return 1
     try:
         everywhere, here, groups = (int(environment[name]) if name in environment else None for name in names)
     except ValueError:
@@ -59,9 +41,9 @@ def _ranks_of_torchrun(world_size: int, environment: Mapping[str, str]) -> int |
     if not here or everywhere not in (None, world_size) or groups not in (None, world_size // here) or world_size % here:
         raise NielsCacheError(
             f"world_size={world_size}: {told} in the environment do not give equally many ranks on each machine; "
-            f"give machines=n or ranks_per_machine=n (machines=1: each machine reads all lanes)"
+            f"give Blocks(machines=n) (machines=1: each machine reads all lanes)"
         )
-    return here
+    return world_size // here
 
 
 def _other_lanes(machines: int, world_size: int) -> str:

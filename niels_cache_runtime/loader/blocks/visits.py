@@ -14,7 +14,7 @@ import numpy as np
 
 from niels_cache_runtime.loader.blend import Blend, BlendInRounds
 from niels_cache_runtime.loader.blocks.order import BlockOrder
-from niels_cache_runtime.loader.source import Blocks
+from niels_cache_runtime.loader.source import SourceBlocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class _Counted(NamedTuple):
 
 def block_visits(
     names: Sequence[str],
-    blocks: Sequence[Blocks],
+    blocks: Sequence[SourceBlocks],
     orders: Sequence[Sequence[BlockOrder]],
     blend: Blend | BlendInRounds,
     *,

@@ -30,7 +30,7 @@ from niels_cache_runtime.format.layout import Split, Tokens, idx_name, target_en
 from niels_cache_runtime.format.meta import content_sha256
 from niels_cache_runtime.loader.packing.kept import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
-from niels_cache_runtime.loader.source import Blocks, Boundaries, Origins, Rows
+from niels_cache_runtime.loader.source import Boundaries, Origins, Rows, SourceBlocks
 
 _PROBE_TOKENS = 2048
 
@@ -207,9 +207,9 @@ class PackedExamples:
             document_offsets=spread(kept_at - self._kept.example_starts[segments.examples], moving=True),
         )
 
-    def blocks(self, files: int) -> Blocks:
+    def blocks(self, files: int) -> SourceBlocks:
         """Return one block, because a split of conversations is one file."""
-        return Blocks(samples=np.array([0, self.samples]), files=np.array([0, 1]), tails=np.zeros(1, dtype=np.int64))
+        return SourceBlocks(samples=np.array([0, self.samples]), files=np.array([0, 1]), tails=np.zeros(1, dtype=np.int64))
 
     def report(self) -> PackingReport:
         """Return the fill rate, the padding, and the numbers of cut and dropped examples. They are the same in every epoch."""
