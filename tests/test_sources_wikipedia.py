@@ -33,7 +33,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
 from niels_cache_assets.sources.mediawiki import nodes as wikipedia_nodes
-from niels_cache_assets.sources.mediawiki.markup import Form, plain_text, text_or_list
+from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
 from niels_cache_assets.sources.mediawiki.templates import template_text
 from niels_cache_assets.sources.reading.compressed import DamagedFile
 from niels_cache_assets.sources.text import Text
@@ -44,6 +44,7 @@ from tests.corpora import articles
 from tests.depth import cases
 from tests.hub_repositories import json_lines, parquet
 from tests.read_sources import read
+from tests.wiki_text import plain_text
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,

@@ -15,12 +15,13 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources import wikipedia
 from niels_cache_assets.sources.mediawiki.dump import read_site
 from niels_cache_assets.sources.mediawiki.languages import END_MATTER_OF, REDIRECT_WORDS
-from niels_cache_assets.sources.mediawiki.markup import Form, plain_text
+from niels_cache_assets.sources.mediawiki.markup import Form
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
 from niels_cache_assets.sources.reading.files import SourceFile, find_files, find_splits
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from tests.read_sources import read
+from tests.wiki_text import plain_text
 
 DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))
 XMLNS = "http://www.mediawiki.org/xml/export-0.11/"
