@@ -42,7 +42,7 @@ from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import articles
 from tests.depth import cases
-from tests.hub_repositories import json_lines, parquet
+from tests.hub_repositories import json_lines
 from tests.read_sources import read
 from tests.wiki_text import plain_text
 
@@ -154,14 +154,6 @@ def test_files_and_a_hub_data_set_together_or_no_files_at_all_are_refused() -> N
         Wikipedia(files=["a.xml"], dataset="wikimedia/wikipedia")
     with pytest.raises(ValueError, match="at least 1 item"):
         Wikipedia(files=[])
-
-
-def test_parquet_files_of_the_hub_are_read_by_their_columns(tmp_path: Path) -> None:
-    rows = [{"id": "7", "url": "u", "title": "Oak", "text": "Oaks."}]
-    documents, _ = read(Wikipedia(files=file(tmp_path, "w.PARQUET", parquet(rows))))
-    assert [(one.text, one.title, one.source_id) for one in documents] == [("Oaks.", "Oak", "7")]
-    documents, context = read(Wikipedia(files=file(tmp_path, "w.parquet", parquet([{"url": "u"}]))))
-    assert (documents, context.report.dropped) == ([], {"missing_text_field": 1})
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 yield Document(page.text or "", source_id, file.name, page.row, page.title)
 
     def _hub(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
-        decoding, held = Decoding(self, context, of_files=False), HeldText()
+        decoding, held = Decoding(self, context), HeldText()
         choose = lambda fields: [name for name in _COLUMNS if name in fields]  # noqa: E731
         for part, start in places.parts(self.upstream_splits()):
             for values, file, row, damage in self.rows(part, context, choose, start=start):
@@ -153,7 +153,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 else:
                     source_id = row_id(values.get("id"), file, row)
                     yield Document(values["text"], source_id, file, row, _title(values.get("title")), part.split)
-        held.tell(context, {}, key=None)
+        held.tell(context)
 
 
 def _found(groups: tuple[tuple[str, ...], ...], names: set[str]) -> Sequence[SourceFile]:
