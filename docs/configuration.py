@@ -11,8 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from niels_cache_assets.config.publishing import PublishSettings
-from niels_cache_assets.config.running import ClusterSettings, NotifySettings
+from niels_cache_assets.config.running import ClusterSettings, NotifySettings, PublishSettings
 from niels_cache_assets.config.tables import (
     BlendSettings,
     BuildSettings,

@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.loader.blend import Blend, BlendInRounds
-from niels_cache_runtime.loader.blocks.machines import resolve_machines
-from niels_cache_runtime.loader.blocks.order import BLOCK_ORDER_VERSION, BlockOrder
-from niels_cache_runtime.loader.blocks.visits import block_visits
+from niels_cache_runtime.loader.blocks import BLOCK_ORDER_VERSION, BlockOrder, block_visits, resolve_machines
 from niels_cache_runtime.loader.order import Order
 from niels_cache_runtime.loader.source import SourceBlocks
 

@@ -110,7 +110,7 @@ def test_every_command_that_tells_sizes_says_that_the_source_ended(project: Path
     assert "200 tokens  100" in built, "what was cut by its budget is met"
     assert "cut built" not in built
     status = {" ".join(line.split()) for line in run(capsys, "status").splitlines()}
-    for row in (rf"short pretrain {tokens:,} tokens \(<0.1%\) \S+ complete {re.escape(said)}", r"cut pretrain 200 tokens 100 complete"):
+    for row in (rf"short pretrain complete {tokens:,} tokens \(<0.1%\) \S+ {re.escape(said)}", r"cut pretrain complete 200 tokens 100 "):
         assert any(re.match(row, line) and line.endswith("cut by token budgets") for line in status), row
     assert f"\n{said}\n" in run(capsys, "show", "short")
     assert "% of train_tokens" not in run(capsys, "show", "cut")

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts.forecast.sample import sample_of_source
+from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.corpus.tokenizer_sample import raw_texts
 from niels_cache_assets.documents import Conversation
-from niels_cache_assets.own_data.recognizing import recognize
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.conversations import conversation_problem
 from niels_cache_assets.sources.messages import template_messages, tools_of

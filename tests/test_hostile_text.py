@@ -73,7 +73,6 @@ LINE_READERS: dict[str, Callable[[list[str]], Source]] = {
     "jsonl": lambda files: Jsonl(files=files, max_document_mib=1),
     "chat": lambda files: ChatJsonl(files=files, max_document_mib=1),
     "trees": lambda files: Oasst1(files=files, max_document_mib=1),
-    "articles": lambda files: Wikipedia(files=files, max_document_mib=1),
     "line": lambda files: Text(files=files, sample_by="line", max_document_mib=1),
     "paragraph": lambda files: Text(files=files, sample_by="paragraph", max_document_mib=1),
     "document": lambda files: Text(files=files, max_document_mib=1),

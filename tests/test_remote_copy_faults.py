@@ -23,7 +23,7 @@ from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Ledger, State, once_unlocked
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.published import read_published
+from niels_cache_runtime.remote.record import read_published
 from niels_cache_runtime.remote.store import RemoteError, open_store
 from niels_cache_runtime.remote.upkeep import trim
 from tests.chat_models import chatml, model_folder, opened_model

@@ -21,7 +21,7 @@ from niels_cache_assets.publish.push import local_build, prune, push
 from niels_cache_runtime import Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.safe_open import OwnFiles
-from niels_cache_runtime.remote import keeping, ledger, starting
+from niels_cache_runtime.remote import fetcher, keeping, ledger
 from niels_cache_runtime.remote.ledger import Ledger, Presence
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.needs import Reader
@@ -349,7 +349,7 @@ def process(code: str) -> int:
 @pytest.mark.parametrize("killed", ["before it forks", "after it forks"])
 def test_a_fetcher_that_was_killed_at_its_start_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
     (record := Ledger(tmp_path / "copy")).make()
-    monkeypatch.setattr(starting, "_START_SECONDS", 0.2)
+    monkeypatch.setattr(fetcher, "_START_SECONDS", 0.2)
     started: list[Presence] = []
     codes = ["import os; os.kill(os.getpid(), 9)" if killed == "before it forks" else "", ""]
 
@@ -358,8 +358,8 @@ def test_a_fetcher_that_was_killed_at_its_start_is_started_again(tmp_path: Path,
             started.append(Presence(record, "fetchers", group))
         return process(codes.pop(0))
 
-    monkeypatch.setattr(starting, "_spawn", spawn)
-    starting.start_fetcher(record, "a group")
+    monkeypatch.setattr(fetcher, "_spawn", spawn)
+    fetcher.start_fetcher(record, "a group")
     assert (len(started), codes) == (1, [])
     assert not record.is_alive("fetchers", "a group.starting")
     started[0].end()
@@ -367,11 +367,11 @@ def test_a_fetcher_that_was_killed_at_its_start_is_started_again(tmp_path: Path,
 
 def test_a_fetcher_that_is_always_killed_and_one_that_fails_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (record := Ledger(tmp_path / "copy")).make()
-    for code, times, status in (("import os; os.kill(os.getpid(), 9)", starting._STARTS, "-9"), ("raise SystemExit(3)", 1, "3")):
+    for code, times, status in (("import os; os.kill(os.getpid(), 9)", fetcher._STARTS, "-9"), ("raise SystemExit(3)", 1, "3")):
         found: list[str] = []
-        monkeypatch.setattr(starting, "_spawn", lambda folder, group, code=code, found=found: found.append(code) or process(code))
+        monkeypatch.setattr(fetcher, "_spawn", lambda folder, group, code=code, found=found: found.append(code) or process(code))
         with pytest.raises(NielsCacheError, match=rf"did not start \(exit status {status}\)"):
-            starting.start_fetcher(record, "a group")
+            fetcher.start_fetcher(record, "a group")
         assert len(found) == times
 
 

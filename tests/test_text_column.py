@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.own_data.recognizing import recognize
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet

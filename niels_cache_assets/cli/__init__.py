@@ -8,6 +8,8 @@
     context.py      the configuration, cache root and caches that a command starts from
     overrides.py    build-all's flags and --set as registry overrides
     completion.py   the answer to TAB
+    recognizing.py  which kind of data is in the user's files
+    new_config.py   the text of a first niels_cache.toml
     worker.py       the work of `part`
 
 Typing a command loads only its module. torch, dagster and pydantic are loaded when the command runs, so that help is fast. Nothing here

@@ -251,7 +251,7 @@ def _signer(num_perm: int, ngram: int) -> Signer:
 
 
 def _row(document: Document) -> DocumentRow:
-    text, source_id, file, row, title, split, _, kept = document
+    text, source_id, file, row, title, split, kept = document
     return DocumentRow(text, title, source_id, file, row, split, len(text), _size(text), kept)
 
 

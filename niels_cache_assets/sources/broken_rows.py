@@ -51,14 +51,11 @@ class BrokenRowError(NielsCacheError):
     """A row with a mistake, at which a build stops."""
 
 
-def is_mistake(reason: str | None) -> bool:
-    """Return whether rows that are dropped for this reason are mistakes."""
-    return reason in _MISTAKES
-
-
-def always_stops(reason: str | None) -> bool:
-    """Return whether a build stops at this reason, also with on_broken = "drop": it might train on rejected answers."""
-    return reason == NO_KEY
+def stops_at(reason: str | None, on_broken: OnBroken | None) -> bool:
+    """Return whether a build stops at rows that are dropped for this reason. It stops at a label without `kto` also with
+    on_broken = "drop": it might train on rejected answers.
+    """
+    return reason == NO_KEY or (on_broken == "stop" and reason in _MISTAKES)
 
 
 def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], roles: Collection[str], advice: str = "") -> BrokenRowError:
@@ -68,7 +65,7 @@ def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], r
     what = _unknown_role(messages, roles) if reason == UNKNOWN_ROLE else None
     if reason in WEIGHT_PROBLEMS:
         what = describe_weight_problem(messages)
-    return BrokenRowError(f"{place}: {what or _MISTAKES[reason]}{advice}; {_SET_KTO if always_stops(reason) else _MEND}")
+    return BrokenRowError(f"{place}: {what or _MISTAKES[reason]}{advice}; {_SET_KTO if reason == NO_KEY else _MEND}")
 
 
 class BrokenRows:
@@ -84,12 +81,11 @@ class BrokenRows:
     def refuse(self, reason: str, file: str, row: int, messages: Iterable[Mapping[str, Any]] = ()) -> None:
         """Count a dropped row. Raises BrokenRowError for a mistake, if this pass builds a cache that may not leave it out."""
         place = f"{file}: row {row}"
-        stops = always_stops(reason) or (self._on_broken == "stop" and is_mistake(reason))
-        if stops and self._context.building is not None:
+        if stops_at(reason, self._on_broken) and self._context.building is not None:
             table = self._context.building.replace("/", ".")
             raise broken_row(f"[{table}] {place}", reason, messages, self._roles)
         self._context.report.drop_row(reason, file, row)
-        if self._on_broken is not None and is_mistake(reason) and reason not in self._told:
+        if self._on_broken is not None and reason in _MISTAKES and reason not in self._told:
             self._told.add(reason)
             said = f"{place}: {_MISTAKES[reason]}; such rows are left out, and counted as {reason}"
             self._context.report.hints.append(said)

@@ -18,11 +18,10 @@ from niels_cache_assets.sources.broken_rows import (
     BrokenRows,
     Kto,
     OnBroken,
-    always_stops,
     broken_row,
     has_label,
-    is_mistake,
     label_problem,
+    stops_at,
     without_labels,
 )
 from niels_cache_assets.sources.chat_forms import advice, note_of_lost_messages, shown
@@ -186,7 +185,7 @@ class ChatJsonl(DecodesText, SftSource):
         unseen, fields, has_labels = self._configured(), "", False
         problems: Counter[str | None] = Counter()
         looked_at: list[dict[str, Any]] = []
-        stops, broken = self._on_broken == "stop", None
+        broken = None
         for name, row, values in first_rows(stream, *PROOF):
             looked_at += [values] if len(looked_at) < _LOOKED_AT else []
             fields = fields or shown([values], [*values][:_FIELDS_NAMED])
@@ -194,10 +193,10 @@ class ChatJsonl(DecodesText, SftSource):
             problem = self._problem(values)
             problems[problem] += 1
             has_labels |= has_label(values)
-            if broken is None and problem is not None and (always_stops(problem) or (stops and is_mistake(problem))):
+            if broken is None and problem is not None and stops_at(problem, self._on_broken):
                 broken = (name, row, problem, values)
             is_proven = not unseen and (self.kto is None or has_labels) and (len(problems) > 1 or not problems.keys() & _OF_FORM.keys())
-            if is_proven and (not stops or broken is not None or problems.total() >= _SEARCHED):
+            if is_proven and (self._on_broken != "stop" or broken is not None or problems.total() >= _SEARCHED):
                 break
         ends_here = next(stream, None) is None
         fitting = partial(advice, looked_at, lambda keys: self.fits(looked_at, keys))

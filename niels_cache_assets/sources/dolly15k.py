@@ -31,7 +31,7 @@ class Dolly15k(HubData, SftSource):
         return valid_batches(self._conversations(context), context.report)
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
-        decoding = Decoding(self, context, of_files=self.reads_files)
+        decoding = Decoding(self, context)
         held = {name: HeldText(name) for name in ("instruction", "response")}
         for part in self.upstream_splits():
             context.report.split = part.split
@@ -49,7 +49,7 @@ class Dolly15k(HubData, SftSource):
                 messages = instruction_messages(self.system_message, user, response)
                 yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)
         for field in held.values():
-            field.tell(context, {}, key=None)
+            field.tell(context)
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
         if missing := [name for name in _COLUMNS if name not in fields]:

@@ -69,7 +69,7 @@ class Gutenberg(HubData, PretrainSource):
                     yield from _book(Document(text, file.name, file.name), context)
 
     def _hub_books(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
-        decoding, held = Decoding(self, context, of_files=self.reads_files), HeldText()
+        decoding, held = Decoding(self, context), HeldText()
         for part, start in places.parts(self.upstream_splits()):
             choose = lambda fields, part=part: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731
             for values, file, row, damage in self.rows(part, context, choose, start=start, without=set()):
@@ -81,7 +81,7 @@ class Gutenberg(HubData, PretrainSource):
                     context.report.drop_row(problem, file, row)
                 elif decoding.admits(file, text, replaced=replaced, row=row):
                     yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
-        held.tell(context, {}, key=None)
+        held.tell(context)
 
 
 def _book(whole: Document, context: StreamContext) -> Iterator[Document]:

@@ -128,7 +128,7 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         places, held = RowsPass(context), HeldText()
-        drop, decoding = context.report.drop_row, Decoding(self, context, of_files=self.reads_files)
+        drop, decoding = context.report.drop_row, Decoding(self, context)
         fields: dict[str, bool] = {}  # the fields of the current part
         where, id_field = self.condition, self.id_field or "id"
         without: set[str] = set()

@@ -64,14 +64,14 @@ class Oasst1(HubData, SftSource):
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         context.report.facts["trees"] = 0
-        decoding, held = Decoding(self, context, of_files=self.reads_files), HeldText()
+        decoding, held = Decoding(self, context), HeldText()
         report = context.report
         for part in self.upstream_splits():
             report.split = part.split
             for nodes in self._trees(part, context, decoding):
                 report.facts["trees"] += 1
                 yield from threads(self._kept(nodes, report, decoding, held), self.max_messages, report, part.split)
-        held.tell(context, {}, key=None)
+        held.tell(context)
 
     def _kept(self, nodes: list[Node], report: SourceReport, decoding: Decoding, held: HeldText) -> list[Node]:
         kept = []

@@ -96,7 +96,7 @@ class Parquet(RowFileSource):
     ) -> Iterator[DocumentBatch]:
         text_field, id_field, where, position = held.field, self.id_field or "id", self.condition, files.position
         name, limit, drop = file.name, self.max_document_bytes, context.report.drop_row
-        decoding = Decoding(self, context, of_files=self.reads_files)
+        decoding = Decoding(self, context)
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:

@@ -40,11 +40,11 @@ class Wikitext(HubData, PretrainSource):
         places, held = RowsPass(context), HeldText()
         for part, start in places.parts(self.upstream_splits()):
             rows = self._rows(part, context, start, held)
-            decoding = Decoding(self, context, of_files=self.reads_files)
+            decoding = Decoding(self, context)
             found = articles(rows, context.report, places, limit=self.max_document_bytes, decoding=decoding)
             for batch in batched(found, places):
                 yield [document._replace(split=part.split) for document in batch]
-        held.tell(context, {}, key=None)
+        held.tell(context)
 
     def _rows(self, part: Part, context: StreamContext, start: tuple[str, int] | None, held: HeldText) -> Iterator[Row]:
         choose = lambda fields: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731

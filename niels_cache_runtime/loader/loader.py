@@ -8,7 +8,7 @@ at any step. A batch costs one gather (one indexed numpy read) for each source t
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -19,11 +19,10 @@ from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Side, Split
 from niels_cache_runtime.loader.batch import Batch
-from niels_cache_runtime.loader.blocks.visits import BlockVisit
+from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.grown.caches import resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.mixture import Mixture, plan_batches
-from niels_cache_runtime.loader.not_a_dataloader import NotADataLoader
 from niels_cache_runtime.loader.preference.batch import make_maker
 from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.remote.opening import Sources, batches_of
@@ -47,6 +46,37 @@ from niels_cache_runtime.loader.state import (
 from niels_cache_runtime.loader.steps import Position, Steps
 from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin, trace_samples
 from niels_cache_runtime.remote.whole import Copy
+
+
+class _NoDataLoaderError(NielsCacheError, AttributeError):
+    """An AttributeError, so that `hasattr(loader, "dataset")` returns False."""
+
+
+class NotADataLoader:
+    """The base class of TokenLoader. Its names exist in a DataLoader, and raise an error here."""
+
+    @property
+    def dataset(self) -> NoReturn:
+        """A name that raises AttributeError, because a TokenLoader is not a DataLoader.
+
+        The message has advice for those functions of Accelerate that need a DataLoader.
+        """
+        raise _NoDataLoaderError(
+            "a TokenLoader is not a DataLoader: accelerator.prepare takes the TokenLoader itself, skip_first_batches takes "
+            "DataLoader(loader, batch_size=None)"
+        )
+
+    def set_epoch(self, epoch: int) -> NoReturn:
+        """Raise NielsCacheError: a loader begins its next epoch by itself.
+
+        Accelerate calls this method before the first batch of a DataLoader that Accelerate has prepared. Such a DataLoader would divide the
+        batches of process 0 among all processes, or would read ahead of the loader's position.
+        """
+        raise NielsCacheError(
+            "set_epoch: a TokenLoader begins its next epoch by itself; if accelerator.prepare was given a DataLoader of it, that would "
+            "divide this rank's batches again or read ahead of its position: make the TokenLoader with rank=accelerator.process_index, "
+            "world_size=accelerator.num_processes, device=accelerator.device and pass it to prepare itself"
+        )
 
 
 class TokenLoader(NotADataLoader, IterableDataset[Batch]):

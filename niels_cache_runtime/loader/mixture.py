@@ -17,12 +17,11 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints
 from niels_cache_runtime.loader.blend import Blend, BlendInRounds
-from niels_cache_runtime.loader.blocks.order import BlockOrder
-from niels_cache_runtime.loader.blocks.visits import BlockVisit, block_visits
+from niels_cache_runtime.loader.blocks import BlockOrder, BlockVisit, block_visits
 from niels_cache_runtime.loader.grown.epochs import Epochs, Phases
 from niels_cache_runtime.loader.order import MAX_SAMPLES, Order
 from niels_cache_runtime.loader.source import SourceBlocks
@@ -42,9 +41,9 @@ class Located:
     same: (source, epoch) if all samples are known to share them, otherwise None.
     """
 
-    sources: NDArray[np.int64]
-    epochs: NDArray[np.int64]
-    numbers: NDArray[np.int64]
+    sources: Ints
+    epochs: Ints
+    numbers: Ints
     same: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -54,7 +53,7 @@ class Located:
         """Return the places first..last-1."""
         return Located(self.sources[first:last], self.epochs[first:last], self.numbers[first:last], self.same)
 
-    def groups(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+    def groups(self) -> Iterator[tuple[int, int, Ints]]:
         """Yield (source, epoch, places) for every pair of source and epoch that occurs. `places` is (m,) int64.
 
         One read can take all samples at these places together.
@@ -127,7 +126,7 @@ class Mixture:
             for (first, n), epoch in zip(epochs.phases, epochs.first_epochs, strict=True)
         ]
 
-    def locate(self, samples: NDArray[np.int64]) -> Located:
+    def locate(self, samples: Ints) -> Located:
         """Return the places of global samples (n,) int64."""
         sources, taken = self.blend.at(samples)
         epochs, numbers = np.divmod(taken, self.samples[sources])

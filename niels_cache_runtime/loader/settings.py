@@ -17,8 +17,7 @@ from niels_cache_runtime.cache.opening import Verify, open_meta, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split, has_pairs, shard_name, tokens_name
 from niels_cache_runtime.loader.batch import FIELDS
-from niels_cache_runtime.loader.blocks.machines import resolve_machines
-from niels_cache_runtime.loader.blocks.order import MAX_LANES
+from niels_cache_runtime.loader.blocks import MAX_LANES, resolve_machines
 from niels_cache_runtime.loader.order import MAX_SEED
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.loader.preference.rows import PackedPairs

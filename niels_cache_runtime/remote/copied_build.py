@@ -30,8 +30,16 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.safe_open import OwnFiles
 from niels_cache_runtime.remote.ledger import Entry, Ledger, State
 from niels_cache_runtime.remote.needs import BUILDS
-from niels_cache_runtime.remote.published import Published, published_of, read_meta_of
-from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, parse_record, read_record
+from niels_cache_runtime.remote.record import (
+    TOKENIZER,
+    Published,
+    Record,
+    RemoteFile,
+    parse_record,
+    published_of,
+    read_meta_of,
+    read_record,
+)
 from niels_cache_runtime.remote.room import make_room
 from niels_cache_runtime.remote.store import MissingError, check_address, open_store
 

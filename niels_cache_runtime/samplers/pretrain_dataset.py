@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.gather import PairMaker, WindowReader, draw, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, open_split
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints
 from niels_cache_runtime.remote.whole import Copy, Place
 
 
-def count_windows(shard_lengths: NDArray[np.int64], T: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def count_windows(shard_lengths: Ints, T: int) -> tuple[Ints, Ints]:
     """Return the number of windows up to the end of each shard, and before its start, both (shards,) int64.
 
     shard_lengths: (shards,) int64, in tokens. Window n of all shards is in the first shard whose end is above n.
@@ -85,7 +85,7 @@ class PretrainTokenStreamDataset:
         windows = draw(self.total_windows, B=B, generator=generator)
         return self._pairs.pairs(self._reader.read(self._positions(windows)))
 
-    def _positions(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _positions(self, windows: Ints) -> Ints:
         """Return the positions in the mapped range for window numbers, which count the windows of all shards in order, from 0."""
         return windows + self._shard_offsets[self._window_ends.searchsorted(windows, side="right")]
 

@@ -131,8 +131,8 @@ def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path)
 
 def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
     from niels_cache_assets.cleaning.counting import CleaningReport
+    from niels_cache_assets.cli.recognizing import sources_of
     from niels_cache_assets.corpus.chunks import CorpusCounts
-    from niels_cache_assets.own_data.recognizing import sources_of
 
     settings = _thresholds(registry, arguments)
     sources = sources_of(arguments.files, text_field=arguments.text_field)

@@ -1,4 +1,4 @@
-"""The command `init`. It writes a first niels_cache.toml, or lists the data sets that ship with the package. own_data/new_config.py makes
+"""The command `init`. It writes a first niels_cache.toml, or lists the data sets that ship with the package. new_config.py makes
 the text of the file, and docs/configuration.md explains the keys.
 """
 
@@ -17,8 +17,8 @@ from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
+    from niels_cache_assets.cli.new_config import Wishes
     from niels_cache_assets.config.registry import Registry
-    from niels_cache_assets.own_data.new_config import Wishes
     from niels_cache_assets.sources.types import Source
 
 
@@ -97,8 +97,8 @@ it, or sets profile = "default".""",
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the file, or list the catalog."""
+    from niels_cache_assets.cli.new_config import render
     from niels_cache_assets.config.defaults import CONFIG_NAME
-    from niels_cache_assets.own_data.new_config import render
     from niels_cache_runtime.format.layout import FAMILIES
 
     if arguments.listed is not None:
@@ -135,8 +135,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     """Print the catalog, or the tables of some of its data sets."""
+    from niels_cache_assets.cli.new_config import catalog_table
     from niels_cache_assets.config.shipped import catalog
-    from niels_cache_assets.own_data.new_config import catalog_table
 
     tables = {name: catalog_table(name) for name in arguments.listed or catalog()}
     if print_facts(arguments, {"data_sets": [{**_entry(name), "table": table} for name, table in tables.items()]}):
@@ -178,7 +178,7 @@ def _entry(name: str) -> dict[str, Any]:
 
 
 def _given(arguments: argparse.Namespace) -> Wishes:
-    from niels_cache_assets.own_data.new_config import Wishes
+    from niels_cache_assets.cli.new_config import Wishes
 
     return Wishes(
         folder=str(Path(arguments.out).parent),
@@ -195,7 +195,7 @@ def _given(arguments: argparse.Namespace) -> Wishes:
 
 def _in_words(source: Source) -> str:
     """Return a line about the data that was found, such as `parquet: data/**/*.parquet, text in 'body'`."""
-    from niels_cache_assets.own_data.new_config import form_of
+    from niels_cache_assets.cli.new_config import form_of
 
     where = getattr(source, "files", None) or getattr(source, "path", None) or getattr(source, "dataset", None)
     if where is None:

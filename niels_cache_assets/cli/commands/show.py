@@ -110,7 +110,7 @@ def _show_folder(directory: Path, *, as_json: bool) -> int:
 
 def _show_address(address: str, *, as_json: bool) -> int:
     """Print the meta.json of a published cache. This costs two requests."""
-    from niels_cache_runtime.remote.published import read_published
+    from niels_cache_runtime.remote.record import read_published
     from niels_cache_runtime.remote.store import open_store
 
     store = open_store(address)

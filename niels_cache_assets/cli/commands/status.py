@@ -2,7 +2,7 @@
 to do.
 
 artifacts/state.py and artifacts/unfinished.py determine the status, and this module puts the status into words. Each cache costs a few
-small reads, and one look at a lock and a journal. With --full, every file is read.
+small reads, and one look at a lock and a journal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.disk.staging import Work
     from niels_cache_runtime.format.meta import Meta
-    from niels_cache_runtime.verify import Finding
 
 _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 
@@ -34,7 +33,6 @@ _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME` (default: everything)")
     parser.add_argument("--all", action="store_true", help=ALL_HELP)
-    parser.add_argument("--full", action="store_true", help="read and verify every file")
 
 
 COMMAND = Command(
@@ -47,7 +45,7 @@ do. status does not contact upstream; build-all checks whether upstream text has
   stale         built with other settings, another tokenizer or another corpus
   missing       not built yet
   broken        meta.json is unreadable or names another data set than the folder, or a file is
-                missing or has the wrong size; with --full also if the content of a file changed
+                missing or has the wrong size; `niels-cache verify` reads the content of files, too
   off           a setting is missing, or enabled = false (with --all)
   resumable     an unfinished build exists; the next build resumes it
   stale build   an unfinished build exists, but its settings, tokenizer, data (local files of up to
@@ -62,7 +60,7 @@ the data sets that it was trained on, and the data sets that it was not trained 
 exit codes: 0 everything is complete or off, 1 something is neither complete nor off.""",
     examples="""\
   niels-cache status                  everything
-  niels-cache status wikitext --full  one data set and its corpus, every file hashed
+  niels-cache status wikitext         one data set and its corpus
   niels-cache status --json           the same for programs""",
     add_options=_add_options,
     offers={"names": CACHES},
@@ -164,8 +162,6 @@ def run(arguments: argparse.Namespace) -> int:
     tell_advice(registry)
     if not arguments.names and not arguments.all:
         states = [state for state in states if is_listed(state, registry)]
-    if arguments.full:
-        states = _verified(states, root)
     rows = [_row(registry, judged, root) for judged in states]
     if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows]}):
         left_out = 0 if arguments.names else len(known) - len(states)
@@ -202,29 +198,6 @@ def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) 
     ]
 
 
-def _verified(states: list[CacheState], root: Path) -> list[CacheState]:
-    """Return the states after reading every file. The state is 'damaged' if the content does not match the hashes."""
-    from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_runtime.format.layout import META_NAME
-    from niels_cache_runtime.verify import verify_cache
-
-    whole = [state for state in states if state.condition != "broken" and (state.directory / META_NAME).exists()]
-    if not whole:
-        return states
-    found: dict[Path, list[Finding]] = {}
-    with transfer_progress("verifying") as progress:
-        names = [state.directory.relative_to(root).as_posix() for state in whole]
-        for finding in verify_cache(root, names=names, progress=progress):
-            if finding.kind != "tokenizer":  # a different tokenizer is a separate state, not damage
-                found.setdefault(Path(finding.folder), []).append(finding)
-    return [_damaged(state, found[state.directory]) if state.directory in found else state for state in states]
-
-
-def _damaged(state: CacheState, findings: list[Finding]) -> CacheState:
-    more = f" (and {len(findings) - 1} more: {PROGRAM} verify {state.name})" if len(findings) > 1 else ""
-    return replace(state, state="damaged", advice=f"{findings[0]}{more}; build it again with --force")
-
-
 def _print(rows: list[Row], where: str) -> None:
     """Print the table and a summary. `where`: the settings, the folder of the caches, and a note about omitted rows."""
     from rich.text import Text
@@ -232,14 +205,14 @@ def _print(rows: list[Row], where: str) -> None:
     from niels_cache_assets.show.contents import all_counts, contents, shares_met
 
     table = new_table(
-        *("data set", "kind", "train", "val", "status", "why, and what to do"),
+        *("data set", "kind", "status", "train", "val", "why, and what to do"),
         right=frozenset({"train", "val"}),
         shrinking=["why, and what to do"],
     )
     for row in rows:
         kind = "" if row.judged.kind == "tokenizer" else row.judged.kind
         status = Text(row.words, style="cyan" if row.work.writer else _STYLES.get(row.judged.condition, "yellow"))
-        table.add_row(row.judged.name, kind, *contents(all_counts(row.meta), shares_met(row.meta)), status, row.reason)
+        table.add_row(row.judged.name, kind, status, *contents(all_counts(row.meta), shares_met(row.meta)), row.reason)
     console = output()
     console.print(table)
     behind = [row for row in rows if not row.is_fine]

@@ -165,8 +165,8 @@ def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
     """Yield the name of each source with its text, or the beginning of its text."""
     from niels_cache_assets.cli.context import find_place, find_places
+    from niels_cache_assets.cli.recognizing import sources_of
     from niels_cache_assets.documents import beginning
-    from niels_cache_assets.own_data.recognizing import sources_of
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.format.layout import FAMILIES

@@ -1,4 +1,4 @@
-"""The conversion of wikitext to plain text, in the function `plain_text`.
+"""The conversion of wikitext to plain text, in the function `text_or_list`.
 
 There are two steps. First, one scan over the page removes everything that shows no prose (comments, references, templates, tables, files,
 categories, tags) and all marks that are never closed. The scan inserts the text of templates that are prose (`templates`) and the labels of
@@ -96,17 +96,9 @@ class Form(NamedTuple):
     headings: bool = False
 
 
-def plain_text(wikitext: str, form: Form = Form()) -> str:  # noqa: B008 (a named tuple)
-    """Return the prose of a page as paragraphs between blank lines, or an empty string. The function is pure, and linear in time and
-    memory.
-    """
-    text, only_lists = text_or_list(wikitext, form)
-    return "" if only_lists else text
-
-
 def text_or_list(wikitext: str, form: Form = Form()) -> tuple[str, bool]:  # noqa: B008
-    """Return `plain_text`, and False. If a page without prose has sections that list names or works, return the beginning of these lists,
-    and True.
+    """Return the prose of a page as paragraphs between blank lines, and False. If a page without prose has sections that list names or
+    works, return the beginning of these lists, and True. The function is pure, and linear in time and memory.
     """
     raw: list[str] = []
     text = _without_extensions(_PRIVATE.sub("", wikitext).replace("\r\n", "\n"), raw)

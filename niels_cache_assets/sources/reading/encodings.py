@@ -62,6 +62,7 @@ class DecodesText(Source):
     second is rows that the hub's library reads from the hub or from addresses. (A local file is scanned before that library reads it.)
     """
 
+    reads_files: ClassVar[bool] = True  # False: data of the hub, whose documents are counted and never rejected
     never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
 
     max_document_mib: PositiveInt = Field(
@@ -333,10 +334,9 @@ class Decoding:
     one after the other.
     """
 
-    def __init__(self, source: DecodesText, context: StreamContext, *, of_files: bool = True) -> None:
-        """Set up empty counts. `of_files`: False for data of the hub, whose documents are counted and never rejected."""
+    def __init__(self, source: DecodesText, context: StreamContext) -> None:
         self.encoding = source.encoding
-        self._share, self._of_files = source.max_replaced_share, of_files
+        self._share, self._of_files = source.max_replaced_share, source.reads_files
         self._report = context.report
 
     def count(self, file: str, damage: Damage) -> int:

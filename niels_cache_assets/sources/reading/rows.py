@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
@@ -142,13 +142,15 @@ class HeldText:
         """Whether no row had text in the field, but some row had a different value."""
         return not self._is_there and self._other is not None
 
-    def tell(self, context: StreamContext, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> None:
+    def tell(
+        self, context: StreamContext, fields: Mapping[str, bool] | None = None, *, key: str | None = None, kind: str | None = None
+    ) -> None:
         """Add a hint to the report at the end of a pass, if no row had text in the field but some rows had a different value.
 
-        fields: a mapping of each field to whether it holds strings. key: the key that names the field in the configuration, or None. kind:
-        the type of the column, if the file gives a type.
+        fields: a mapping of each field to whether it holds strings. key: the key that names the field in the configuration. kind: the type
+        of the column, if the file gives a type.
         """
-        hint = self.hint(fields, key=key, kind=kind)
+        hint = self.hint(fields or {}, key=key, kind=kind)
         if hint is not None and context.start is None:  # the values in rows of an earlier run are unknown
             context.report.hints.append(hint)
 
@@ -376,14 +378,9 @@ def _unchanged(value: Any) -> Any:
 
 
 def parquet_rows(
-    file: SourceFile,
-    position: FilePosition | None = None,
-    *,
-    encoding: str = UTF8,
-    limit: int = MAX_DOCUMENT_BYTES,
-    columns: Sequence[str] | None = None,
+    file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (row index from 0, object) of a Parquet file, beginning at `position`. An object has those of `columns` that the file has.
+    """Yield (row index from 0, object) of a Parquet file, beginning at `position`.
 
     Nested values are those that JSON Lines would hold (`json_form`). Strings that are not UTF-8 are decoded as `encoding`; a row with
     replaced bytes is a DamagedRow. A row of more than `limit` bytes in Arrow is an error.
@@ -391,9 +388,8 @@ def parquet_rows(
     position = position or FilePosition()
     with open_parquet(file) as parquet:
         position.rows = parquet.rows
-        wanted = None if columns is None else [name for name in columns if name in parquet.columns]
         forms = json_forms(parquet.columns)
-        for first, batch in parquet.batches(wanted, most_rows=PARQUET_ROWS, start=position.row):
+        for first, batch in parquet.batches(most_rows=PARQUET_ROWS, start=position.row):
             if batch.nbytes > limit:  # a single row may be longer than the limit
                 for row in range(len(batch)):
                     if batch.slice(row, 1).nbytes > limit:
@@ -406,18 +402,8 @@ def parquet_rows(
 
 
 def file_rows(
-    file: SourceFile,
-    position: FilePosition | None = None,
-    *,
-    encoding: str = UTF8,
-    limit: int = MAX_DOCUMENT_BYTES,
-    on_damage: OnDamage | None = None,
-    columns: Sequence[str] | None = None,
+    file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rows of a file. Its suffix decides whether it is Parquet or JSON Lines.
-
-    Rows of Parquet have only those of `columns` that the file has. Rows of JSON Lines are always whole.
-    """
-    if file.name.lower().endswith(".parquet"):
-        return parquet_rows(file, position, encoding=encoding, limit=limit, columns=columns)
-    return json_rows(file, position, encoding=encoding, limit=limit, on_damage=on_damage)
+    """Yield the rows of a file. Its suffix decides whether it is Parquet or JSON Lines."""
+    read = parquet_rows if file.name.lower().endswith(".parquet") else json_rows
+    return read(file, position, encoding=encoding, limit=limit)

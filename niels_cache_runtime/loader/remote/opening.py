@@ -15,7 +15,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
 from niels_cache_runtime.loader.batch import Batch
-from niels_cache_runtime.loader.blocks.visits import BlockVisit
+from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.remote.feed import BlockFeed, fed
 from niels_cache_runtime.loader.remote.ranges import RangeWindows
