@@ -189,12 +189,11 @@ def test_files_stay_mapped_exactly_as_long_as_something_refers_to_them(tmp_path:
     assert str(tmp_path) not in maps.read_text()
 
 
-def test_a_system_that_refuses_the_range_gets_the_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_refuses_the_range_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "_libc_mmap", lambda: (lambda *_: mmap._MAP_FAILED, lambda *_: 0))
     numbered_shards(tmp_path, LENGTHS)
-    dataset = PretrainTokenStreamDataset(str(tmp_path), T=T, device="cpu")
-    assert len(dataset._reader._by_shard) == len(LENGTHS)
-    assert dataset.get_batch(B=2, generator=generator())[0].shape == (2, T)
+    with pytest.raises(NielsCacheError, match=r"reserve .* bytes of addresses"):
+        PretrainTokenStreamDataset(str(tmp_path), T=T, device="cpu")
 
 
 def test_meta_beside_the_split_is_read_and_agrees(tmp_path: Path) -> None:
