@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -46,24 +46,11 @@ OnProgress = Callable[[int, int], None]
 OnStep = Callable[[str, int, int], None]
 
 
-class Ended(Protocol):
-    """The end of one build. `message`: why it failed, or a remark."""
+class Listener:
+    """A receiver of the progress of builds, as `LaunchListener` of the launcher. This one ignores it.
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-    @property
-    def message(self) -> str | None: ...
-
-
-class Listener(Protocol):
-    """A receiver of the progress of builds, as `LaunchListener` of the launcher."""
+    result: the end of one build, with its name, state, seconds and message.
+    """
 
     def started(self, name: str, family: Any) -> None: ...
 
@@ -71,7 +58,7 @@ class Listener(Protocol):
 
     def logged(self, name: str, message: str) -> None: ...
 
-    def finished(self, result: Ended) -> None: ...
+    def finished(self, result: Any) -> None: ...
 
 
 @contextmanager
@@ -88,7 +75,7 @@ def build_listener(console: Console) -> Iterator[Listener]:
         yield listener
 
 
-def outcome_line(result: Ended) -> str:
+def outcome_line(result: Any) -> str:
     """Return `built in 4.2 s`. If the build failed, the message follows. The table at the end repeats the message."""
     state = result.state.replace("_", " ")
     if result.state == "skipped":
@@ -106,7 +93,7 @@ class _MemoryColumn(TextColumn):
         return Text("" if task.finished else memory_now() or "", style="dim")
 
 
-class BarListener:
+class BarListener(Listener):
     """A listener that shows bars of Rich. A bar pulses while the share is unknown."""
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
@@ -123,7 +110,7 @@ class BarListener:
         self._clock = clock
         self._tasks: dict[str, tuple[TaskID, Pace]] = {}
 
-    def started(self, name: str, family: str) -> None:
+    def started(self, name: str, family: Any) -> None:
         if name in self._tasks:  # a part that was passed over before
             self.bars.remove_task(self._tasks[name][0])
         self._tasks[name] = (self.bars.add_task(name, total=None, detail="working"), Pace())
@@ -139,7 +126,7 @@ class BarListener:
     def logged(self, name: str, message: str) -> None:
         self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith(_WARNING) else "dim", markup=False)
 
-    def finished(self, result: Ended) -> None:
+    def finished(self, result: Any) -> None:
         if result.name not in self._tasks:
             return  # this build never started; the table at the end has the reason
         task, _ = self._tasks[result.name]
@@ -150,21 +137,15 @@ class BarListener:
             self.bars.update(task, total=1.0, completed=1.0, detail=result.state.replace("_", " "))
 
 
-class QuietListener:
+class QuietListener(Listener):
     """A listener that prints only warnings. The table at the end lists failures."""
-
-    def started(self, name: str, family: str) -> None: ...
-
-    def progressed(self, name: str, progress: HowFar) -> None: ...
 
     def logged(self, name: str, message: str) -> None:
         if message.startswith(_WARNING):
             tell(warnings(), f"{name}: {message}")
 
-    def finished(self, result: Ended) -> None: ...
 
-
-class LineListener:
+class LineListener(Listener):
     """A listener that prints plain lines, for logs and CI."""
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
@@ -173,7 +154,7 @@ class LineListener:
         self._paces: dict[str, Pace] = {}
         self._throttles: dict[str, Throttle] = {}
 
-    def started(self, name: str, family: str) -> None:
+    def started(self, name: str, family: Any) -> None:
         self._paces[name] = Pace()
         self._throttles[name] = Throttle(self._clock())
         self._print(name, "started")
@@ -187,7 +168,7 @@ class LineListener:
     def logged(self, name: str, message: str) -> None:
         self._print(name, message)
 
-    def finished(self, result: Ended) -> None:
+    def finished(self, result: Any) -> None:
         self._print(result.name, outcome_line(result))
 
     def _print(self, name: str, message: str) -> None:
