@@ -22,6 +22,10 @@ MEGATRON_SEED = 1234  # the default of Megatron-LM's --seed
 ALL_TRAIN = "1"
 MAX_EPOCHS = 4.0  # up to this number of epochs, repeated text is nearly as good as new text: Muennighoff et al. 2023, arXiv:2305.16264
 
+LANGUAGES = (  # that cleaning/languages.py can identify
+    "af ar bg bn ca cs cy da de el en es et fa fi fr gu he hi hr hu id it ja kn ko lt lv mk ml mr ne nl no pa pl pt ro ru sk sl so sq sv "
+    "sw ta te th tl tr uk ur vi zh"
+)
 REASONS = (  # names of the filters, in the order in which they run
     "redirect",
     "empty",
@@ -261,6 +265,15 @@ class CleaningSettings(Table):
             if not re.fullmatch("[a-z]{2,3}", code):
                 raise ValueError(f"{code!r} is not a language code; write ISO 639 codes such as 'en', 'de', 'zh'")
         return value
+
+    @model_validator(mode="after")
+    def _languages_are_identified(self) -> Self:
+        unknown = [code for code in self.languages if code not in LANGUAGES.split()]
+        if unknown and "not_english" not in self.skip:
+            raise ValueError(
+                f"languages: {unknown[0]!r} is a language that cannot be identified; choose from {LANGUAGES}, or skip not_english"
+            )
+        return self
 
     @model_validator(mode="after")
     def _word_lengths_in_order(self) -> Self:
