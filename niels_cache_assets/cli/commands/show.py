@@ -128,8 +128,7 @@ def _folder(directory: Path) -> Shown:
 
 def _published(address: str) -> Shown:
     """Read the meta.json of a published cache. This costs two requests."""
-    from niels_cache_runtime.remote.published import read_published
-
+    from niels_cache_runtime.remote.record import read_published
     from niels_cache_runtime.remote.store import open_store
 
     store = open_store(address)
