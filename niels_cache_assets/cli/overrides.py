@@ -153,8 +153,8 @@ def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Over
             overrides.put(path, key, dict(value) if flag.metavar == ROLE_TEXT else value, flag.option)
         if flag.option == "--gutenberg-dir":
             overrides.put(table, "enabled", True, flag.option)
-    for path, value in _parse_settings(arguments.settings, registry):
-        overrides.put(path[:-1], path[-1], value, "--set")
+    for target, value in _parse_settings(arguments.settings, registry):
+        overrides.put(target[:-1], target[-1], value, "--set")
     return overrides
 
 

@@ -330,8 +330,7 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
         raise NielsCacheError(f"{where}: {', '.join(sorted(twice))} is both a pretrain and an sft data set; rename one")
     sections: dict[str, Any] = {name: _validate(model, tables.get(name, {}), origin, name) for name, model in _SCHEMAS.items()}
     registry = Registry(
-        **sections,
-        **typed,
+        **sections | typed,
         blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
         publish=_validate(PublishSettings, tables["publish"], origin, "publish") if "publish" in tables else None,
         origin=where,

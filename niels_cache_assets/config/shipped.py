@@ -55,10 +55,6 @@ def catalog() -> Mapping[str, tuple[Family, Mapping[str, Any]]]:
     return found
 
 
-def catalog_names() -> list[str]:
-    return list(catalog())
-
-
 def shipped_table(family: str, name: str) -> Mapping[str, Any] | None:
     """Return the table of a shipped data set of this family, or None."""
     its_family, table = catalog().get(name, (None, None))

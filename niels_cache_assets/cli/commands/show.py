@@ -14,10 +14,10 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from niels_cache_assets.cli.command import CACHES, Command
-from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
+from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.show.wording import counted, file_size
@@ -56,33 +56,56 @@ COMMAND = Command(
 )
 
 
+class Shown(NamedTuple):
+    """A cache to show. where: its folder or address."""
+
+    name: str
+    kind: str
+    where: Path | str
+    meta: Meta
+
+
 def run(arguments: argparse.Namespace) -> int:
-    from niels_cache_assets.cli.context import find_place, find_places, open_registry
-    from niels_cache_runtime.format.layout import META_NAME
+    from niels_cache_assets.cli.context import open_registry
     from niels_cache_runtime.remote.store import is_address
 
-    if is_address(arguments.name):
-        return _show_address(arguments.name, as_json=arguments.json)
-    registry, root = open_registry(arguments)
-    if is_path(arguments.name):
-        return _show_folder(Path(arguments.name), as_json=arguments.json)
-    corpus = (corpus_dir(root, arguments.name) / META_NAME).exists()
-    known = find_places(registry, root)
-    cached = not corpus or (arguments.name in known and known[arguments.name].exists)
-    place = find_place(registry, root, arguments.name) if cached else None
-    if arguments.json:
-        found = {"directory": place.directory, "meta": place.meta()} if place else None
-        print_json({"name": arguments.name, "cache": found, "corpus": _corpus_json(registry, root, arguments.name) if corpus else None})
+    name, corpus = arguments.name, None
+    if is_address(name):
+        cache: Shown | None = _published(name)
+    else:
+        registry, root = open_registry(arguments)
+        if is_path(name):
+            cache = _folder(Path(name))
+        else:
+            cache, corpus = _named(registry, root, name)
+    name = cache.name if cache else name
+    found = {"directory": cache.where, "meta": cache.meta} if cache else None
+    if print_facts(arguments, {"name": name, "cache": found, "corpus": corpus}):
         return DONE
     console = output()
-    if place is not None:
-        _print_title(console, f"{place.name}  ({place.kind}, {place.directory / META_NAME})")
-        _print_cache(console, place.meta())
-    else:
-        _print_title(console, f"{arguments.name}  (a corpus, no cache yet)")
-    if corpus:
-        _print_corpus(console, registry, root, arguments.name)
+    title = f"{name}  ({cache.kind}, {cache.where})" if cache else f"{name}  (a corpus, no cache yet)"
+    console.print(title, style="bold", soft_wrap=True)
+    if cache is not None:
+        _print_cache(console, cache.meta)
+    if corpus is not None:
+        _print_corpus(console, name, **corpus)
     return DONE
+
+
+def _named(registry: Registry, root: Path, name: str) -> tuple[Shown | None, dict[str, Any] | None]:
+    """Return the cache of a data set, and its corpus with its directory, meta.json and counts of duplicates. One of them may be missing."""
+    from niels_cache_assets.cli.context import find_place, find_places
+    from niels_cache_assets.show.corpora import duplicates_of, find_corpus
+    from niels_cache_runtime.format.layout import META_NAME
+
+    corpus, known = None, find_places(registry, root)
+    if (corpus_dir(root, name) / META_NAME).exists():
+        directory, meta = find_corpus(registry, root, name)
+        corpus = {"directory": directory, "meta": meta, "duplicates": duplicates_of(root, name, meta)}
+        if name not in known or not known[name].exists:
+            return None, corpus
+    place = find_place(registry, root, name)
+    return Shown(name, place.kind, place.directory, place.meta()), corpus
 
 
 def is_path(given: str) -> bool:
@@ -90,7 +113,7 @@ def is_path(given: str) -> bool:
     return "/" in given or os.sep in given
 
 
-def _show_folder(directory: Path, *, as_json: bool) -> int:
+def _folder(directory: Path) -> Shown:
     from niels_cache_runtime.format.foreign_meta import foreign_family, is_foreign
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.format.meta import load_meta
@@ -99,28 +122,18 @@ def _show_folder(directory: Path, *, as_json: bool) -> int:
     if not path.exists():
         raise _no_dataset(directory)
     meta = load_meta(str(path))
-    name = meta.get("dataset_name") or directory.absolute().name
-    if as_json:
-        print_json({"name": name, "cache": {"directory": directory, "meta": meta}, "corpus": None})
-        return DONE
-    _print_title(output(), f"{name}  ({foreign_family(meta) if is_foreign(meta) else meta.get('kind')}, {path})")
-    _print_cache(output(), meta)
-    return DONE
+    kind = foreign_family(meta) if is_foreign(meta) else meta.get("kind")
+    return Shown(meta.get("dataset_name") or directory.absolute().name, str(kind), directory, meta)
 
 
-def _show_address(address: str, *, as_json: bool) -> int:
-    """Print the meta.json of a published cache. This costs two requests."""
+def _published(address: str) -> Shown:
+    """Read the meta.json of a published cache. This costs two requests."""
     from niels_cache_runtime.remote.record import read_published
     from niels_cache_runtime.remote.store import open_store
 
     store = open_store(address)
     published = read_published(store)
-    if as_json:
-        print_json({"name": published.name, "cache": {"directory": store.address, "meta": published.meta}, "corpus": None})
-        return DONE
-    _print_title(output(), f"{published.name}  ({published.family}, {store.address})")
-    _print_cache(output(), published.meta)
-    return DONE
+    return Shown(published.name, published.family, store.address, published.meta)
 
 
 def _no_dataset(path: Path) -> NielsCacheError:
@@ -136,17 +149,6 @@ def _no_dataset(path: Path) -> NielsCacheError:
     elif found.kind == "nothing":
         said = f"holds no {META_NAME}"
     return NielsCacheError(f"{path}: {said}; {advice}")
-
-
-def _corpus_json(registry: Registry, root: Path, name: str) -> dict[str, Any]:
-    from niels_cache_assets.show.corpora import duplicates_of, find_corpus
-
-    directory, meta = find_corpus(registry, root, name)
-    return {"directory": directory, "meta": meta, "duplicates": duplicates_of(root, name, meta)}
-
-
-def _print_title(console: Console, title: str) -> None:
-    console.print(title, style="bold", soft_wrap=True)
 
 
 def _print_cache(console: Console, meta: Meta) -> None:
@@ -166,16 +168,12 @@ def _print_cache(console: Console, meta: Meta) -> None:
     _print_files(console, meta)
 
 
-def _print_corpus(console: Console, registry: Registry, root: Path, name: str) -> None:
+def _print_corpus(console: Console, name: str, *, directory: Path, meta: Meta, duplicates: Meta | None) -> None:
     """Print the counts after each stage, then the facts in the meta.json of the corpus."""
     from niels_cache_assets.corpus.report import funnel
-    from niels_cache_assets.show.corpora import duplicates_of, find_corpus
-    from niels_cache_runtime.format.layout import META_NAME
 
-    directory, meta = find_corpus(registry, root, name)
-    console.print()
-    _print_title(console, f"{name}  (corpus, {directory / META_NAME})")
-    _section(console, None, _funnel_table(funnel(meta, duplicates_of(root, name, meta))))
+    console.print(f"\n{name}  (corpus, {directory})", style="bold", soft_wrap=True)
+    _section(console, None, _funnel_table(funnel(meta, duplicates)))
     _print_dropped(console, meta)
     _print_facts(console, meta, without=_NOT_CORPUS_FACTS)
     _print_files(console, meta)

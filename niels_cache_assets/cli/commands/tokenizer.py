@@ -8,6 +8,7 @@ characters of each source once. Memory holds the text of one source at a time.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -92,15 +93,17 @@ class Compared:
 
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.tokenizer.kinds import open_model_at
+    from niels_cache_assets.cli.proving import prove_models
 
-    if chosen("", "tokenizer has no action", arguments.action, ACTIONS) == "prove":
-        return _prove(arguments)
-    if len(arguments.models) < 2:
+    action = chosen("", "tokenizer has no action", arguments.action, ACTIONS)
+    if action == "compare" and len(arguments.models) < 2:
         raise NielsCacheError(f"{WHERE}: compare needs at least two models; name another one")
     registry, root = open_registry(arguments)
-    paths = [_model_path(model, root) for model in arguments.models]
-    tokenizers = [open_model_at(registry.tokenizer, path) for path in paths]
+    opened = [_opened(model, registry, root) for model in arguments.models]
+    if action == "prove":
+        arguments.only = arguments.only or []  # without names, no data set is decoded
+        return prove_models(opened, lambda: _texts(arguments, registry, root), as_json=arguments.json)
+    paths, tokenizers = zip(*opened, strict=True)
     arguments.characters = arguments.characters or CHARACTERS
     sources = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
     compared = [_compare(name, texts, tokenizers) for name, texts in sources if texts]
@@ -121,16 +124,6 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _prove(arguments: argparse.Namespace) -> int:
-    from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.cli.proving import prove_models
-
-    registry, root = open_registry(arguments)
-    models = [_opened(model, registry, root) for model in arguments.models]
-    arguments.only = arguments.only or []  # without names, no data set is decoded
-    return prove_models(models, lambda: _texts(arguments, registry, root), as_json=arguments.json)
-
-
 def _opened(given: str, registry: Registry, root: Path) -> tuple[Path, TextTokenizer]:
     """Open a model of any kind, with or without special tokens."""
     from niels_cache_assets.tokenizer.kinds import open_built_model, open_model_at
@@ -138,20 +131,10 @@ def _opened(given: str, registry: Registry, root: Path) -> tuple[Path, TextToken
 
     if given == CACHE_MODEL and not any(path.is_file() for path in (Path(given), Path(given, "tokenizer.json"))):
         return tokenizer_dir(root), open_built_model(tokenizer_dir(root))
+    if not os.path.exists(given):
+        kinds = f"a SentencePiece .model file, a tokenizer.json, tiktoken ranks, or `{CACHE_MODEL}`, the model of the cache directory"
+        raise NielsCacheError(f"{given}: no such file; give {kinds}")
     return Path(given), open_model_at(registry.tokenizer, given)
-
-
-def _model_path(given: str, root: Path) -> Path:
-    from niels_cache_assets.tokenizer.kinds import built_model
-    from niels_cache_runtime.format.layout import tokenizer_dir
-
-    path = built_model(tokenizer_dir(root)) if given == CACHE_MODEL and not Path(given).is_file() else Path(given)
-    if not path.exists():
-        raise NielsCacheError(
-            f"{path}: no such file; give a SentencePiece .model file, a tokenizer.json, tiktoken ranks, or `{CACHE_MODEL}`, the model of "
-            "the cache directory"
-        )
-    return path
 
 
 def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer]) -> Compared:

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     verified = [VerifiedFolder(path) for path in find_folders(root, names=names)]
     folders = [folder.path for folder in verified]
     with transfer_progress("verifying") as progress:
-        findings = verify_folders(root, verified, beside=not names, quick=arguments.quick, progress=progress)
+        findings = verify_folders(root, verified, beside=not names, quick=arguments.quick, threads=None, progress=progress)
     if arguments.against_dagster:
         from niels_cache_assets.defs.home.history import recorded_findings
 
