@@ -1,8 +1,7 @@
-"""The shards that a process has mapped, and the thread that gives them back when another process needs their room (rules 4, 6 of `room`).
+"""The shards that a process has mapped, and the thread that gives them back when another process needs their room (rule 4 of `room`).
 
 The thread looks once per second. A process can yield no batch for a long time, for example while it waits for the evaluation of another
-rank. If that rank needs room, the shards must go meanwhile. While no other process needs room, batches change no record, and the thread
-records the position of the process twice a minute.
+rank. If that rank needs room, the shards must go meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import NamedTuple, Protocol
 from niels_cache_runtime.errors import NielsCacheError
 
 _LOOK_AGAIN_SECONDS = 1.0
-_RECORD_SECONDS = 30.0  # the position in the record is not older
 
 
 class Owner(Protocol):
@@ -26,8 +24,8 @@ class Owner(Protocol):
     Its methods are called while `LocalCopy.reading` is held, or in a forked child.
     """
 
-    def leave(self, is_kept: bool) -> Collection[str]:
-        """Unmap what is not in use, and return it. is_kept: whether shards may stay mapped."""
+    def leave(self) -> Collection[str]:
+        """Unmap what is not in use, and return it."""
 
     def leave_all(self) -> Collection[str]:
         """Unmap everything, and return it."""
@@ -35,20 +33,15 @@ class Owner(Protocol):
     def forget(self) -> None:
         """Unmap everything, and read without a feed. The copy need not know."""
 
-    def map_kept(self) -> Collection[str]:
-        """Map all shards that are not mapped yet, and return them. The copy keeps them all."""
-
 
 class Kept(NamedTuple):
     """The record of a process that has mapped shards.
 
-    again: records the needs of now with `LocalCopy.need`, or unmaps what is in the way. woken: the value of `Ledger.woken` at the last
-    record or look. at: its time.monotonic().
+    again: unmaps what is in the way. woken: the value of `Ledger.woken` at the last record or look.
     """
 
     again: weakref.WeakMethod[Callable[[], None]]
     woken: int
-    at: float
 
 
 class Keeper:
@@ -71,17 +64,17 @@ class Keeper:
             self._is_watched = True
 
     def look(self, woken: int) -> None:
-        """Let the process record its needs of now, unless they are new and no other process has needed anything since the last look.
+        """Let the process unmap what is in the way, unless no other process has needed anything since the last look.
 
         woken: `Ledger.woken` of now. After an error, the next look tries again.
         """
         kept = self.kept
-        if kept is None or (woken == kept.woken and time.monotonic() - kept.at < _RECORD_SECONDS):
+        if kept is None or woken == kept.woken:
             return
         if (again := kept.again()) is not None:
             again()
         if self.kept is kept:  # nothing had to be recorded
-            self.kept = kept._replace(woken=woken, at=time.monotonic())
+            self.kept = kept._replace(woken=woken)
 
     def is_needed(self) -> bool:
         """Return whether the thread must go on. If not, it ends, and `keep` starts another one."""

@@ -17,7 +17,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, know
 from niels_cache_runtime.remote.fetcher import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.keeping import Keeper, Kept, Owner
 from niels_cache_runtime.remote.ledger import Ledger, Presence, State, end_presences, failure_key, once_unlocked
-from niels_cache_runtime.remote.needs import Reader, Want, Whole
+from niels_cache_runtime.remote.needs import Reader, Want
 from niels_cache_runtime.remote.record import TOKENIZER, published_of, read_meta_of, read_record
-from niels_cache_runtime.remote.room import Patience, held_bytes, is_in_the_way, may_keep, nothing_changed, surplus, too_small
+from niels_cache_runtime.remote.room import Patience, held_bytes, is_in_the_way, nothing_changed, surplus, too_small
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
 _PAUSES = (0.001, 0.005)  # seconds between two looks at the time of the manifest, the first and the longest
@@ -230,40 +230,30 @@ class LocalCopy:
         wants: Sequence[Want],
         *,
         owners: Sequence[Owner] = (),
-        splits: Mapping[str, Whole] | None = None,
         again: Callable[[], None] | None = None,
     ) -> None:
         """Record what this process needs next, in a run whose processes on this machine need the same files in the same order.
 
         position: the next sample of the run for this process. wants: the next parts of the run, in order. owners: they unmap what is not in
-        use. splits: all that the run reads, if shards may ever stay mapped. again: a method that a thread calls when other processes have
-        needed something since: it calls `need` with later values, or unmaps everything if `is_in_the_way`.
+        use. again: a method that a thread calls when other processes have needed something since: it unmaps everything if
+        `is_in_the_way`.
         """
-        with self._lock:
-            with self._ledger.changing() as state:
-                self._enter(state)
-                reader = self._reader
-                reader.run, reader.position, reader.wants = run, position, list(wants)
-                is_kept = bool(splits) and may_keep(state, splits or {}, state.limit() or self.limit)
-                reader.keeps = {folder: whole.bytes for folder, whole in (splits or {}).items()} if is_kept else {}
-                for owner in owners:
-                    self._untake(owner.leave(is_kept))
-                self._write()
-                self._shrink(state)
-                is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
-                is_served = is_idle or self._ledger.is_alive("fetchers", self._reader.group)
-                woken = self._ledger.woken()  # under the lock, so that every later change is seen
-                self._keeper.keep(Kept(weakref.WeakMethod(again), woken, time.monotonic()) if again else None)
-            for owner in owners if is_kept else ():  # the record says that this process may have mapped all of them
-                self._taken.update(owner.map_kept())
+        with self._lock, self._ledger.changing() as state:
+            self._enter(state)
+            reader = self._reader
+            reader.run, reader.position, reader.wants = run, position, list(wants)
+            for owner in owners:
+                self._untake(owner.leave())
+            self._write()
+            self._shrink(state)
+            is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
+            is_served = is_idle or self._ledger.is_alive("fetchers", self._reader.group)
+            woken = self._ledger.woken()  # under the lock, so that every later change is seen
+            self._keeper.keep(Kept(weakref.WeakMethod(again), woken) if again else None)
         if not is_idle:
             self._ledger.wake()
         if not is_served:
             start_fetcher(self._ledger, self._reader.group)
-
-    def is_keeping(self) -> bool:
-        """Return whether shards of this process may stay mapped (rule 6 of `room`)."""
-        return bool(self._reader.keeps)
 
     def _give_way(self) -> bool:
         """Give shards back if they may be in the way of another process. Return whether to look again later."""
@@ -356,7 +346,7 @@ class LocalCopy:
     def _write(self) -> None:
         """Record this reader. The caller holds the lock of the ledger."""
         reader = self._reader
-        reader.maps = sorted(path for path in self._taken if not path.startswith(tuple(reader.keeps)))
+        reader.maps = sorted(self._taken)
         self._presence[0].write(reader)
 
     def _enter(self, state: State) -> None:
@@ -364,7 +354,7 @@ class LocalCopy:
         if not self._presence:
             self._presence.append(Presence(self._ledger, "readers"))
             self._write()
-            self._ledger.wake()  # a reader that keeps files mapped looks whether they still fit
+            self._ledger.wake()  # a reader that is in the way looks whether it has to unmap files
             self._shrink(state)
         state.readers[self._presence[0].name] = self._reader
 
