@@ -23,7 +23,7 @@ from niels_cache_runtime import Blocks, Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.remote.ranges import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
-from niels_cache_runtime.remote import fetcher, keeping, local_copy
+from niels_cache_runtime.remote import fetcher, local_copy
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.needs import Reader
@@ -446,7 +446,7 @@ def test_clocks_that_are_wrong_by_an_hour_change_nothing(published: Published) -
 
 def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A rank evaluates on another split while the loaders of all ranks stand still."""
-    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(local_copy, "_LOOK_AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 60.0)
     other = f"s3://{BUCKET}/at/other"
     push(local_build(write_notes(tmp_path / "pretrain/other", first=7)), other)
@@ -463,7 +463,7 @@ def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, m
 
 
 def test_the_thread_of_kept_shards_ends_with_its_loader(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(local_copy, "_LOOK_AGAIN_SECONDS", 0.01)
     earlier = threads()  # of the loaders of other tests: each looks once per second, and then ends
     remote = published.remote(limit=room(8))
     iterator = iter(remote)

@@ -154,7 +154,7 @@ class BlockFeed:
     def _renew(self) -> None:
         """Unmap everything for a slower process.
 
-        The thread of `keeping` calls this, and holds `copy.reading`.
+        A thread of the copy calls this, and holds `copy.reading`.
         """
         if self._lead.feed is self._key and self._copy.is_in_the_way():
             self._rest(self._first)
