@@ -1,7 +1,7 @@
 """Direct preference optimization with trl's DPOTrainer, on batches of a preference cache: a small Llama from scratch, on the CPU.
 
     pip install trl
-    niels-cache init --chats pairs.jsonl                # rows with `chosen` and `rejected`
+    niels-cache init pairs.jsonl                        # rows with `chosen` and `rejected`
     niels-cache build-all
     python examples/dpo_trl.py --cache cache --data chats
 

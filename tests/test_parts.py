@@ -31,7 +31,7 @@ from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import content_sha256, read_meta, write_meta
 from niels_cache_runtime.loader.loader import TokenLoader
 from niels_cache_runtime.verify import verify_cache
-from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
+from tests.parts_project import NAME, PartsProject, build, is_val, parts_of, stream_of
 from tests.test_cache_determinism import digests
 from tests.tokenizer_files import EOT, WORDS_PATTERN, write_ranks
 
@@ -245,10 +245,10 @@ def test_every_part_is_compared_with_the_one_val(project: PartsProject, tokenize
 @pytest.mark.parametrize("kind", ["exact", "near"])
 def test_every_part_is_compared_with_a_val_that_a_hash_chooses(project: PartsProject, tokenizer: SentencePieceTokenizer, kind: str) -> None:
     rule = HashRule(val_frac=0.2, seed=7)
-    chosen = [(file, row) for file in (2, 3) for row in range(14) if rule.is_val(f"f{file:03d}.jsonl", row)]
+    chosen = [(file, row) for file in (2, 3) for row in range(14) if is_val(rule, f"f{file:03d}.jsonl", row)]
     assert len(chosen) > 2
     copies(project, *chosen)
-    in_train = [row for row in range(11, 11 + 2 * len(chosen)) if not rule.is_val("f007.jsonl", row)]
+    in_train = [row for row in range(11, 11 + 2 * len(chosen)) if not is_val(rule, "f007.jsonl", row)]
     assert in_train
     settings = f'val_frac = 0.2\nshuffle_buffer = 10\ndecontaminate = "{kind}"'
     outcomes = build(project.graph(3, settings))

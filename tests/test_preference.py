@@ -22,9 +22,9 @@ from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.build_cache.pairs import paired
 from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.chats.templates import Template
+from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Conversation, Message
-from niels_cache_assets.own_data.recognizing import recognize
 from niels_cache_assets.publish.card import data_card
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.samples import examples, notable

@@ -423,7 +423,7 @@ def test_obstore_takes_the_session_token_to_another_host_as_the_page_says(redire
     assert redirected == [], "a PUT is not redirected"
 
 
-# `local-copy --check` after a boot
+# `pull --copy --check` after a boot
 
 
 def test_a_check_by_hand_after_a_boot_saves_the_next_reader_its_own(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,15 +159,13 @@ def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 
 @pytest.mark.parametrize("options", [["letters"], ["letters", "--notable"], ["letters", "--split", "val"], ["chats"]])
-def test_sample_shows_the_same_of_an_address(
-    options: list[str], published: Caches, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_sample_shows_the_same_of_an_address(options: list[str], published: Caches, capfd: pytest.CaptureFixture[str]) -> None:
     name, *others = options
     others += ["--seed", "5", "--json"]
     address = f"s3://{BUCKET}/at/{name}"
     local = printed(capfd, "sample", name, *others, "--cache-dir", published.letters.parents[1])
     assert len(local["samples"]) > 1
-    assert printed(capfd, "sample", address, *others, "--local-dir", tmp_path / "copy") == local
+    assert printed(capfd, "sample", address, *others) == local
 
 
 def test_sample_fetches_only_the_shards_that_it_shows(s3: LoopbackS3, published: Caches, capfd: pytest.CaptureFixture[str]) -> None:
@@ -211,47 +209,34 @@ def test_trace_reads_the_documents_of_an_address(
     found = {}
     for name, state in states.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(state), encoding="utf-8")
-        options = [] if name == "local" else ["--local-dir", tmp_path / "copy"]
-        found[name] = printed(capfd, "trace", "--state", tmp_path / f"{name}.json", "--step", 3, "--json", *options)
+        found[name] = printed(capfd, "trace", "--state", tmp_path / f"{name}.json", "--step", 3, "--json")
     assert [segment["source_id"] for row in found["local"]["rows"] for segment in row["segments"]].count(None) == 0
     assert found["address"] == found["local"]
-
-
-@pytest.mark.parametrize("command", [["sample", "letters"], ["trace", "--state", "state.json", "--step", "0"]])
-def test_the_options_of_a_copy_need_an_address(
-    command: list[str], caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NIELS_CACHE_ROOT", str(caches.letters.parents[1]))
-    state = TokenLoader(str(caches.letters / "train"), T=T, B=4, seed=1).state_dict()
-    Path("state.json").write_text(json.dumps(state), encoding="utf-8")
-    assert main([*command, "--limit-bytes", "1GB"]) != 0
-    assert "--limit-bytes" in capfd.readouterr().err
 
 
 def test_local_copy_shows_trims_and_checks(published: Caches, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "copy"
     copy = {"remote": Copy(dir=str(folder), limit=1e9)}
     dataset = PretrainTokenStreamDataset(f"{ADDRESS}/train", T=T, device="cpu", **copy)
-    shown = printed(capfd, "local-copy", folder, "--json")
+    shown = printed(capfd, "pull", "--copy", folder, "--json")
     (build,) = shown["builds"]
     assert (build["address"], build["name"], build["in_use"], shown["limit"]) == (ADDRESS, "letters", True, 1e9)
     assert shown["bytes"] >= build["bytes"] > 0
-    assert printed(capfd, "local-copy", folder, "--trim", "0", "--json")["freed_bytes"] == 0
+    assert printed(capfd, "pull", "--copy", folder, "--trim", "0", "--json")["freed_bytes"] == 0
     shard = Path(dataset.shards_dir) / "shard_00000.bin"
     content = shard.read_bytes()
     shard.write_bytes(bytes(len(content)))
-    assert main(["local-copy", str(folder), "--check"]) == 1
+    assert main(["pull", "--copy", str(folder), "--check"]) == 1
     assert "uses it" in capfd.readouterr().out
     assert shard.exists()
     shard.write_bytes(content)
     del dataset
-    assert printed(capfd, "local-copy", folder, "--check", "--json")["damaged"] == []
+    assert printed(capfd, "pull", "--copy", folder, "--check", "--json")["damaged"] == []
     shard.write_bytes(bytes(shard.stat().st_size))
-    assert main(["local-copy", str(folder), "--check"]) == 1
+    assert main(["pull", "--copy", str(folder), "--check"]) == 1
     assert "shard_00000.bin" in capfd.readouterr().out
     assert not shard.exists()
-    assert printed(capfd, "local-copy", folder, "--trim", "1kB", "--json")["freed_bytes"] > 0
+    assert printed(capfd, "pull", "--copy", folder, "--trim", "1kB", "--json")["freed_bytes"] > 0
     assert not any(folder.rglob("shard_*.bin"))
     PretrainTokenStreamDataset(f"{ADDRESS}/train", T=T, device="cpu", **copy)
     assert shard.exists()
@@ -309,7 +294,7 @@ def test_readers_of_pairs_give_the_same_for_an_address(pairs: Path, tmp_path: Pa
         TokenLoader(f"{PAIRS}/train", T=64, B=2, seed=1)
 
 
-def test_sample_shows_both_sides_of_pairs_at_an_address(pairs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sample_shows_both_sides_of_pairs_at_an_address(pairs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     local = printed(capfd, "sample", "pairs", "--seed", "5", "--json", "--cache-dir", pairs.parents[1])
     assert "rejected" in json.dumps(local)
-    assert printed(capfd, "sample", PAIRS, "--seed", "5", "--json", "--local-dir", tmp_path / "copy") == local
+    assert printed(capfd, "sample", PAIRS, "--seed", "5", "--json") == local

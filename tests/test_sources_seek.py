@@ -160,14 +160,6 @@ def test_wiki_dumps_start_at_every_place(tmp_path: Path, suffix: str, header: st
     require_every_place_is_exact(Wikipedia(files=[str(tmp_path / "*.xml*")]), at_least=10)
 
 
-def test_extracted_articles_and_parts_start_at_every_place(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "v.jsonl"):
-        (tmp_path / name).write_bytes(json_file([{"text": text, "title": "T"} for text in texts(len(name))]))
-    pq.write_table(pa.Table.from_pylist([{"text": text, "id": "i"} for text in texts(9)]), tmp_path / "b.parquet", row_group_size=4)
-    train = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.parquet")]
-    require_every_place_is_exact(Wikipedia(files=train, val_files=[str(tmp_path / "v.jsonl")]), at_least=18)
-
-
 @pytest.mark.parametrize("suffix", ["", ".zst"])
 def test_conversations_start_at_every_place(tmp_path: Path, suffix: str) -> None:
     values: list[Any] = [

@@ -15,13 +15,13 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources import wikipedia
 from niels_cache_assets.sources.mediawiki.dump import read_site
 from niels_cache_assets.sources.mediawiki.languages import END_MATTER_OF, REDIRECT_WORDS
-from niels_cache_assets.sources.mediawiki.markup import Form, plain_text
+from niels_cache_assets.sources.mediawiki.markup import Form
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
 from niels_cache_assets.sources.reading.files import SourceFile, find_files, find_splits
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
-from niels_cache_runtime.errors import NielsCacheError
 from tests.read_sources import read
+from tests.wiki_text import plain_text
 
 DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))
 XMLNS = "http://www.mediawiki.org/xml/export-0.11/"
@@ -231,18 +231,9 @@ def test_headings_keep_their_level_and_the_title_is_in_front(tmp_path: Path) -> 
     assert both == f"# Oak & Elm\n\n{marked}"
 
 
-def test_the_title_is_also_in_front_of_lines_of_wikiextractor(tmp_path: Path) -> None:
-    (tmp_path / "w.jsonl").write_text('{"title": "Oak", "text": "Oaks."}\n{"text": "No title."}\n')
-    documents, _ = read(Wikipedia(files=[str(tmp_path / "w.jsonl")], title=True))
-    assert [document.text for document in documents] == ["Oak\n\nOaks.", "No title."]
-
-
-def test_levels_of_headings_are_refused_for_texts_without_markup(tmp_path: Path) -> None:
+def test_levels_of_headings_are_refused_for_texts_without_markup() -> None:
     with pytest.raises(ValueError, match=r"headings.*files"):
         Wikipedia(headings="markdown")
-    (tmp_path / "w.jsonl").write_text('{"text": "Oaks."}\n')
-    with pytest.raises(NielsCacheError, match=r"w\.jsonl: headings"):
-        read(Wikipedia(files=[str(tmp_path / "w.jsonl")], headings="markdown"))
 
 
 def test_keys_at_their_defaults_leave_older_caches_current() -> None:

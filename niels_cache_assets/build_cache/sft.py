@@ -28,7 +28,7 @@ from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Drops, Message, SourceReport
 from niels_cache_assets.sources.message_weights import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
-from niels_cache_assets.sources.pairs import TOO_LONG, conversation_hash, prompt_hash, prompt_length
+from niels_cache_assets.sources.pairs import TOO_LONG, prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.in_flight import map_in_order
@@ -199,7 +199,7 @@ class SftBuild(CacheBuild):
         if resume is not None:
             resume.resumed_tokens = 0 if spooled is None else spooled.tokens
         sides = len(SIDES) if self.preference else 1
-        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides, with_units=self.turns == "each") as spool:
+        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
             ended = state.ended if state is not None else None
             if ended is None:
                 ended = self._spool(spool, journal, resume)
@@ -333,11 +333,10 @@ class SftBuild(CacheBuild):
         both = [side for pair in encoded.values() for side in pair]
         places = [2 * place + side for place, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
         facts = found.facts + Counter({_MASKED: sum(len(masked[place]) for place in places)})
-        group_of = conversation_hash if self.split_by == "conversation" else prompt_hash
         return _Encoded(
             conversations=[
-                without_text(chunk[number])._replace(group=group_of(chunk[number].messages, chunk[number].rejected or []))
-                for number in encoded
+                without_text(pair)._replace(group=prompt_hash(pair.messages, pair.rejected or [], split_by=self.split_by))
+                for pair in map(chunk.__getitem__, encoded)
             ],
             tokens=np.concatenate([np.empty(0, self.dtype), *(side.ids for side in both)]),
             lengths=np.fromiter((len(side.ids) for side in both), np.int64, len(both)),

@@ -4,9 +4,9 @@
     signer.sign(texts)  ->  Signatures(digests, slots)
 
 Shingle hashes, for the exact similarity, are computed too. `canonical` and `hashing` define all these numbers, and `canonical_kernels` and
-`kernels` compute them. They do not depend on the process, the machine, the version of Python, or the hash seed. A text whose canonical
-text is empty has no shingle. So its slots are all NO_SHINGLE, it is in no band, and its similarity to any text is 0. Its digest is that of the text
-itself, so only an identical text is its duplicate.
+`kernels` compute them. They do not depend on the process, the machine, the version of Python, or the hash seed. A text whose canonical text
+is empty has no shingle. So its slots are all NO_SHINGLE, it is in no band, and its similarity to any text is 0. Its digest is that of the
+text itself, so only an identical text is its duplicate.
 
 Signing takes about 6 us/KB of text (benchmarks/dedup.py), and the kernels release the GIL. The memory is two copies of a group of texts,
 one as UTF-8 and one as canonical text. A group is about a megabyte of texts, or one longer text. The slots need no additional memory.

@@ -30,7 +30,7 @@ from niels_cache_assets.sources.reading.rows import HeldText
 from niels_cache_assets.sources.reading.where import ChoosesRows
 from niels_cache_assets.sources.text_column import MISSING, TEXT_FIELD_HELP
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, StreamContext
-from niels_cache_assets.sources.with_parts import FileReader, SourceWithParts
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -117,7 +117,7 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
         found = {part.split: files for part, files in self.files_by_part()}
         return [each for file in files for each in located_among(found[file.split], [file])]
 
-    def file_reader(self, names: Sequence[str]) -> FileReader:
+    def file_reader(self, names: Sequence[str]) -> Parquet | Jsonl:
         """Return our own reader, because the stream of the hub's library cannot begin at a file."""
         kind = format_of(list(names)), self.reads_files
         if kind not in _READERS:
@@ -128,7 +128,7 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         places, held = RowsPass(context), HeldText()
-        drop, decoding = context.report.drop_row, Decoding(self, context, of_files=self.reads_files)
+        drop, decoding = context.report.drop_row, Decoding(self, context)
         fields: dict[str, bool] = {}  # the fields of the current part
         where, id_field = self.condition, self.id_field or "id"
         without: set[str] = set()

@@ -52,7 +52,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
 
     def _documents(self, files: FilePass, held: rows.HeldText, context: StreamContext) -> Iterator[Document]:
         text_field, id_field, where, report = held.field, self.id_field or "id", self.condition, context.report
-        decoding, text_of = Decoding(self, context, of_files=self.reads_files), lambda row: [row.get(text_field)]
+        decoding, text_of = Decoding(self, context), lambda row: [row.get(text_field)]
         for name, row, values in self._rows(files, context, text_field):
             if where is not None and (problem := where.problem(values)):
                 report.drop_row(problem, name, row)

@@ -53,7 +53,7 @@ class PythonDocs(PretrainSource):
         return batched(self._documents(context))
 
     def _documents(self, context: StreamContext) -> Iterator[Document]:
-        for found in documented_objects(frozenset({"module", "class", "function", "method"})):
+        for found in documented_objects():
             if len(found.doc) < MIN_CHARACTERS:
                 context.report.drop_row("short_docstring", found.file, found.line)
             else:
@@ -77,8 +77,8 @@ def stdlib_revision() -> str:
     return f"{sys.implementation.name}-{platform.python_version()} {files_digest(stdlib_files())}"
 
 
-def documented_objects(kinds: frozenset[str]) -> Iterator[DocumentedObject]:
-    """Yield all objects of these kinds that have a docstring, file by file, in source order.
+def documented_objects() -> Iterator[DocumentedObject]:
+    """Yield all objects that have a docstring, file by file, in source order.
 
     Private objects are included. Objects inside functions are not.
     """
@@ -90,12 +90,12 @@ def documented_objects(kinds: frozenset[str]) -> Iterator[DocumentedObject]:
                 tree = ast.parse(read_text(file)[0])
         except SyntaxError:
             continue  # a file of a different tool (a template) whose name ends in .py
-        if "module" in kinds and (doc := ast.get_docstring(tree)):
+        if doc := ast.get_docstring(tree):
             yield DocumentedObject("module", module, doc, file.name, 0)
         stack = _definitions(tree, module)
         while stack:
             node, name, kind = stack.pop()
-            if kind in kinds and (doc := ast.get_docstring(node)):
+            if doc := ast.get_docstring(node):
                 yield DocumentedObject(kind, name, doc, file.name, node.lineno - 1)
             if isinstance(node, ast.ClassDef):
                 stack.extend(_definitions(node, name))

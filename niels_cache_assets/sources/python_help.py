@@ -29,8 +29,8 @@ class PythonHelp(SftSource):
         return valid_batches(self._conversations(context), context.report)
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
-        for found in documented_objects(frozenset({"class", "function"})):
-            if any(part.startswith("_") for part in found.name.split(".")):
+        for found in documented_objects():
+            if found.kind not in ("class", "function") or any(part.startswith("_") for part in found.name.split(".")):
                 continue
             if len(found.doc) < MIN_CHARACTERS:
                 context.report.drop_row("short_docstring", found.file, found.line)

@@ -87,10 +87,10 @@ def kind_of_value(value: str) -> str | None:
 class Column:
     """A column, by its first values.
 
-    kind: what the column holds instead of text, by its name or its values: "ids", "URLs", "dates", "hashes", "labels", "languages", "paths",
-    "JSON", "binary data", or "no text" if no value is a string with visible characters. None if it may hold text. is_mixed: whether most
-    values, but not all, have a form that is no text. characters: of all strings, and `inner` of each string inside objects and lists, by
-    its path.
+    kind: what the column holds instead of text, by its name or its values: "ids", "URLs", "dates", "hashes", "labels", "languages",
+    "paths", "JSON", "binary data", or "no text" if no value is a string with visible characters. None if it may hold text. is_mixed:
+    whether most values, but not all, have a form that is no text. characters: of all strings, and `inner` of each string inside objects and
+    lists, by its path.
     """
 
     def __init__(self, name: str, values: Iterable[Any]) -> None:

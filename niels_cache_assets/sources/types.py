@@ -75,7 +75,7 @@ class Source(BaseModel):
     endings: ClassVar[tuple[str, ...]] = ()  # a folder in `files` stands for all files below it with one of these endings
 
     source: str
-    enabled: bool = Field(True, description="False leaves the data set out: it is not built or checked, and only `list --all` shows it")
+    enabled: bool = Field(True, description="False leaves the data set out: it is not built or checked, and only `status --all` shows it")
 
     @model_validator(mode="before")
     @classmethod
@@ -329,16 +329,13 @@ class PretrainSource(Source):
         """Yield the documents before `convert`, in batches. `documents` applies `unconverted` and `convert`."""
         return self.documents(context)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops]:
-        """Finish documents of `unconverted`. Return the finished documents, and what was dropped.
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
+        """Finish documents of `unconverted`. Return the finished documents, what was dropped, and (reason, document) for dropped documents
+        that a report may show as examples.
 
         The method and its arguments can be pickled, and it changes nothing else, so that any process can run it.
         """
-        return documents, Drops()
-
-    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
-        """Finish documents as `convert`. Return also (reason, document) for dropped documents that a report may show as examples."""
-        return *self.convert(documents), []
+        return documents, Drops(), []
 
     def gives_plain_text(self, document: Document) -> bool:
         """Return whether `convert` turns the markup of this document into plain text, so that cleaning need not remove markup."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from niels_cache_assets.cli.command import HOME_VARIABLE, WHERE, Command, chosen, configured, whole_number
-from niels_cache_assets.cli.console import diagnostics, new_table, output, print_json
+from niels_cache_assets.cli.console import diagnostics, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import file_size
@@ -72,16 +72,14 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = prebuild(plan, root=root, progress=progress)
         if arguments.name in registry.blend_keys():  # the UI has a partition only for these names
             _record(registry, arguments.name, root)
-    if arguments.json:
-        print_json(
-            {
-                "state": outcome.state,
-                "part": plan.part,
-                "seconds": outcome.seconds,
-                "hash": outcome.meta["hash"],
-                "indices": [{**asdict(index), "hash": index.hash} for index in outcome.meta["indices"]],
-            }
-        )
+    facts = {
+        "state": outcome.state,
+        "part": plan.part,
+        "seconds": outcome.seconds,
+        "hash": outcome.meta["hash"],
+        "indices": [{**asdict(index), "hash": index.hash} for index in outcome.meta["indices"]],
+    }
+    if print_facts(arguments, facts):
         return DONE
     _print(outcome, plan)
     return DONE

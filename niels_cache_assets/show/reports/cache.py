@@ -19,7 +19,7 @@ from niels_cache_assets.artifacts.index import find_indices, index_folder, plan_
 from niels_cache_assets.artifacts.state import CacheState, index_state
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.report import duplicates_matrix
-from niels_cache_assets.corpus.tuning.facts import measured_limits
+from niels_cache_assets.corpus.tuning import measured_limits
 from niels_cache_assets.show.contents import all_counts, content_hash, shortfall, total_bytes
 from niels_cache_assets.show.drops import DropSummary, summary_of_drops
 from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded

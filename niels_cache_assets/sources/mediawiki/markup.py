@@ -1,4 +1,4 @@
-"""The conversion of wikitext to plain text, in the function `plain_text`.
+"""The conversion of wikitext to plain text, in the function `text_or_list`.
 
 There are two steps. First, one scan over the page removes everything that shows no prose (comments, references, templates, tables, files,
 categories, tags) and all marks that are never closed. The scan inserts the text of templates that are prose (`templates`) and the labels of
@@ -19,13 +19,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from niels_cache_assets.sources.mediawiki.marks import next_mark
 from niels_cache_assets.sources.mediawiki.names import (
     BLOCK_TAGS,
     EXTENSIONS,
     FORMULAS,
     LANGUAGES,
     LITERAL_TAGS,
+    TAGS,
 )
 from niels_cache_assets.sources.mediawiki.nodes import nodes_text, simple_text
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, prefix_of
@@ -36,6 +36,12 @@ _SENTENCE = 100  # list items with at least this average length in characters ar
 _JOINED = re.compile(r"\s*(?:,|&|/|\band\b)\s*")
 
 _OPENING = re.compile(rf"<!--|<({'|'.join(sorted(EXTENSIONS, key=len, reverse=True))})(?=[\s/>])([^<>]{{0,2000}})>", re.IGNORECASE)
+
+_NEXT_MARK = re.compile(r"[\[\]{}<\n]")
+_BRACES = re.compile(r"\{{2,}|\}{2,}")
+_TABLE_LINE = re.compile(r"[ \t:*#]{0,20}\{\||[ \t]{0,20}\|\}(?!\})")  # at the start of a line
+_TAG = re.compile(rf"(?P<table><table\b[^<>]{{0,2000}}>|</table\s{{0,9}}>)|(?P<tag></?(?:{TAGS})(?:[\s/][^<>]{{0,2000}})?>)", re.IGNORECASE)
+_ADDRESS_START = re.compile(r"\[(?=(?:https?:|ftp:|mailto:)?//|mailto:)", re.IGNORECASE)
 
 _DEPTH = 40  # maximum number of open marks; if a page has more, the marks are not meant as markup
 _RANKS = {"[": 0, "[[": 1, "{|": 2, "<table": 2, "{{": 2}  # a closing mark skips open marks of the same or a lower rank to find its partner
@@ -90,17 +96,9 @@ class Form(NamedTuple):
     headings: bool = False
 
 
-def plain_text(wikitext: str, form: Form = Form()) -> str:  # noqa: B008 (a named tuple)
-    """Return the prose of a page as paragraphs between blank lines, or an empty string. The function is pure, and linear in time and
-    memory.
-    """
-    text, only_lists = text_or_list(wikitext, form)
-    return "" if only_lists else text
-
-
 def text_or_list(wikitext: str, form: Form = Form()) -> tuple[str, bool]:  # noqa: B008
-    """Return `plain_text`, and False. If a page without prose has sections that list names or works, return the beginning of these lists,
-    and True.
+    """Return the prose of a page as paragraphs between blank lines, and False. If a page without prose has sections that list names or
+    works, return the beginning of these lists, and True. The function is pure, and linear in time and memory.
     """
     raw: list[str] = []
     text = _without_extensions(_PRIVATE.sub("", wikitext).replace("\r\n", "\n"), raw)
@@ -244,7 +242,7 @@ def _closed_markup(text: str, site: Site) -> str:
         stack.append((kind, len(out)))
         out.append(shown)
 
-    while match := next_mark(text, position):
+    while match := _next_mark(text, position):
         start, group, mark = match
         out.append(text[position:start])
         position = start + len(mark)
@@ -290,6 +288,34 @@ def _closed_markup(text: str, site: Site) -> str:
     for _, index in stack:
         never_closes(index)
     return "".join(out)
+
+
+def _next_mark(text: str, position: int) -> tuple[int, str, str] | None:
+    """Return the start, the kind and the text of the first mark from `position` on, or None. After a mark, `position` is its end.
+
+    One search for the few characters that begin a mark, and then a look at this place, takes a fifth of the time of one pattern for all
+    marks.
+    """
+    if (not position or text[position - 1] == "\n") and (table := _TABLE_LINE.match(text, position)):
+        return position, "table", table[0]
+    while found := _NEXT_MARK.search(text, position):
+        start, character = found.start(), found[0]
+        if character == "\n":
+            return start, "line", "\n"
+        if character in "[]":
+            if text.startswith(character, start + 1):
+                return start, "link", character * 2
+            if character == "]":
+                return start, "end", "]"
+            if _ADDRESS_START.match(text, start):
+                return start, "address", "["
+        elif character == "<":
+            tag = _TAG.match(text, start)
+            return (start, tag.lastgroup or "", tag[0]) if tag else (start, "less", "<")
+        elif braces := _BRACES.match(text, start):
+            return start, "braces", braces[0]
+        position = start + 1
+    return None
 
 
 def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[str, int]]) -> int:

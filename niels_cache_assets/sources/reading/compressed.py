@@ -33,9 +33,6 @@ _COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time; damage c
 _ZSTD_PIECE = 1 << 9
 MOST_WINDOW = 1 << 31  # bytes: that of `zstd --ultra --long=31`
 _XZ_MEMORY = MOST_WINDOW + (1 << 24)  # the dictionary, which is the window, and what the decompressor needs itself
-_XZ_LZMA2 = 0x21
-_ZSTD_HEADER = 18  # the longest header of a frame, in bytes
-_ZSTD_SKIPPABLE = range(0x184D2A50, 0x184D2A60)
 _BLOCK = 1 << 18
 
 
@@ -167,58 +164,6 @@ def decompression_errors() -> tuple[type[Exception], ...]:
 def _is_of_window(error: Exception) -> bool:
     """Return whether a decompressor refused a window, which is no damage. Both libraries say so only in words."""
     return isinstance(error, decompression_errors()) and bool(re.search("requires too much memory|Memory usage limit", str(error)))
-
-
-def window_bytes(stream: IO[bytes], name: str) -> int:
-    """Return the memory that a decompressor needs for the window of the first zstd frame or xz block, in bytes.
-
-    `stream`: the file, open at its beginning and seekable. Return 0 for other files, and for a header that cannot be read.
-    """
-    suffix = compression_of(name)
-    try:
-        return _zstd_window(stream) if suffix == ".zst" else _xz_window(stream.read(1 << 10)) if suffix == ".xz" else 0
-    except LookupError:
-        return 0
-    except decompression_errors():
-        return 0
-
-
-def _zstd_window(stream: IO[bytes]) -> int:
-    import zstandard
-
-    while int.from_bytes((head := stream.read(_ZSTD_HEADER))[:4], "little") in _ZSTD_SKIPPABLE:
-        stream.seek(8 + int.from_bytes(head[4:8], "little") - len(head), io.SEEK_CUR)
-    found = zstandard.get_frame_parameters(head)
-    return min(found.window_size, found.content_size)  # an unknown size of the content is a very high number
-
-
-def _xz_window(head: bytes) -> int:
-    """Return the size of the dictionary that the first block header names: .xz file format 1.2, sections 3.1 and 5.3.1."""
-    place = 12  # after the header of the stream
-
-    def number() -> int:
-        nonlocal place
-        value, shift = 0, 0
-        while True:
-            byte = head[place]
-            place += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if not byte & 0x80:
-                return value
-
-    flags = head[place + 1]
-    place += 2
-    for is_there in (flags & 0x40, flags & 0x80):  # the sizes of the block
-        if is_there:
-            number()
-    for _ in range((flags & 3) + 1):
-        kind, size = number(), number()
-        if kind == _XZ_LZMA2:
-            bits = head[place]
-            return (2 | bits & 1) << (bits // 2 + 11)
-        place += size
-    return 0
 
 
 class _Decompressed(io.RawIOBase):

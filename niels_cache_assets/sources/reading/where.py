@@ -295,7 +295,7 @@ class _Comparison(NamedTuple):
         column, compare, other = self
         if isinstance(column, _Constant):
             column, compare, other = other, _MIRRORED.get(compare, compare), column
-        if not isinstance(other, _Constant) or column not in limits or compare not in _MIRRORED:
+        if not (isinstance(column, _Column) and isinstance(other, _Constant)) or column not in limits or compare not in _MIRRORED:
             return True
         least, greatest = limits[column]
         if any(limit != limit or _kind_of(limit) != _kind_of(other.value) for limit in (least, greatest)):
