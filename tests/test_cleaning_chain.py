@@ -71,7 +71,7 @@ def test_what_a_source_has_made_plain_text_of_is_not_searched_for_markup(tmp_pat
     source = Wikipedia(files=[str(tmp_path / "*")])
     work = ChunkWork(source=source, seed=1, cleaning=CleaningSettings(), num_perm=None, ngram=None)
     done = work(Chunk(0, [Document(page, file="dump.xml.bz2"), Document(page, file="extracted.jsonl")]))
-    assert (done.report.kept, len(done.rows)) == (2, 2)
+    assert (done.counts.report.kept, len(done.rows)) == (2, 2)
     from_dump, from_rows = (row[0] for row in done.rows)
     assert from_dump.startswith(PROSE + " towns")
     assert from_dump.endswith(shown)
