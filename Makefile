@@ -39,7 +39,7 @@ MARKED = $(if $(filter tests/%,$(TEST_ARGS)),,$(shell grep -rlE 'mark\.$(1)\b' t
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help cache ui test shuffled walks cluster remote torture mutants olmo lint format bench pictures site
+.PHONY: help cache ui test shuffled walks cluster remote torture mutants olmo lint format bench pictures site release
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' Makefile
@@ -100,6 +100,25 @@ pictures: $(DEV)  ## take and draw the pictures of README and docs again (needs 
 site: $(DEV)  ## the documentation as a site, in build/site; its address on the web, for links to code: REPOSITORY_URL
 	@$(BIN)/python -m docs.site
 
+# The wheel is made of the last commit alone, with the time of that commit, so that everyone gets the same bytes. Its environment has nothing
+# but the wheel and what it asks for. It shows whether that is enough, and the SBOM lists it.
+RELEASE := build/release
+release: $(VENV)/.installed-release  ## the wheel of the last commit, checked in a fresh environment, with SBOM and SHA256SUMS, in dist/
+	@[ -z "$$(git status --porcelain)" ] || { echo "Commit first: a release is made of the last commit, and the working tree differs." >&2; exit 1; }
+	@rm -rf $(RELEASE) dist
+	@mkdir -p $(RELEASE)/source $(RELEASE)/check dist
+	@git archive HEAD | tar -x -C $(RELEASE)/source
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip --quiet --disable-pip-version-check wheel \
+	  --no-deps --no-build-isolation --wheel-dir dist $(RELEASE)/source
+	@$(PYTHON) -m venv --without-pip $(RELEASE)/environment
+	@$(BIN)/python -m pip --quiet --disable-pip-version-check --python $(RELEASE)/environment/bin/python \
+	  install -c constraints.txt $(PIP_ARGS) dist/*.whl
+	@cd $(RELEASE)/check && ../environment/bin/niels-cache build-all --profile quickstart && \
+	  ../environment/bin/python -m niels_cache_runtime.verify cache/quickstart
+	@$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/niels-cache.cdx.json \
+	  $(RELEASE)/environment/bin/python
+	@cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
+
 # Quiet: pip's output goes into the log. If pip fails, the last lines are shown.
 QUIETLY := >> $(LOG) 2>&1 || { tail -n 15 $(LOG) >&2; echo "The installation failed; the whole output of pip is in $(LOG)." >&2; exit 1; }
 
@@ -122,6 +141,10 @@ $(DEV): pyproject.toml constraints.txt $(STAMP)
 
 $(VENV)/.installed-cluster: pyproject.toml constraints.txt $(DEV)
 	@$(PIP) --no-build-isolation -e '.[cluster]' $(QUIETLY)
+	@touch $@
+
+$(VENV)/.installed-release: pyproject.toml constraints.txt $(DEV)
+	@$(PIP) --no-build-isolation -e '.[release]' $(QUIETLY)
 	@touch $@
 
 # A folder, not an environment: a process with this folder first on its path takes everything else, torch too, from .venv.

@@ -93,7 +93,7 @@ def plain_chain(documents: list[Document], *, normalized: bool) -> int:
     stay = 0
     for document in documents:
         text = document.text if normalized else naive_cleaning.normalize(document.text)
-        stay += not any(holds(text, document.title or "", document.redirect) for holds in rules.values())
+        stay += not any(holds(text, document.title or "") for holds in rules.values())
     return stay
 
 

@@ -283,7 +283,7 @@ def opening(work: Path, *, shards: int, shard_bytes: int, rounds: int) -> Iterat
     meta["files"][ends.name]["bytes"] = ends.stat().st_size
     of_part = {"shards": {"train": shards // PARTS, "val": 0}, "tokens": {"train": 1, "val": 0}, "documents": {"train": 1, "val": 0}}
     meta["parts"] = [{"name": part_name(number), **of_part, "short": 0, "meta_sha256": "0" * 64} for number in range(PARTS)]
-    write_meta(str(folder / META_NAME), {key: value for key, value in meta.items() if key not in ("schema_version", "meta_sha256")})
+    write_meta(str(folder / META_NAME), {key: value for key, value in meta.items() if key not in ("forms", "meta_sha256")})
     for opener in ("TokenLoader", "PretrainTokenStreamDataset"):
         command = [sys.executable, loader.__file__, "--open", opener, str(split)]
         told = [json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout) for _ in range(rounds)]

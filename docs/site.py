@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build/pages"
-AT_THE_TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+AT_THE_TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 BUILD = ["build", "--clean", "--strict"]
 NOT_SEARCHED = ("CHANGELOG.md", "docs/log.md")  # long, and about everything: they would come first for most words
 COPIED = {".md", ".png", ".svg"}

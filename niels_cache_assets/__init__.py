@@ -7,9 +7,6 @@ the sha256 of each file are stored with the shards. A name loads its module at f
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.old_paths import MOVED
-from niels_cache_runtime.old_paths import forward
-
 if TYPE_CHECKING:
     from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
     from niels_cache_assets.exchange.hf import to_hf_dataset
@@ -17,8 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["build_pretrain_cache", "build_sft_cache", "to_hf_dataset"]
 
 _MODULES = {"build_pretrain_cache": "build_cache", "build_sft_cache": "build_cache", "to_hf_dataset": "exchange.hf"}
-
-forward(MOVED)
 
 
 def __getattr__(name: str) -> Any:

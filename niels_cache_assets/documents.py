@@ -39,8 +39,7 @@ class Document(NamedTuple):
 
     `source_id` is the id that the source gives to the text, or `file#row`. `file` is relative to the source's root, and `row` is the number
     of the row in that file, from 0. A document with a `split` stays in this split. If `split` is None, val_frac or the token budgets decide
-    the split. `redirect` is True if upstream marks this page as a redirect to another page. `kept`: the values of the columns in `keep`, as
-    a JSON object; None without this key.
+    the split. `kept`: the values of the columns in `keep`, as a JSON object; None without this key.
     """
 
     text: str
@@ -49,7 +48,6 @@ class Document(NamedTuple):
     row: int = 0
     title: str | None = None
     split: Split | None = None
-    redirect: bool = False
     kept: str | None = None
 
 
@@ -78,8 +76,7 @@ class DocumentBatch:
 
     text, source_id, file: columns of n strings (strings.py). row: (n,) int64. split: (n,) int8, an index into SPLITS or NO_SPLIT.
     characters: (n,) int64, the length of each text. title: (n,) object array of str or None; None instead of the array if no document has a
-    title. redirect: (n,) bool; None instead of the array if no document is a redirect. kept: (n,) object array of str or None, the kept
-    values as JSON; None instead of the array if no document has any.
+    title. kept: (n,) object array of str or None, the kept values as JSON; None instead of the array if no document has any.
 
     The columns of a batch are not changed after its creation. The class is not frozen, because that would double the cost of a slice.
     """
@@ -91,7 +88,6 @@ class DocumentBatch:
     split: NDArray[np.int8]
     characters: NDArray[np.int64]
     title: Objects | None = None
-    redirect: NDArray[np.bool_] | None = None
     kept: Objects | None = None
 
     @classmethod
@@ -100,7 +96,7 @@ class DocumentBatch:
         if isinstance(documents, DocumentBatch):
             return documents
         count = len(documents)
-        texts, source_ids, files, rows, titles, splits, redirects, kept = zip(*documents, strict=True) if count else [()] * 8
+        texts, source_ids, files, rows, titles, splits, kept = zip(*documents, strict=True) if count else [()] * 7
         return cls(
             text=object_array(texts, count),
             source_id=object_array(source_ids, count),
@@ -109,7 +105,6 @@ class DocumentBatch:
             split=np.fromiter((NO_SPLIT if split is None else SPLITS.index(split) for split in splits), np.int8, count),
             characters=np.fromiter(map(len, texts), np.int64, count),
             title=object_array(titles, count) if any(title is not None for title in titles) else None,
-            redirect=np.array(redirects, dtype=bool) if any(redirects) else None,
             kept=object_array(kept, count) if any(each is not None for each in kept) else None,
         )
 
@@ -125,9 +120,8 @@ class DocumentBatch:
             row=np.concatenate([batch.row for batch in batches]),
             split=np.concatenate([batch.split for batch in batches]),
             characters=np.concatenate([batch.characters for batch in batches]),
-            title=_joined_column([batch.title for batch in batches], batches, None),
-            redirect=_joined_column([batch.redirect for batch in batches], batches, False),
-            kept=_joined_column([batch.kept for batch in batches], batches, None),
+            title=_joined_column([batch.title for batch in batches], batches),
+            kept=_joined_column([batch.kept for batch in batches], batches),
         )
 
     def with_objects(self) -> DocumentBatch:
@@ -140,10 +134,9 @@ class DocumentBatch:
     def __iter__(self) -> Iterator[Document]:
         count = len(self)
         titles = [None] * count if self.title is None else self.title.tolist()
-        redirects = [False] * count if self.redirect is None else self.redirect.tolist()
         kept = [None] * count if self.kept is None else self.kept.tolist()
         splits = [None if split == NO_SPLIT else SPLITS[split] for split in self.split.tolist()]
-        columns = (self.text.tolist(), self.source_id.tolist(), self.file.tolist(), self.row.tolist(), titles, splits, redirects, kept)
+        columns = (self.text.tolist(), self.source_id.tolist(), self.file.tolist(), self.row.tolist(), titles, splits, kept)
         return map(Document._make, zip(*columns, strict=True))
 
     def __getitem__(self, index: slice | NDArray[Any]) -> DocumentBatch:
@@ -158,17 +151,15 @@ class DocumentBatch:
             split=self.split[index],
             characters=self.characters[index],
             title=None if self.title is None else self.title[index],
-            redirect=None if self.redirect is None else self.redirect[index],
             kept=None if self.kept is None else self.kept[index],
         )
 
 
-def _joined_column(columns: Sequence[NDArray[Any] | None], batches: Sequence[DocumentBatch], missing: Any) -> Any:
-    """Return the joined column, or None if no batch has this column. `missing`: the value for documents of batches without the column."""
+def _joined_column(columns: Sequence[Objects | None], batches: Sequence[DocumentBatch]) -> Objects | None:
+    """Return the joined column, or None if no batch has this column. Documents of batches without it get None."""
     if all(column is None for column in columns):
         return None
-    dtype = bool if missing is False else object
-    filled = (np.full(len(batch), missing, dtype) if column is None else column for column, batch in zip(columns, batches, strict=True))
+    filled = (np.full(len(batch), None) if column is None else column for column, batch in zip(columns, batches, strict=True))
     return np.concatenate(list(filled))
 
 

@@ -9,8 +9,6 @@ A name loads its module at first use, so reading a meta.json or verifying a cach
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_runtime import old_paths
-
 if TYPE_CHECKING:
     from niels_cache_runtime.cache.sft import assistant_target_mask
     from niels_cache_runtime.catalog import open_cache
@@ -20,13 +18,18 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.documents import document_mask, flex_block_mask
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.loader.preference.batch import PreferenceBatch
+    from niels_cache_runtime.loader.settings import SFT, Blocks
+    from niels_cache_runtime.remote.whole import Copy
     from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
     from niels_cache_runtime.samplers.sequential import DatasetLoader
     from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 
 __all__ = [
+    "SFT",
     "Batch",
+    "Blocks",
+    "Copy",
     "DatasetLoader",
     "NielsCacheError",
     "PreferenceBatch",
@@ -44,7 +47,10 @@ __all__ = [
 ]
 
 _MODULES = {
+    "SFT": "loader.settings",
     "Batch": "loader.batch",
+    "Blocks": "loader.settings",
+    "Copy": "remote.whole",
     "DatasetLoader": "samplers.sequential",
     "NielsCacheError": "errors",
     "PreferenceBatch": "loader.preference.batch",
@@ -60,8 +66,6 @@ _MODULES = {
     "sha256_file": "format.meta",
     "write_meta": "format.meta",
 }
-
-old_paths.forward(old_paths.MOVED)
 
 
 def __getattr__(name: str) -> Any:

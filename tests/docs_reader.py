@@ -27,7 +27,10 @@ from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.defs.assembly import build_defs
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGES = (*(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")), *sorted((REPOSITORY / "docs").rglob("*.md")))
+PAGES = (
+    *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
+)
 COMMANDS = ("", "sh", "bash")
 SHOWN = {"text": "output, formats and diagrams", "nginx": "another program's configuration"}
 

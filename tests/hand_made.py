@@ -134,7 +134,7 @@ def write_wide(folder: Path, into: Path) -> Path:
     shutil.copytree(folder, into)
     for path in into.rglob("*.bin"):
         widened(np.fromfile(path, TOKEN_DTYPE)).astype(TOKEN_DTYPES["uint32-le"]).tofile(path)
-    of_files = ("files", "content_sha256", "meta_sha256", "schema_version", "dataset_name")
+    of_files = ("files", "content_sha256", "meta_sha256", "forms", "dataset_name")
     meta = {key: value for key, value in read_meta(str(folder / META_NAME)).items() if key not in of_files}
     if "shard_bytes" in meta:
         meta["shard_bytes"] *= 2
@@ -177,8 +177,10 @@ def exchange_before(module: Any, step: str, first: Path, second: Path, monkeypat
 
 
 def rewrite_meta(folder: Path, **fields: Any) -> None:
-    """Change fields of a meta.json, as a build with a mistake would do it, with a valid meta_sha256."""
-    write_meta(str(folder / META_NAME), {**read_meta(str(folder / META_NAME)), **fields})
+    """Change fields of a meta.json, as a build with a mistake would do it, with a valid meta_sha256, and with the `forms` that fit."""
+    write_meta(
+        str(folder / META_NAME), {**{key: value for key, value in read_meta(str(folder / META_NAME)).items() if key != "forms"}, **fields}
+    )
 
 
 def learned_tokens(examples: Iterable[tuple[Sequence[int], Sequence[bool]]], T: int, *, loss_on: str, overflow: str) -> list[list[int]]:

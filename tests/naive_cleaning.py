@@ -179,28 +179,28 @@ def blanks(text: str) -> str:
     return re.sub("\n\n+", lambda found: "\n\n", text).strip()
 
 
-def reason_of(text: str, title: str | None = None, redirect: bool = False) -> tuple[str | None, str]:
+def reason_of(text: str, title: str | None = None) -> tuple[str | None, str]:
     """Return (the reason to drop the document, or None; its normalized text), at the default thresholds."""
     text = normalize(text)
     judged = text[:1_000_000]
-    return next((reason for reason, holds in RULES.items() if holds(judged, title or "", redirect)), None), text
+    return next((reason for reason, holds in RULES.items() if holds(judged, title or "")), None), text
 
 
-def rules(identify: Callable[[str], str | None]) -> dict[str, Callable[[str, str, bool], bool]]:
+def rules(identify: Callable[[str], str | None]) -> dict[str, Callable[[str, str], bool]]:
     """Return every rule in order. `identify` gives the language code of a text, or None if the language is unknown."""
     return {
-        "redirect": lambda text, title, redirect: redirect or re.match(r"#redirect\b", text, re.IGNORECASE) is not None,
-        "empty": lambda text, title, redirect: not text.strip(),
-        "disambiguation": lambda text, title, redirect: is_disambiguation(text, title),
-        "too_short": lambda text, title, redirect: len(text) < 400 or len(text.split()) < 50,
-        "not_english": lambda text, title, redirect: language(text, identify) not in ("en", None),
-        "list_page": lambda text, title, redirect: is_list(text),
-        "bad_mean_word_len": lambda text, title, redirect: not 3 <= sum(len(word) for word in text.split()) / len(text.split()) <= 12,
-        "high_symbol_ratio": lambda text, title, redirect: symbols(text) / len(text.split()) > 0.1,
-        "low_alpha_ratio": lambda text, title, redirect: words_with_letter(text) / len(text.split()) < 0.8,
-        "no_stopwords": lambda text, title, redirect: len(STOP_WORDS & set(text.lower().split())) < 2,
-        "repetitive": lambda text, title, redirect: is_repetitive(text),
-        "language_error": lambda text, title, redirect: language(text, identify) is None,
+        "redirect": lambda text, title: re.match(r"#redirect\b", text, re.IGNORECASE) is not None,
+        "empty": lambda text, title: not text.strip(),
+        "disambiguation": lambda text, title: is_disambiguation(text, title),
+        "too_short": lambda text, title: len(text) < 400 or len(text.split()) < 50,
+        "not_english": lambda text, title: language(text, identify) not in ("en", None),
+        "list_page": lambda text, title: is_list(text),
+        "bad_mean_word_len": lambda text, title: not 3 <= sum(len(word) for word in text.split()) / len(text.split()) <= 12,
+        "high_symbol_ratio": lambda text, title: symbols(text) / len(text.split()) > 0.1,
+        "low_alpha_ratio": lambda text, title: words_with_letter(text) / len(text.split()) < 0.8,
+        "no_stopwords": lambda text, title: len(STOP_WORDS & set(text.lower().split())) < 2,
+        "repetitive": lambda text, title: is_repetitive(text),
+        "language_error": lambda text, title: language(text, identify) is None,
     }
 
 
@@ -216,14 +216,17 @@ def language(text: str, identify: Callable[[str], str | None]) -> str | None:
     return "en" if "en" in answers else next((answer for answer in answers if answer), None)
 
 
-def cld2(text: str) -> str | None:
-    import pycld2
+def langdetect(text: str) -> str | None:
+    from langdetect_rs import DetectorFactory, LangDetectException, detect
 
-    code = pycld2.detect(text, isPlainText=True)[2][0][1]
-    return code if re.fullmatch("[a-z]{2,3}", code) and code not in ("un", "xxx", "zzb", "zze", "zzh", "zzp") else None
+    DetectorFactory.seed = 0
+    try:
+        return detect(text).split("-")[0]
+    except LangDetectException:
+        return None
 
 
-RULES = rules(cld2)
+RULES = rules(langdetect)
 
 
 def is_disambiguation(text: str, title: str) -> bool:

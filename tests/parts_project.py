@@ -10,6 +10,8 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.documents import Document, DocumentBatch
+from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.format.layout import SPLITS, list_shards
 from tests.tiny import sentences
 
@@ -51,6 +53,11 @@ class PartsProject:
 
     def cache(self, root: str = "cache") -> Path:
         return self.folder / root / "pretrain" / NAME
+
+
+def is_val(rule: HashRule, file: str, row: int) -> bool:
+    """Return whether the rule puts a document of this file and row into val."""
+    return bool(rule.val_mask(DocumentBatch.of([Document("text", file=file, row=row)]))[0])
 
 
 def build(found: Graph, keys: Iterable[str] | None = None, *, log: Callable[[str], None] = lambda line: None) -> dict[str, Outcome]:

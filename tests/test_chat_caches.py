@@ -86,7 +86,7 @@ def by_hand(folder: Path, split: str, tokenizer: HuggingFaceTokenizer) -> list[t
 
 def test_a_cache_has_spans_its_template_and_a_newer_schema(tmp_path: Path, model: Path) -> None:
     meta = build(tmp_path / "x", model)
-    assert meta["schema_version"] == 4
+    assert meta["forms"] == ["spans"]
     assert {*meta["files"]} >= FILES | {"chat_template.jinja"}
     assert (tmp_path / "x" / "chat_template.jinja").read_text(encoding="utf-8") == chatml().text
     assert meta["template"] == {"name": "chatml", "sha256": chatml().sha256, "marks": True}
@@ -111,7 +111,7 @@ def test_without_a_template_the_bytes_are_those_of_before(tmp_path: Path, model:
     settings: dict[str, Any] = {"tokenizer": opened_model(model), "val_frac": 0.1, "seed": 2}
     build_sft_cache(chats(30), str(tmp_path / "x"), **settings)
     meta = read_meta(str(tmp_path / "x" / "meta.json"))
-    assert meta["schema_version"] == 1
+    assert meta["forms"] == []
     assert not meta.keys() & {"template", "targets"}
     assert not FILES & {*meta["files"]}
 
@@ -259,8 +259,8 @@ def test_broken_spans_are_found(tmp_path: Path, model: Path, how: str) -> None:
 
 def test_a_cache_whose_record_hides_the_spans_is_refused(tmp_path: Path, model: Path) -> None:
     meta = build(tmp_path / "x", model)
-    write_meta(str(tmp_path / "x" / "meta.json"), {**meta, "schema_version": 1})
-    with pytest.raises(NielsCacheError, match="targets"):
+    write_meta(str(tmp_path / "x" / "meta.json"), {**meta, "forms": []})
+    with pytest.raises(NielsCacheError, match="spans"):
         PackedExamples(str(tmp_path / "x" / "train"), T=20, seed=0)
 
 

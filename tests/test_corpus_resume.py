@@ -35,7 +35,6 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", CHUNK)
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", CHUNK)
-    monkeypatch.setattr(rows, "PEEK_ROWS", 1)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 5_000)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 15_000)
     monkeypatch.setattr(Journal, "BYTES", 0)

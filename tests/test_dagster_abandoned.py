@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -25,7 +24,6 @@ import dagster as dg
 import pytest
 from dagster._core.executor.in_process import InProcessExecutor
 from dagster._core.executor.multiprocess import MultiprocessExecutor
-from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._daemon.monitoring import concurrency
 
 from niels_cache_assets import processes
@@ -83,9 +81,9 @@ def instance(home: Path) -> Iterator[dg.DagsterInstance]:
         yield opened
 
 
-def begun_run(instance: dg.DagsterInstance, *, status: dg.DagsterRunStatus = STARTED, tags: dict[str, str] | None = None) -> str:
+def begun_run(instance: dg.DagsterInstance, *, status: dg.DagsterRunStatus = STARTED) -> str:
     """A run that holds a place in the pool."""
-    run = instance.create_run_for_job(streaming, status=status, tags=tags)
+    run = instance.create_run_for_job(streaming, status=status)
     instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, run.run_id, "step")
     return run.run_id
 
@@ -148,9 +146,7 @@ def test_a_record_of_another_machine_is_never_judged_and_one_from_before_a_resta
 
 
 def test_homes_that_share_one_database_do_not_touch_each_others_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two machines with one Postgres work like this. There are runs of an executor, of an earlier launcher, and of a UI whose socket is
-    elsewhere.
-    """
+    """Two machines with one Postgres work like this."""
     homes = [tmp_path / "first", tmp_path / "second"]
     for home in homes:
         home.mkdir()
@@ -158,16 +154,11 @@ def test_homes_that_share_one_database_do_not_touch_each_others_runs(tmp_path: P
     monkeypatch.setenv("DAGSTER_HOME", str(homes[0]))
     with ensure_instance(homes[0]) as first, ensure_instance(homes[1]) as second:
         first.event_log_storage.set_concurrency_slots(STREAM_POOL, 5)
-        tags: list[dict[str, str]] = [
-            {},
-            {".dagster/niels_cache_launcher": "0" * 32},
-            {GRPC_INFO_TAG: json.dumps({"host": "localhost", "socket": str(tmp_path / "elsewhere")})},
-        ]
-        runs = [begun_run(first, tags=each) for each in tags]
+        runs = [begun_run(first), begun_run(first)]
         with holding(record_of(homes[0], runs[0])) as process:
             assert second.get_run_by_id(runs[0]) is not None, "the database is shared"
             end_abandoned_runs(second)
-            assert states(second, *runs) == [("STARTED", True)] * 3
+            assert states(second, *runs) == [("STARTED", True)] * 2
             process.kill()
             process.wait()
             end_abandoned_runs(second)
@@ -285,31 +276,10 @@ def test_of_two_who_claim_a_record_one_gets_it(tmp_path: Path) -> None:
 
 
 def test_a_run_that_nobody_has_recorded_is_left_alone(instance: dg.DagsterInstance, home: Path) -> None:
-    """Also one of another code location, and one that is starting: its executor is about to record it, or Dagster's daemon ends it."""
-    gone = {GRPC_INFO_TAG: json.dumps({"host": "localhost", "socket": str(home / "no_socket")})}
-    runs = [begun_run(instance), begun_run(instance, status=STARTING, tags=gone)]
+    """Also one that is starting: its executor is about to record it, or Dagster's daemon ends it."""
+    runs = [begun_run(instance), begun_run(instance, status=STARTING)]
     end_abandoned_runs(instance)
     assert states(instance, *runs) == [("STARTED", True), ("STARTING", True)]
-
-
-@pytest.mark.parametrize("lives", [True, False])
-def test_runs_of_a_home_of_before_are_judged_by_their_launchers_lock_or_their_code_server(
-    instance: dg.DagsterInstance, home: Path, tmp_path: Path, lives: bool
-) -> None:
-    path = tmp_path / "code_server"
-    with socket.socket(socket.AF_UNIX) as server, ExitStack() as stack:
-        server.bind(str(path))
-        server.listen()
-        if lives:
-            stack.enter_context(holding(home / ".launchers" / "0123"))
-        else:
-            server.close()
-        served = {GRPC_INFO_TAG: json.dumps({"host": "localhost", "socket": str(path)})}
-        runs = [begun_run(instance, status=status, tags=served) for status in (STARTED, CANCELING)]
-        runs += [begun_run(instance, tags={tag: "0123"}) for tag in (".dagster/niels_cache_launcher", "niels_cache/launcher")]
-        end_abandoned_runs(instance)
-    found = [state for state, _ in states(instance, *runs)]
-    assert found == (["STARTED", "CANCELING", "STARTED", "STARTED"] if lives else ["FAILURE", "CANCELED", "FAILURE", "FAILURE"])
 
 
 def test_a_home_without_tables_of_pools_ends_its_runs_all_the_same(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 from niels_cache_assets.artifacts.forecast import sample as sampling
 from niels_cache_assets.artifacts.forecast import steps as steps_module
@@ -316,7 +315,6 @@ def test_a_mixture_has_only_its_budget(folder: Path) -> None:
         "tokens": 500,
         "seconds": None,
         "disk_bytes": 1_000,
-        "window_bytes": 0,
         "basis": "",
     }
     assert missing(step.estimate.basis, "no sample", "budget") == []
@@ -473,25 +471,3 @@ def test_the_command_prints_and_writes_nothing(folder: Path, capsys: pytest.Capt
     tokens = steps["letters"]["estimate"]["tokens"]
     assert told["sums"]["tokens"] == {"known": tokens, "unknown": 0}
     assert missing(table, "letters", f"{tokens:,}", "cache hit") == []
-
-
-@pytest.mark.parametrize("keys", ["", 'prepare = ["dedup"]\n'])
-def test_the_memory_for_a_long_window_is_a_part_of_the_forecast(
-    folder: Path, keys: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _nothing_built(folder)
-    content = (folder / "letters.jsonl").read_bytes()
-    for name, log in (("letters.jsonl.zst", 27), ("long.jsonl.zst", 31)):
-        stream = zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(window_log=log)).compressobj()
-        (folder / name).write_bytes(stream.compress(content) + stream.flush())
-    change(folder / "niels_cache.toml", 'files = ["letters.jsonl"]\n', f'files = ["letters.jsonl.zst"]\n{keys}')
-    of_letters = lambda: [step for step in forecast(of(folder)) if step.estimate and "letters" in step.name]  # noqa: E731
-    assert of_letters()
-    assert {step.estimate.window_bytes for step in of_letters() if step.estimate} == {0}
-    change(folder / "niels_cache.toml", 'files = ["letters.jsonl.zst"]', 'files = ["*.jsonl.zst"]')
-    (first, *_) = of_letters()
-    assert first.estimate is not None
-    assert first.estimate.window_bytes == 2 << 30
-    monkeypatch.chdir(folder)
-    assert main(["build-all", "--dry-run"]) == 0
-    assert missing(capsys.readouterr().out, "2.1 GB", "memory", "long.jsonl.zst") == []

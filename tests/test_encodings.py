@@ -262,8 +262,6 @@ def damaged_sources(folder: Path) -> dict[str, Callable[..., Source]]:
         "books": lambda **keys: Gutenberg(path=str(folder / "books"), **keys),
         "book lines": lambda **keys: Gutenberg(files=files["a.txt"], **keys),
         "dump": lambda **keys: Wikipedia(files=files["a.xml"], **keys),
-        "extracted": lambda **keys: Wikipedia(files=files["a.jsonl"], **keys),
-        "articles in parquet": lambda **keys: Wikipedia(files=parquet, **keys),
         "wikitext": lambda **keys: Wikitext(files=files["w.txt"], **keys),
         "wikitext rows": lambda **keys: Wikitext(files=files["a.jsonl"], **keys),
         "hub json": lambda **keys: Huggingface(dataset="a/b", files=files["a.jsonl"], **keys),
@@ -278,7 +276,7 @@ def damaged_sources(folder: Path) -> dict[str, Callable[..., Source]]:
 
 
 KINDS = [
-    *("text", "jsonl", "parquet", "notes", "roam", "books", "book lines", "dump", "extracted", "articles in parquet", "wikitext"),
+    *("text", "jsonl", "parquet", "notes", "roam", "books", "book lines", "dump", "wikitext"),
     *("wikitext rows", "hub json", "hub parquet", "hub text", "chat", "chat in parquet", "dolly", "trees", "flat messages"),
 ]
 NOT_ASCII = sum(not character.isascii() for character in FRENCH)
@@ -394,7 +392,6 @@ def test_json_with_escaped_surrogates_and_private_characters_is_counted_exactly(
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
-    monkeypatch.setattr(rows, "PEEK_ROWS", 3)
     monkeypatch.setattr(mediawiki, "_BLOCK", 701)
     monkeypatch.setattr(encodings, "_BLOCK", 61)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,17 +16,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_assets.artifacts import encoded_again
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.artifacts.graph import Graph, graph
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.state import state_of
+from niels_cache_assets.artifacts.unfinished import unfinished_build
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
 from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.cli import main
+from niels_cache_assets.cli.overrides import collect_overrides
+from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.config.tables import TokenizerSettings
-from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
+from niels_cache_assets.defs.assets.parts import part_metadata
+from niels_cache_assets.disk.journal import BYTES_VARIABLE, read_journal
 from niels_cache_assets.documents import Document, DocumentBatch, SourceReport
-from niels_cache_assets.parts.layout import refusals_dir
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.tokenizer import checked, engines
@@ -35,6 +41,8 @@ from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokeniz
 from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.verify import verify_cache
+from tests.parts_project import NAME, PartsProject, build, parts_of
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 from tests.tokenizer_files import write_json
@@ -93,7 +101,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def one(differs: Callable[[str], bool] | None, *, proven: bool = False) -> None:
         loaders = {} if differs is None else {Engine.name: lambda tokenizer: Engine(tokenizer, differs)}
         monkeypatch.setattr(engines, "ENGINES", loaders)
-        monkeypatch.setattr(engines, "_PROVEN", {})
+        monkeypatch.setattr(engines, "_LOADED", {})
         monkeypatch.setattr(engines, "_RESULTS", {})
         monkeypatch.setattr(Engine, "asked", 0)
         if not proven:
@@ -202,7 +210,7 @@ def test_models_in_turns_are_proven_once_each_and_a_refused_engine_stays_refused
     for tokenizer in (one, other, one, other):
         assert proven_engine(tokenizer, lambda message: None) is not None
     assert proven == [one, other]
-    engines.refuse_engine(one, Engine.name, Engine.version)
+    engines.refuse_engine(one, Engine(one, equal), "it differs")
     assert proven_engine(other, lambda message: None) is not None
     assert proven_engine(one, lambda message: None) is None
     assert proven == [one, other]
@@ -281,22 +289,6 @@ def test_prove_compares_all_text_and_the_beginning_only_where_it_is_asked_for(
 # ---- builds
 
 
-@pytest.mark.usefixtures("small_batches")
-def test_a_record_in_the_cache_shows_the_place_of_the_difference(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
-    registry = project(tmp_path, ranks, odd_at=None)
-    text = f"{'a quiet word ' * 50}an {ODD} one"
-    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in [text, *sentences(40)]), encoding="utf-8")
-    install(odd)
-    said: list[str] = []
-    built(registry, tmp_path / "cache", said.append)
-    (line,) = [line for line in said if "hasty" in line]
-    assert ODD not in line, "text stays in the cache"
-    (record,) = refusals_dir(tmp_path / "cache").glob("*.json")
-    shown = json.loads(record.read_bytes())["text"]
-    assert f"an {ODD} one" in shown
-    assert len(shown) < 300
-
-
 def project(folder: Path, ranks: Path, *, odd_at: int | None, engine: str = "auto") -> Registry:
     """Write a project with one data set. Document `odd_at` is encoded differently by the engine that differs."""
     texts = [f"{number} {text}" for number, text in enumerate(sentences(DOCUMENTS, seed=3))]
@@ -341,37 +333,97 @@ def test_an_engine_that_is_equal_changes_no_byte(ranks: Path, tmp_path: Path, in
 
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("odd_at", [0, 41, DOCUMENTS - 1])
-def test_a_difference_in_a_build_starts_it_again_with_the_reference(
+def test_a_difference_fails_the_build_with_its_place_and_the_command_that_goes_on(
     odd_at: int, ranks: Path, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 1)
     monkeypatch.setenv(BYTES_VARIABLE, "1")
-    registry, said = project(tmp_path, ranks, odd_at=odd_at), list[str]()
+    registry, root = project(tmp_path / "a project", ranks, odd_at=odd_at), tmp_path / "cache"
     install(None)
     expected = digests(built(registry, tmp_path / "slow").directory)
     install(odd)
-    outcome = built(registry, tmp_path / "fast", said.append)
-    assert digests(outcome.directory) == expected
+    with pytest.raises(NielsCacheError) as caught:
+        built(registry, root)
+    assert f"texts.jsonl row {odd_at}:" in str(caught.value)
+    assert "hasty 1.2" in str(caught.value)
+    assert ODD not in str(caught.value), "text stays in the cache"
+    assert not (root / "pretrain/texts").exists()
     assert Engine.asked > 0
-    (line,) = [line for line in said if "again" in line]
-    assert "hasty 1.2" in line
-    assert ODD not in line, "text stays in the cache"
-    assert [(use.name, use.differed) for use in outcome.engines] == [("hasty", True), ("tiktoken", False)]
-    assert "hasty 1.2 was not used" in outcome.engines[0].said()
+    outcome = go_on(str(caught.value), root)
+    assert digests(outcome.directory) == expected
+    assert (outcome.resumed > 0) == (odd_at > 0), "every text before the record was compared"
+    assert [use.name for use in outcome.engines if not use.is_reference] == (["hasty"] if odd_at else [])
+
+
+def go_on(message: str, root: Path) -> Outcome:
+    """Build the data set that the command at the end of a message names, with the options of this command."""
+    words = shlex.split(message[message.index("niels-cache build-all") :])
+    arguments = parse_arguments(words[1:])
+    assert arguments.cache_dir == str(root)
+    (name,) = arguments.only
+    configured = load_registry(profile=arguments.profile, config=arguments.config)
+    said = collect_overrides(arguments, configured).tables
+    registry = load_registry(profile=arguments.profile, config=arguments.config, overrides=said)
+    assert registry.tokenizer.engine == "reference"
+    return build_dataset(registry, name, root=root)
+
+
+def test_the_command_that_goes_on_has_the_options_of_the_build(ranks: Path, tmp_path: Path) -> None:
+    project(tmp_path, ranks, odd_at=None)
+    said = {"build": {"seed": 7}, "pretrain": {"texts": {"val_tokens": 60, "prepare": ["clean"], "cleaning": {"min_words": 2}}}}
+    registry = load_registry(config=str(tmp_path / "niels_cache.toml"), overrides=said)
+    words = shlex.split(registry.build_command("texts", tmp_path / "a b", "tokenizer.engine=reference"))
+    assert words[:4] == ["niels-cache", "build-all", "--only", "texts"]
+    arguments = parse_arguments(words[1:])
+    configured = load_registry(config=arguments.config)
+    again = load_registry(config=arguments.config, overrides=collect_overrides(arguments, configured).tables)
+    assert again.tokenizer.engine == "reference"
+    assert again.build == registry.build
+    assert again.pretrain == registry.pretrain
+    assert arguments.cache_dir == str(tmp_path / "a b")
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_an_engine_that_differed_encodes_no_later_data_set_of_the_process(
-    ranks: Path, tmp_path: Path, install: Callable[..., None]
-) -> None:
+def test_an_engine_that_differed_encodes_nothing_more_in_this_root(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
+    registry, root = project(tmp_path, ranks, odd_at=0), tmp_path / "cache"
     install(odd)
+    with pytest.raises(NielsCacheError, match="hasty"):
+        built(registry, root)
+    install(odd)  # as in another process
     said: list[str] = []
-    built(project(tmp_path, ranks, odd_at=0), tmp_path / "one", said.append)
-    assert [line for line in said if "hasty" in line and "after this one" in line]
-    asked = Engine.asked
-    outcome = built(project(tmp_path, ranks, odd_at=None), tmp_path / "two")
-    assert Engine.asked == asked > 0
+    outcome = built(registry, root, said.append)
+    assert [line for line in said if "hasty 1.2 is not used" in line]
+    assert Engine.asked == 0
     assert [use.name for use in outcome.engines] == ["tiktoken"]
+    assert verify_cache(root) == []
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_a_version_of_an_engine_is_proven_once_in_a_root(
+    ranks: Path, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, root = project(tmp_path, ranks, odd_at=None), tmp_path / "cache"
+    proofs: list[str] = []
+
+    def build(version: str = "1.2") -> None:
+        install(equal)  # as in another process
+        monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: proofs.append(engine.version) or Proof(texts=1))
+        monkeypatch.setattr(Engine, "version", version)
+        (use,) = built(registry, root, force=True).engines
+        assert use.version == version
+
+    build()
+    build()
+    assert proofs == ["1.2"]
+    build("1.3")
+    build()
+    assert proofs == ["1.2", "1.3"]
+    monkeypatch.setattr(engines, "said_reference", lambda tokenizer: "tiktoken 99")
+    build()
+    assert proofs == ["1.2", "1.3", "1.2"], "a proof is against one version of the reference"
+    (root / ".tokenizer.engines.json").write_text("[", encoding="utf-8")
+    build()
+    assert len(proofs) == 4
 
 
 def test_the_reference_is_used_where_the_configuration_says_so(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
@@ -436,24 +488,27 @@ def test_metadata_name_the_engine_and_the_share_that_was_compared(ranks: Path, t
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_builder_that_cannot_read_again_ends_with_an_error_and_keeps_nothing(
+def test_a_builder_names_the_text_and_goes_on_with_the_reference(
     tokenizer: TiktokenTokenizer, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 1)
     monkeypatch.setenv(BYTES_VARIABLE, "1")
     install(odd)
-    texts = [*sentences(20), f"An {ODD} text."]
+    texts = [*sentences(20), f"An {ODD}\r\ntext."]
     settings: dict[str, Any] = {"max_train_tokens": 10**6, "max_val_tokens": 0, "shard_bytes": 512, "seed": 1, "shuffle_buffer": None}
     out = tmp_path / "cache"
     with pytest.raises(NielsCacheError) as caught:
         build_pretrain_cache(iter(texts), str(out), tokenizer=tokenizer, resume=Resume(fingerprint="f"), **settings)
     assert "reference" in str(caught.value)
+    assert "document 20:" in str(caught.value)
     assert str(out) in str(caught.value)
     assert not out.exists()
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and ".partial" in str(path) and not path.name.endswith(".lock")]
     tokenizer.engine = "reference"
-    build_pretrain_cache(iter(texts), str(out), tokenizer=tokenizer, resume=Resume(fingerprint="f"), **settings)
-    assert (out / "meta.json").exists()
+    resume = Resume(fingerprint="f")
+    build_pretrain_cache(iter(texts), str(out), tokenizer=tokenizer, resume=resume, **settings)
+    assert resume.resumed_tokens > 0, "each text before was compared"
+    build_pretrain_cache(iter(texts), str(tmp_path / "whole"), tokenizer=tokenizer, **settings)
+    assert digests(out) == digests(tmp_path / "whole")
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -471,7 +526,8 @@ def test_conversations_are_compared_too(
     build_sft_cache(examples, str(tmp_path / "slow"), tokenizer=tokenizer, val_frac=0.1, seed=1)
     assert digests(tmp_path / "fast") == digests(tmp_path / "slow")
     install(odd)
-    with pytest.raises(NielsCacheError, match="hasty"):
+    examples[:3] = [[{"role": "user", "content": text}, {"role": "assistant", "content": "\r\nyes"}] for text in sentences(3, seed=6)]
+    with pytest.raises(NielsCacheError, match="example 3: hasty"):
         build_sft_cache(examples, str(tmp_path / "odd"), tokenizer=tokenizer, val_frac=0.1, seed=1)
 
 
@@ -522,7 +578,7 @@ def test_a_text_that_the_reference_cannot_encode_stops_no_build_only_because_it_
     monkeypatch.setattr(engines, "ENGINES", {"hasty": lambda tokenizer: Engine(sound, lambda text: text == "Odd again")})
     with pytest.raises(checked.EngineDiffers) as raised:
         encoder_of(choking).encode_flat(texts, 0)
-    assert "Odd again" in raised.value.shown
+    assert raised.value.text == "Odd again"
     assert "Odd again" not in str(raised.value), "the message is logged"
 
 
@@ -600,7 +656,7 @@ def stopped(
     assert recorded is not None
     assert recorded.notes is not None
     (use,) = EngineUse.recorded(recorded.notes)
-    assert (use.name, use.version, use.differed) == ("hasty", "1.2", False)
+    assert (use.name, use.version) == ("hasty", "1.2")
     assert 0 < use.checked < use.texts
     return registry, expected
 
@@ -631,9 +687,10 @@ def test_a_resume_with_the_engine_goes_on_with_it(
 
 @pytest.mark.parametrize("library", ["tiktoken", "tokenizers"])
 def test_another_version_of_the_reference_alone_starts_afresh(
-    stopped: tuple[Registry, dict[str, str]], tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
+    stopped: tuple[Registry, dict[str, str]], tmp_path: Path, library: str, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry, _ = stopped
+    install(equal)
     installed = resuming._version
     monkeypatch.setattr(resuming, "_version", lambda name: "99" if name == library else installed(name))
     said: list[str] = []
@@ -642,201 +699,101 @@ def test_another_version_of_the_reference_alone_starts_afresh(
     assert any("tiktoken" in line and "99" in line for line in said) == (library == "tiktoken")
 
 
-def test_a_difference_after_a_resume_discards_what_the_engine_had_written(
-    stopped: tuple[Registry, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_build_with_texts_that_were_not_compared_starts_again_with_the_reference(
+    stopped: tuple[Registry, dict[str, str]], ranks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry, expected = stopped
-    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 1)
-    outcome = built(registry, tmp_path / "cache")
+    root = tmp_path / "cache"
+    with monkeypatch.context() as patched:
+        patched.setattr(checked, "BATCHES_PER_CHECK", 1)
+        with pytest.raises(NielsCacheError, match="row 57: hasty"):
+            built(registry, root)
+    judged = state_of(graph(registry, root)["pretrain/texts"])
+    told = unfinished_build(project(tmp_path, ranks, odd_at=57, engine="reference"), judged, root=root)
+    assert told is not None
+    assert "hasty 1.2" in str(told.stale)
+    said: list[str] = []
+    outcome = built(project(tmp_path, ranks, odd_at=57, engine="reference"), root, said.append)
+    (line,) = [line for line in said if "afresh" in line]
+    assert "hasty 1.2" in line
     assert outcome.resumed == 0
     assert digests(outcome.directory) == expected
-    assert [use.differed for use in outcome.engines] == [True, False]
+    assert [use.name for use in outcome.engines] == ["tiktoken"]
 
 
-def test_an_engine_that_differed_does_not_come_back_after_a_kill(
+def test_a_rerun_after_a_difference_does_not_go_on_with_the_engine(
     stopped: tuple[Registry, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]
 ) -> None:
     registry, expected = stopped
     with monkeypatch.context() as patched:
         patched.setattr(checked, "BATCHES_PER_CHECK", 1)
-        start = checked.Encoder.start
-
-        def started(self: checked.Encoder, before: Sequence[EngineUse], log: Callable[[str], None]) -> None:
-            start(self, before, log)
-            if any(use.differed for use in self.uses):
-                stop_at(0, patched)  # the second attempt is killed before it has written anything
-
-        patched.setattr(checked.Encoder, "start", started)
-        with pytest.raises(Stopped):
+        with pytest.raises(NielsCacheError, match="hasty"):
             built(registry, tmp_path / "cache")
-    assert (tmp_path / "cache" / "pretrain" / ".texts.partial" / JOURNAL_NAME).exists()
-    install(odd)
+    install(odd)  # as in another process, which would not compare the text
     outcome = built(registry, tmp_path / "cache")
     assert Engine.asked == 0
-    assert digests(outcome.directory) == expected
-    assert [(use.name, use.differed) for use in outcome.engines] == [("hasty", True), ("tiktoken", False)]
-
-
-@pytest.mark.parametrize("killed", ["in the log", "at its restart"])
-def test_a_difference_is_noted_before_anything_else_happens(
-    killed: str, stopped: tuple[Registry, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]
-) -> None:
-    registry, expected = stopped
-
-    def log(message: str) -> None:
-        if "again" in message:
-            raise Stopped
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checked, "BATCHES_PER_CHECK", 1)
-        if killed == "at its restart":
-            patched.setattr("niels_cache_assets.disk.journal._restore", _stop_without_state)
-        with pytest.raises(Stopped):
-            built(registry, tmp_path / "cache", log if killed == "in the log" else lambda message: None)
-    install(odd)
-    outcome = built(registry, tmp_path / "cache")
-    assert Engine.asked == 0
-    assert digests(outcome.directory) == expected
-    assert [(use.name, use.differed) for use in outcome.engines] == [("hasty", True), ("tiktoken", False)]
-
-
-def _stop_without_state(directory: Path, files: dict[str, int]) -> None:
-    if not files:
-        raise Stopped
-
-
-@pytest.mark.parametrize("version", ["1.2", "1.3"])
-def test_force_forgets_what_was_built_and_not_which_engine_differed(
-    version: str, stopped: tuple[Registry, dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Callable[..., None]
-) -> None:
-    registry, expected = stopped
-    with monkeypatch.context() as patched:
-        patched.setattr(checked, "BATCHES_PER_CHECK", 1)
-        record = Journal.record
-
-        def recorded(self: Journal, state: dict[str, Any], **settings: Any) -> None:
-            record(self, state, **settings)
-            if state and any(use.differed for use in EngineUse.recorded(self.take_notes() if self.take_notes else {})):
-                raise Stopped  # the reference has written a part
-
-        patched.setattr(Journal, "record", recorded)
-        with pytest.raises(Stopped):
-            built(registry, tmp_path / "cache")
-    install(equal)
-    monkeypatch.setattr(Engine, "version", version)
-    outcome = built(registry, tmp_path / "cache", force=True)
     assert outcome.resumed == 0
-    assert (Engine.asked == 0) == (version == "1.2")
     assert digests(outcome.directory) == expected
-    names = [(use.name, use.version, use.differed) for use in outcome.engines]
-    assert names[0] == ("hasty", "1.2", True)
-    assert names[1][0] == ("tiktoken" if version == "1.2" else "hasty")
 
 
-# ---- finished caches
+# ---- data sets in parts
 
 
-@pytest.fixture
-def in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("NIELS_CACHE_PROFILE", raising=False)
-
-
-@pytest.mark.usefixtures("in_project", "small_batches")
-def test_verify_encodes_documents_again(
-    ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("small_batches")
+def test_a_difference_in_a_part_fails_this_part_and_the_others_stay(
+    tmp_path: Path,
+    tiny_model: Path,
+    install: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 10**6)  # only the first batch is compared
+    parts = PartsProject(tmp_path, tiny_model)
+    parts.write([8, 8, 8])
+    path = parts.folder / "texts/f002.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("".join(f"{line}\n" for line in [lines[0], json.dumps({"text": f"An {ODD} text."}), *lines[2:]]), encoding="utf-8")
+    ranks = write_ranks(tmp_path / "tiny.tiktoken")
+    given = f"model = {json.dumps(str(ranks))}\npattern = '''{GPT2_WORDS}'''\nspecial_tokens = {{ eot = '<|endoftext|>' }}"
+
+    def graph_of(root: str = "cache", engine: str = "auto") -> Graph:
+        return parts.graph(3, "val_frac = 0.0", root=root, tokenizer=f"{given}\nengine = '{engine}'")
+
+    install(None)
+    build(graph_of("slow"))
     install(odd)
-    registry = project(tmp_path, ranks, odd_at=41)
-    root = tmp_path / "cache"
-    built(registry, root)
-    assert main(["verify"]) == 0  # the hashes are those of the wrong tokens
-    capsys.readouterr()
-    assert main(["verify", "--tokens", "2000", "--json"]) == 1
-    (finding,) = json.loads(capsys.readouterr().out)["findings"]
-    assert "row 41" in finding["problem"]
+    with pytest.raises(NielsCacheError, match=r"part-00002: .*f002.jsonl row 1: hasty 1.2.*--only"):
+        build(graph_of())
+    outcomes = build(graph_of(engine="reference"))
+    assert [outcomes[key].state for key in parts_of(graph_of())] == ["cache_hit", "cache_hit", "built"]
+    assert digests(parts.cache()) == digests(parts.cache("slow"))
+    assert verify_cache(tmp_path / "cache") == []
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_the_engines_of_a_part_reach_the_result_line_and_the_metadata(
+    tmp_path: Path,
+    tiny_model: Path,
+    install: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parts = PartsProject(tmp_path, tiny_model)
+    parts.write([8, 8])
+    ranks = write_ranks(tmp_path / "tiny.tiktoken")
+    given = f"model = {json.dumps(str(ranks))}\npattern = '''{GPT2_WORDS}'''\nspecial_tokens = {{ eot = '<|endoftext|>' }}"
     install(equal)
-    built(registry, root, force=True)
-    assert main(["verify", "--tokens", "2000", "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["findings"] == []
-    (note,) = [note for note in said["notes"] if "pretrain/texts" in note]
-    assert "again" in note
-
-
-@pytest.mark.usefixtures("in_project")
-def test_verify_says_where_documents_cannot_be_encoded_again(
-    ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    install(None)
-    built(project(tmp_path, ranks, odd_at=None), tmp_path / "cache")
-    project(tmp_path, ranks, odd_at=3)  # the source changes
-    assert main(["verify", "--tokens", "5"]) == 0
-    assert "not encoded again" in capsys.readouterr().out
-    (tmp_path / "texts.jsonl").unlink()
-    assert main(["verify", "--tokens", "5"]) == 0
-    assert "not encoded again" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("in_project")
-def test_an_error_of_one_data_set_keeps_the_findings_of_verify(
-    ranks: Path, tmp_path: Path, install: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(None)
-    project(tmp_path, ranks, odd_at=None)
-    config = tmp_path / "niels_cache.toml"
-    more = '[pretrain.broken]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\nval_frac = 0\n'
-    config.write_text(config.read_text(encoding="utf-8") + more, encoding="utf-8")
-    registry = load_registry(profile=None, config=str(config))
-    texts = built(registry, tmp_path / "cache").directory
-    build_dataset(registry, "broken", root=tmp_path / "cache")
-    shard = next((texts / "train").glob("*.bin"))
-    shard.write_bytes(shard.read_bytes()[:-2])
-
-    def failing(dataset: Any, *given: Any, **settings: Any) -> Any:
-        if dataset.name == "broken":
-            raise NielsCacheError("a damaged source")
-        return encoded_again.EncodedAgain(compared=1)
-
-    monkeypatch.setattr(encoded_again, "encode_again", failing)
-    assert main(["verify", "--tokens", "5", "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert {Path(finding["folder"]).name for finding in said["findings"]} == {"texts", "broken"}
-    assert any("a damaged source" in finding["problem"] for finding in said["findings"])
-    assert any("pretrain/texts" in note for note in said["notes"])
-
-
-@pytest.mark.usefixtures("in_project")
-def test_verify_encodes_conversations_again(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chats = [
-        {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": f"{text} {number}"}]}
-        for number, text in enumerate(sentences(30))
-    ]
-    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats), encoding="utf-8")
-    (tmp_path / "niels_cache.toml").write_text(
-        f'[tokenizer]\nmodel = {json.dumps(str(tiny_model))}\n[sft.chats]\nsource = "chat_jsonl"\nfiles = ["chats.jsonl"]\n',
-        encoding="utf-8",
-    )
-    registry = load_registry(profile=None, config=str(tmp_path / "niels_cache.toml"))
-    build_tokenizer(registry, root=tmp_path / "cache")
-    folder = build_dataset(registry, "chats", root=tmp_path / "cache").directory
-    assert main(["verify", "--tokens", "1000"]) == 0
-    assert "sft/chats: 30" in capsys.readouterr().out
-    tokens = np.fromfile(folder / "train_tokens.bin", np.uint16)
-    tokens[1] ^= 1
-    tokens.tofile(folder / "train_tokens.bin")
-    assert main(["verify", "--tokens", "1000"]) == 1
-    assert "from token 1 on" in capsys.readouterr().out
-
-
-# ---- the engine that is installed
+    found = parts.graph(2, "val_frac = 0.0", tokenizer=given)
+    build(found, [key for key in found.order() if not key.startswith(("part/", "pretrain/"))])
+    assert main(["part", NAME, "0", "--config", str(tmp_path / "cache.toml"), "--cache-dir", str(tmp_path / "cache")]) == 0
+    (result,) = [line for line in map(json.loads, capsys.readouterr().out.splitlines()) if line["event"] == "result"]
+    (use,) = result["engines"]
+    assert (use["name"], use["texts"], use["checked"]) == ("hasty", 8, 4)
+    part = materialize(found[parts_of(found)[1]])
+    assert part_metadata(part)["encoded_by"] == part.engines[0].said()
+    assert "50.00%" in part.engines[0].said()
 
 
 def test_a_missing_package_means_the_reference(
     tokenizer: TiktokenTokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ranks: Path
 ) -> None:
-    monkeypatch.setattr(engines, "_PROVEN", {})
+    monkeypatch.setattr(engines, "_LOADED", {})
     monkeypatch.setattr(engines, "installed_version", lambda package: None)
     assert Fastokens.load(tokenizer) is None
     outcome = built(project(tmp_path, ranks, odd_at=None), tmp_path / "cache")
@@ -911,11 +868,8 @@ def test_uses_are_told_in_words() -> None:
     assert "(the reference)" not in replace(use, checked=2_000).said()  # an engine whose whole text was checked
     assert "(the reference)" not in replace(use, texts=0, checked=0).said()
     assert "(the reference)" in replace(use, name="tiktoken", is_reference=True).said()
-    notes = {"engines": [{"name": "a", "version": "1", "later": 3}, {"name": "b", "version": "2"}, {"name": "tiktoken", "version": "3"}]}
-    assert EngineUse.recorded(notes) == [
-        EngineUse(name="b", version="2"),
-        EngineUse(name="tiktoken", version="3", is_reference=True),
-    ]
+    notes = {"engines": [{"name": "a", "version": "1", "later": 3}, {"name": "b", "version": "2"}]}
+    assert EngineUse.recorded(notes) == [EngineUse(name="b", version="2")]
 
 
 @pytest.mark.usefixtures("small_batches")

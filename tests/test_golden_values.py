@@ -5,13 +5,12 @@ fingerprint or code version builds terabytes anew. A changed key or op name cuts
 training run that resumes. If a change is meant, write the files anew with `pytest tests/test_golden_values.py --write-golden`, read their
 diff, and add a line to CHANGELOG.md about the builds and changes that users must make.
 
-The small project is built with the tokenizer of a stored release, so that no value depends on SentencePiece's training. A name in angle
+The small project is built with a stored tokenizer (spm.model), so that no value depends on SentencePiece's training. A name in angle
 brackets stands for what depends on the machine, the time or a library's version (tests/golden/project.py). Bytes that a library decides
 are in bytes.json, which is compared only with the versions that it was written with.
 """
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,23 +27,28 @@ from niels_cache_assets.defs.sensors import build_request
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.tokenizer.byte_level import train_byte_level
-from niels_cache_runtime import DatasetLoader, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
+from niels_cache_runtime import SFT, Blocks, DatasetLoader, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.megatron import IndexCache, open_blend
 from tests.exports import contents
-from tests.golden import FOLDER, Golden, differences
+from tests.golden import Golden, differences
 from tests.golden.definitions import told_of
-from tests.golden.imports import can_be_imported, described_names, documented_paths, public_names, told_of_name
+from tests.golden.imports import described_names, public_names, told_of_name
 from tests.golden.project import (
+    MODEL,
     Built,
     Hashed,
     build_twice,
+    code_versions,
+    digest_of,
     journal_of,
+    next_batches,
     recording_often,
     records,
     renamed,
     runs_of,
     sha256_of,
+    small_pieces,
     stopping_at_record,
     told_of_files,
     told_of_record,
@@ -55,7 +59,6 @@ from tests.small_project import STAGES, SmallProject
 from tests.test_fingerprints import fingerprints
 from tests.test_fingerprints import registry as every_kind
 from tests.tiny import sentences
-from tests.upgrades import make
 
 BATCHES = 3
 SECOND = 2  # records of a journal
@@ -84,7 +87,7 @@ def built(folder: Path) -> Built:
 def test_what_the_project_is_made_of(built: Built, golden: Golden) -> None:
     """If this fails, look here first: all else follows from these files."""
     project = built.plain.root.parent
-    golden.hold("inputs", {path.name: sha256_of(path.read_bytes()) for path in [*project.glob("*.jsonl"), project.parent / "spm.model"]})
+    golden.hold("inputs", {path.name: sha256_of(path.read_bytes()) for path in [*project.glob("*.jsonl"), MODEL]})
 
 
 def test_fingerprints_and_what_they_are_of(built: Built, golden: Golden) -> None:
@@ -108,7 +111,7 @@ def test_fingerprints_of_every_kind_of_source_and_of_a_trained_tokenizer(golden:
 
 
 def test_code_versions(golden: Golden) -> None:
-    golden.hold("code_versions", make.code_versions(every_kind()))
+    golden.hold("code_versions", code_versions(every_kind()))
 
 
 def test_records(built: Built, golden: Golden) -> None:
@@ -173,7 +176,7 @@ def stopped(project: SmallProject, stage: str, root: Path) -> dict[str, Any]:
     for name in before:
         shutil.copytree(project.root / name, root / name)
     hashed = Hashed()
-    with make.small_pieces(), recording_often(), hashed.listening(), stopping_at_record(SECOND), pytest.raises(KeyboardInterrupt):
+    with small_pieces(), recording_often(), hashed.listening(), stopping_at_record(SECOND), pytest.raises(KeyboardInterrupt):
         STAGES[stage](project.in_root(root))
     path = root / target
     return journal_of(path.with_name(f".{path.name}.partial"), hashed)
@@ -231,20 +234,17 @@ LOADERS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
         {"letters": LETTERS, "notes": NOTES, "chats": CHATS},
         {"weights": [(0, {"letters": 1, "notes": 2, "chats": 0}), (6, {"letters": 1, "notes": 1, "chats": 1})], "fields": FIELDS},
     ),
-    "packed conversations": ({"chats": CHATS}, {"T": 64, "loss_on": "last_assistant"}),
+    "packed conversations": ({"chats": CHATS}, {"T": 64, "sft": SFT(loss_on="last_assistant")}),
     "a blend in blocks, rank 3 of 4 on 2 machines": (
         {"letters": LETTERS, "chats": CHATS},
         {
             "weights": {"letters": 2, "chats": 1},
-            "order": "blocks",
-            "block_shards": 2,
-            "lanes": 4,
-            "machines": 2,
+            "order": Blocks(shards=2, lanes=4, machines=2),
             "rank": 3,
             "world_size": 4,
         },
     ),
-    "conversations, long ones dropped": ({"chats": CHATS}, {"T": 48, "overflow": "drop", "weigh_by": "examples"}),
+    "conversations, long ones dropped": ({"chats": CHATS}, {"T": 48, "sft": SFT(overflow="drop", weigh_by="examples")}),
 }
 
 
@@ -255,7 +255,7 @@ def test_batches_and_states_of_loaders(built: Built, golden: Golden) -> None:
     for name, (sources, settings) in LOADERS.items():
         given = {label: str(built.root / split) for label, split in sources.items()}
         loader = TokenLoader(given, **{"T": 32, "B": 4, "seed": 5, **settings})
-        batches = make.next_batches(loader, BATCHES)
+        batches = next_batches(loader, BATCHES)
         traces = [cast(BatchTrace, loader.trace(step)) for step in range(BATCHES + 1)]
         found[name] = {
             "samples of an epoch": loader.samples_per_epoch,
@@ -294,13 +294,13 @@ def test_batches_and_states_of_samplers(built: Built, golden: Golden) -> None:
         {
             "windows": {"total": pretrain.total_windows, "batches": _drawn(lambda: pretrain.get_batch(B=4, generator=generator))},
             "examples": {"batches": _drawn(lambda: sft.get_batch(B=4, generator=generator))},
-            "sequential": {"batches": make.next_batches(sequential, 7), "state": sequential.state_dict(), "files": sequential.files},
+            "sequential": {"batches": next_batches(sequential, 7), "state": sequential.state_dict(), "files": sequential.files},
         },
     )
 
 
 def _drawn(draw: Callable[[], Any]) -> list[str]:
-    return [make.digest_of(draw()) for _ in range(BATCHES)]
+    return [digest_of(draw()) for _ in range(BATCHES)]
 
 
 def test_indices_in_the_order_of_megatron(built: Built, golden: Golden) -> None:
@@ -348,18 +348,6 @@ def test_public_names_and_their_parameters(golden: Golden) -> None:
     assert len(described) > 40
     parameters = {name: told_of_name(name) for name in public | described}
     golden.hold("public_names", {"public": sorted(public), "described": sorted(described), "parameters": parameters})
-
-
-def test_documented_imports(built: Built, golden: Golden) -> None:
-    """All names that pages and descriptions in the UI import or mention can be imported. This includes the names in the stored file.
-
-    A new path on a page is a promise from now on, so write it into the file.
-    """
-    before = FOLDER / "imports.json"
-    descriptions = [spec.description or "" for spec in build_defs(registry=built.plain.registry).resolve_all_asset_specs()]
-    names = documented_paths(descriptions) | set(json.loads(before.read_text(encoding="utf-8")) if before.exists() else [])
-    assert len(names) > 25
-    golden.hold("imports", [name for name in sorted(names) if can_be_imported(name)])
 
 
 # The comparison itself

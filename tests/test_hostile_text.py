@@ -22,8 +22,8 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.parquet import Parquet
+from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.files import find_files
-from niels_cache_assets.sources.reading.limits import LimitsDocuments
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
@@ -73,7 +73,6 @@ LINE_READERS: dict[str, Callable[[list[str]], Source]] = {
     "jsonl": lambda files: Jsonl(files=files, max_document_mib=1),
     "chat": lambda files: ChatJsonl(files=files, max_document_mib=1),
     "trees": lambda files: Oasst1(files=files, max_document_mib=1),
-    "articles": lambda files: Wikipedia(files=files, max_document_mib=1),
     "line": lambda files: Text(files=files, sample_by="line", max_document_mib=1),
     "paragraph": lambda files: Text(files=files, sample_by="paragraph", max_document_mib=1),
     "document": lambda files: Text(files=files, max_document_mib=1),
@@ -175,7 +174,7 @@ def test_documents_up_to_the_limit_are_read(tmp_path: Path) -> None:
 
 def test_every_source_of_files_has_the_limit_and_none_has_it_in_its_fingerprint() -> None:
     kinds = {**PRETRAIN_SOURCES, **SFT_SOURCES}
-    without = {name for name, kind in kinds.items() if not issubclass(kind, LimitsDocuments)}
+    without = {name for name, kind in kinds.items() if not issubclass(kind, DecodesText)}
     assert without == {"interleave", "python_docs", "python_help"}
     for limit in (1, 300):
         assert "max_document_mib" not in Jsonl(files=["x"], max_document_mib=limit).identity()

@@ -13,14 +13,12 @@ from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.types import Source
-from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
 from tests.read_sources import read
 
 READERS: dict[str, Callable[[list[str], int], Source]] = {
     "parquet": lambda files, limit: Parquet(files=files, max_document_mib=limit),
     "messages": lambda files, limit: ChatJsonl(files=files, max_document_mib=limit),
-    "articles": lambda files, limit: Wikipedia(files=files, max_document_mib=limit),
     "instructions": lambda files, limit: Dolly15k(files=files, max_document_mib=limit),
     "flat messages": lambda files, limit: Oasst1(files=files, max_document_mib=limit),
     "any": lambda files, limit: Huggingface(dataset="a/b", files=files, shuffle_buffer=0, max_document_mib=limit),

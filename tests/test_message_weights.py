@@ -150,13 +150,13 @@ def test_with_sentinels_a_masked_message_brings_spans_and_its_absence_does_not(t
     ]
     assert build(tmp_path / "ones", model, ones) == plain
     assert not plain.keys() & {"targets"}
-    assert plain["schema_version"] == 1
+    assert plain["forms"] == []
     assert "masked_messages" not in plain["facts"]
     assert {*meta["files"]} - {*plain["files"]} == SPAN_FILES
     assert not SPAN_FILES & {*plain["files"]}
     for name, entry in plain["files"].items():
         assert meta["files"][name] == entry
-    assert meta["schema_version"] == 4
+    assert meta["forms"] == ["spans"]
     assert meta["facts"]["masked_messages"] == sum(len(masked_messages(each)) for each in items) == 20
     found = on_disk(tmp_path / "x", "train") + on_disk(tmp_path / "x", "val")
     assert sorted(found) == sorted(by_hand(each, tokenizer) for each in items)

@@ -27,7 +27,6 @@ from niels_cache_assets.sources.reading import parquet_files
 from niels_cache_assets.sources.reading.parquet_files import ParquetTable, decoded_ahead, joined
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
-from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_assets.streaming import in_flight
 from niels_cache_assets.streaming.in_flight import results_in_order
@@ -98,7 +97,6 @@ print(json.dumps([*grown.values()]))
 READERS: dict[str, tuple[Callable[[list[str]], Source], str]] = {
     "parquet": (lambda files: Parquet(files=files), "text"),
     "messages": (lambda files: ChatJsonl(files=files), "messages"),
-    "wikipedia": (lambda files: Wikipedia(files=files), "text"),
     "wikitext": (lambda files: Wikitext(files=files), "text"),
     "gutenberg": (lambda files: Gutenberg(files=files), "text"),
     "dolly15k": (lambda files: Dolly15k(files=files), "response"),
@@ -154,21 +152,21 @@ def test_of_many_long_rows_few_are_in_memory(tmp_path: Path, tiny_model: Path) -
     tables.append(pretrain_table("little", "huggingface", "little", tokens=10))
     tables += [
         pretrain_table(f"{source}_{file}", source, file, tokens=tokens)
-        for source in ("parquet", "wikipedia", "huggingface")
+        for source in ("parquet", "huggingface")
         for file in ("dictionary", "plain")
     ]
     (tmp_path / "c.toml").write_text("".join(tables), encoding="utf-8")
     done = programs.run("-c", MEMORY, tmp_path, "16")
     assert done.returncode == 0, done.stderr
     read, built = json.loads(done.stdout)
-    assert ({count for count, _ in read.values()}, len(read)) == ({rows}, 6)
+    assert ({count for count, _ in read.values()}, len(read)) == ({rows}, 4)
     assert max(mebibytes for _, mebibytes in read.values()) < 130, "about 35, and 83 once; 220 and more where batches are of rows"
     assert ({count for count, _ in built.values()}, len(built)) == ({tokens}, 2)
     assert max(mebibytes for _, mebibytes in built.values()) < 130, "about 65; 230 and more where nothing bounds what is in flight"
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("source", ["parquet", "wikipedia", "huggingface"])
+@pytest.mark.parametrize("source", ["parquet", "huggingface"])
 def test_long_rows_of_a_small_file_are_not_decoded_together(tmp_path: Path, tiny_model: Path, source: str) -> None:
     write_long_rows(tmp_path / "big.parquet", rows=200, size=5 * MEGABYTE)  # 1 GB
     assert peak_of_build(tmp_path, tiny_model, tokens=1000, source=source) < 1300  # 3,059 to 3,375 when batches were of rows
@@ -417,7 +415,7 @@ def test_a_value_that_python_cannot_hold_is_an_error_that_names_the_file(tmp_pat
     ("name", "line", "reader"),
     [
         ("a.jsonl", '{"text": "a", "text": "b"}', lambda path: Jsonl(files=[path])),
-        ("a.jsonl", '{"text": "a", "meta": {"n": 1, "n": 2}}', lambda path: Wikipedia(files=[path])),
+        ("a.jsonl", '{"text": "a", "meta": {"n": 1, "n": 2}}', lambda path: Jsonl(files=[path])),
         ("a.jsonl", '{"messages": [{"role": "user", "content": "a", "content": "b"}]}', lambda path: ChatJsonl(files=[path])),
         ("a.jsonl", '{"text": "a", "text": "b"}', lambda path: Huggingface(dataset="a/b", files=[path])),
         ("a.json", '[{"title": "a", "title": "b"}]', lambda path: Roam(path=path)),

@@ -31,7 +31,7 @@ from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import content_sha256, read_meta, write_meta
 from niels_cache_runtime.loader.loader import TokenLoader
 from niels_cache_runtime.verify import verify_cache
-from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
+from tests.parts_project import NAME, PartsProject, build, is_val, parts_of, stream_of
 from tests.test_cache_determinism import digests
 from tests.tokenizer_files import EOT, WORDS_PATTERN, write_ranks
 
@@ -67,8 +67,8 @@ def test_the_joined_stream_is_that_of_one_build(project: PartsProject, parts: in
     meta, one = sealed_meta(project), sealed_meta(project, "one")
     same = ("train_tokens", "val_tokens", "documents", "characters", "dropped", "facts", "cut", "dataset_revision", "tokenizer_sha256")
     assert {key: meta[key] for key in same} == {key: one[key] for key in same}
-    assert meta["schema_version"] == 3
-    assert one["schema_version"] == 1
+    assert meta["forms"] == ["parts"]
+    assert one["forms"] == []
     assert [entry["name"] for entry in meta["parts"]] == [f"part-{number:05d}" for number in range(parts)]
     sizes = [path.stat().st_size for path in list_shards(project.cache() / "train")]
     assert any(size < 1024 for size in sizes[:-1])  # otherwise no short shard lies in the middle
@@ -126,7 +126,7 @@ def test_parts_hold_wide_tokens_too(project: PartsProject) -> None:
     build(project.graph(1, root="one", build=wide))
     build(project.graph(3, build=wide))
     assert sealed_meta(project)["token_dtype"] == "uint32-le"
-    assert sealed_meta(project)["schema_version"] == 3
+    assert sealed_meta(project)["forms"] == ["parts", "uint32"]
     assert stream_of(project.cache()) == stream_of(project.cache("one"))
     assert verify_cache(project.folder / "cache") == []
     narrow = build(project.graph(3))
@@ -245,10 +245,10 @@ def test_every_part_is_compared_with_the_one_val(project: PartsProject, tokenize
 @pytest.mark.parametrize("kind", ["exact", "near"])
 def test_every_part_is_compared_with_a_val_that_a_hash_chooses(project: PartsProject, tokenizer: SentencePieceTokenizer, kind: str) -> None:
     rule = HashRule(val_frac=0.2, seed=7)
-    chosen = [(file, row) for file in (2, 3) for row in range(14) if rule.is_val(f"f{file:03d}.jsonl", row)]
+    chosen = [(file, row) for file in (2, 3) for row in range(14) if is_val(rule, f"f{file:03d}.jsonl", row)]
     assert len(chosen) > 2
     copies(project, *chosen)
-    in_train = [row for row in range(11, 11 + 2 * len(chosen)) if not rule.is_val("f007.jsonl", row)]
+    in_train = [row for row in range(11, 11 + 2 * len(chosen)) if not is_val(rule, "f007.jsonl", row)]
     assert in_train
     settings = f'val_frac = 0.2\nshuffle_buffer = 10\ndecontaminate = "{kind}"'
     outcomes = build(project.graph(3, settings))
@@ -640,9 +640,9 @@ def test_verify_checks_exactly_where_parts_end(project: PartsProject) -> None:
     assert "part-00000" in problems(parts=moved)
     assert "shards" in problems(parts=meta["parts"][:-1])
     assert "entry" in problems(parts=[{}])
-    write_meta(str(project.cache() / "meta.json"), {**meta, "schema_version": 1})
-    with pytest.raises(NielsCacheError, match=r"`parts`"):
+    write_meta(str(project.cache() / "meta.json"), {**meta, "forms": []})
+    with pytest.raises(NielsCacheError, match=r"'parts'"):
         sealed_meta(project)
     without = {key: value for key, value in meta.items() if key != "parts"}
-    write_meta(str(project.cache() / "meta.json"), {**without, "schema_version": 1})
+    write_meta(str(project.cache() / "meta.json"), {**without, "forms": []})
     assert "shard_bytes" in " ".join(map(str, verify_cache(project.folder / "cache")))

@@ -26,7 +26,7 @@ from niels_cache_runtime.verify import verify_cache
 from tests.hub_builds import Build, build_from
 from tests.hub_repositories import card, parquet
 from tests.loopback_hub import LoopbackHub
-from tests.parts_project import NAME, PartsProject, build, stream_of
+from tests.parts_project import NAME, PartsProject, build, is_val, stream_of
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
@@ -426,7 +426,7 @@ def test_the_val_of_a_grown_data_set_of_the_hub_stays_out_of_another_one(hub: Lo
     found, _ = build_from(hub, root, builds)
     assert [each.get("error") for each in found] == [None] * 4
     rule = HashRule(val_frac=0.3, seed=load_registry(profile="quickstart").build.seed)
-    of_old, of_more = (sum(rule.is_val(name, row) for name in each for row in range(20)) for each in (texts, more))
+    of_old, of_more = (sum(is_val(rule, name, row) for name in each for row in range(20)) for each in (texts, more))
     assert of_old > 5
     assert of_more > 3
     before, unplanned, of_web, planned = (json.loads(each["meta"]) for each in found)

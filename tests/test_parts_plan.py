@@ -16,7 +16,7 @@ from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
-from tests.parts_project import NAME, PartsProject, build
+from tests.parts_project import NAME, PartsProject, build, is_val
 
 
 def listed(*sizes: int, split: str | None = None) -> list[ListedFile]:
@@ -127,7 +127,7 @@ def test_the_hash_rule_depends_on_seed_file_and_row_only() -> None:
     assert 500 < mask.sum() < 700
     some = np.array([17, 3, 5_000, 4_999])
     assert rule.val_mask(documents[some]).tolist() == mask[some].tolist()
-    assert [rule.is_val(f"f{number % 3}", number // 3) for number in range(100)] == mask[:100].tolist()
+    assert [is_val(rule, f"f{number % 3}", number // 3) for number in range(100)] == mask[:100].tolist()
     assert (HashRule(val_frac=0.1, seed=8).val_mask(documents) != mask).any()
     assert (HashRule(val_frac=0.2, seed=7).val_mask(documents) >= mask).all()
     assert np.flatnonzero(mask)[:6].tolist() == GOLDEN_VAL  # for ever: a cache in parts must keep its split when it grows

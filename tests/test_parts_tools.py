@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niels_cache_assets.artifacts.encoded_again import encode_again
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import main
@@ -82,16 +81,15 @@ def test_verify_checks_a_cache_whose_meta_json_calls_it_a_part(project: PartsPro
     assert "train_tokens" in " ".join(map(str, verify_cache(project.folder / "cache")))
 
 
-def test_status_and_list_tell_how_many_parts_are_built(
+def test_status_tells_how_many_parts_are_built(
     project: PartsProject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = project.graph(3)
     build(found, found.order()[:3])
     assert "1 of 3 parts" in found.dataset_state(NAME).advice
     monkeypatch.chdir(project.folder)
-    for command in ("status", "list"):
-        main([command, "--config", "cache.toml", "--cache-dir", "cache"])
-        assert "1 of 3 parts" in " ".join(capsys.readouterr().out.split())
+    main(["status", "--config", "cache.toml", "--cache-dir", "cache"])
+    assert "1 of 3 parts" in " ".join(capsys.readouterr().out.split())
     build(found)
     assert found.dataset_state(NAME).state == "in sync"
     assert project.graph(4).dataset_state(NAME).state == "other settings"
@@ -114,23 +112,6 @@ def test_the_plan_and_the_parts_have_states_of_their_own(project: PartsProject) 
     assert "2 have other settings" in advice
     os.truncate(other[keys[1]].directory / "val/shard_00000.bin", 2)
     assert other.state(keys[1]).state == "damaged"
-
-
-@pytest.mark.parametrize("source", ["jsonl", "huggingface"])
-def test_documents_of_a_joined_cache_are_encoded_again(project: PartsProject, source: str) -> None:
-    for path in (project.folder / "texts").iterdir():
-        path.write_text(path.read_text().replace("\n", "\n\n"))
-    settings = "train_tokens = 700\nval_tokens = 100\nshuffle_buffer = 10\n" + 'dataset = "local/pages"\n' * (source == "huggingface")
-    found = project.graph(3, settings, source=source)
-    build(found)
-    again = encode_again(found.sealed(NAME), 2_000, seed=1, log=print)
-    cut = read_meta(str(project.cache() / "meta.json"))["cut"]
-    assert sum(cut.values()) > 1
-    assert again.compared == sum(len(lineage(project.cache(), split)) for split in SPLITS) - sum(cut.values())
-    assert (again.findings, again.note) == ([], None)
-    shard = project.cache() / "train/shard_00000.bin"
-    shard.write_bytes(b"\x07\0" * (shard.stat().st_size // 2))
-    assert encode_again(found.sealed(NAME), 2_000, seed=1, log=print).findings
 
 
 @pytest.mark.parametrize("format", sorted(FORMATS))
@@ -362,7 +343,7 @@ def test_prune_removes_parts_of_earlier_plans_only(
     one = project.graph(1)
     build(one)
     monkeypatch.chdir(project.folder)
-    assert main(["parts", "prune", NAME, "--config", "cache.toml", "--cache-dir", "cache", "--json"]) == 0
+    assert main(["part", NAME, "--prune", "--config", "cache.toml", "--cache-dir", "cache", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["removed"]) == 3
     assert not (found.root / f"pretrain/.parts/{NAME}").exists()
     assert {outcome.state for outcome in build(one).values()} == {"cache_hit"}
@@ -384,7 +365,7 @@ def test_prune_removes_what_killed_builds_left_beside_earlier_parts(
     assert "plan.json" in left
     assert not {name for name in left if "50" in name or "60" in name}
     monkeypatch.chdir(project.folder)
-    assert main(["parts", "prune", NAME, "--config", "cache.toml", "--cache-dir", "cache"]) == 0
+    assert main(["part", NAME, "--prune", "--config", "cache.toml", "--cache-dir", "cache"]) == 0
     assert "current plan" in capsys.readouterr().out
     with writer_lock(folder / "part-00050"), pytest.raises(NielsCacheError, match="another build"):
         prune_parts(found, NAME)
@@ -414,4 +395,4 @@ def test_prune_leaves_a_part_that_is_being_built(project: PartsProject) -> None:
     with writer_lock(leftover), pytest.raises(NielsCacheError, match="another build"):
         prune_parts(found, NAME)
     assert leftover.exists()
-    assert main(["parts", "prune", "nothing", "--config", str(project.folder / "cache.toml")]) == 2
+    assert main(["part", "nothing", "--prune", "--config", str(project.folder / "cache.toml")]) == 2

@@ -232,7 +232,7 @@ def test_meta_beside_the_split_is_read_and_agrees(tmp_path: Path) -> None:
         (lambda folder: write_shards(folder / "train", [[1] * 8, [2] * 8, [3] * 8]), r"shard_00002\.bin: .*16 bytes, .* 8"),
         (lambda folder: write_shards(folder / "train", [[1]] * 4), "shard_00003.bin: not listed"),
         (lambda folder: (folder / "meta.json").write_text((folder / "meta.json").read_text()[:100]), "cut short"),
-        (lambda folder: rewrite_meta(folder, schema_version=99), "newer"),
+        (lambda folder: rewrite_meta(folder, schema_version=99), "schema_version is 99"),
         (lambda folder: rewrite_meta(folder, built=False), "never built"),
         (lambda folder: rewrite_meta(folder, files=[1]), "files is .1., "),
         (lambda folder: rewrite_meta(folder, tokenizer_sha256="0" * 64), "built with tokenizer 000000000000"),

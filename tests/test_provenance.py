@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import pytest
 
@@ -59,16 +60,18 @@ def test_a_setting_of_the_hub_beside_files_is_an_error(name: str, key: str, tmp_
 
 
 def write_pages(path: Path) -> None:
-    path.write_text(
-        "".join(json.dumps({"id": str(row), "title": "T", "text": text}) + "\n" for row, text in enumerate(articles(30, seed=1)))
+    pages = (
+        f"<page><title>T</title><ns>0</ns><id>{row}</id><revision><text>{escape(text)}</text></revision></page>"
+        for row, text in enumerate(articles(30, seed=1))
     )
+    path.write_text(f"<mediawiki>{''.join(pages)}</mediawiki>")
 
 
 @pytest.mark.parametrize("make", [build_dataset, prepare_corpus])
 def test_the_meta_of_a_local_dump_names_no_data_set_of_the_hub(tmp_path: Path, tiny_model: Path, make: Callable[..., Any]) -> None:
-    write_pages(tmp_path / "pages.jsonl")
+    write_pages(tmp_path / "pages.xml")
     prepare = 'prepare = ["clean"]\n' if make is prepare_corpus else ""
-    registry = registry_of(tmp_path, tiny_model, f'[pretrain.wiki]\nsource = "wikipedia"\nfiles = ["pages.jsonl"]\n{prepare}')
+    registry = registry_of(tmp_path, tiny_model, f'[pretrain.wiki]\nsource = "wikipedia"\nfiles = ["pages.xml"]\n{prepare}')
     root = tmp_path / "cache"
     build_tokenizer(registry, root=root)
     meta = make(registry, "wiki", root=root).meta

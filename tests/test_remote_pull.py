@@ -77,7 +77,7 @@ def test_sft_wide_tokens_and_parts_travel(s3: LoopbackS3, caches: Caches, tmp_pa
         assert files_of(pulled.directory) == files_of(folder)
         assert verify_cache(tmp_path / "pulled" / name) == []
         metas[name] = pulled.meta
-    assert [metas[name]["schema_version"] for name in sources] == [1, 2, 3]
+    assert [metas[name]["forms"] for name in sources] == [[], ["uint32"], ["parts"]]
     assert metas["parts"]["val_tokens"] > 0
 
 

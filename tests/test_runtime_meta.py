@@ -49,7 +49,7 @@ def test_meta_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
         ("[]", "no schema_version"),
         ("{}", "no schema_version"),
         ('{"schema_version": "1"}', "no schema_version"),
-        ('{"schema_version": 99}', "newer than 5"),
+        ('{"schema_version": 99}', "schema_version is 99"),
         ('{"schema_version": 1}', "meta_sha256"),
         ("\xff", "not valid JSON"),
         ("[" * 100_000, "nested too deeply"),

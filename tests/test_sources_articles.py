@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.gutenberg import Gutenberg, strip_project_gutenberg
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
+from niels_cache_assets.sources.reading.encodings import Decoding
+from niels_cache_assets.sources.reading.places import RowsPass
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
+from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Row, Wikitext, articles, heading_title
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import parquet, wikitext_rows
@@ -42,7 +44,9 @@ def test_level_one_headings(row: str, title: str | None) -> None:
 
 
 def titles(texts: list[str]) -> list[tuple[str | None, int]]:
-    found = list(articles([Row(text, "f", row) for row, text in enumerate(texts)], SourceReport()))
+    context = StreamContext(seed=0)
+    rows = [Row(text, "f", row) for row, text in enumerate(texts)]
+    found = list(articles(rows, context.report, RowsPass(context), limit=1 << 20, decoding=Decoding(Wikitext(), context)))
     assert "".join(document.text for document in found) == "".join(texts), "no row is lost"
     return [(document.title, document.row) for document in found]
 

@@ -19,14 +19,14 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from niels_cache_assets.own_data.recognizing import sources_of
+from niels_cache_assets.cli.recognizing import sources_of
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.compressed import DamagedFile
-from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files, window_of_file
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
@@ -439,13 +439,12 @@ LONG_WINDOWS: dict[str, tuple[Callable[[bytes, int], bytes], tuple[int, ...]]] =
 
 
 @pytest.mark.parametrize("suffix", LONG_WINDOWS)
-def test_windows_of_up_to_2_gib_are_read_whole_and_told(tmp_path: Path, suffix: str) -> None:
+def test_windows_of_up_to_2_gib_are_read_whole(tmp_path: Path, suffix: str) -> None:
     compress, sizes = LONG_WINDOWS[suffix]
     for size in sizes:
         file = SourceFile(str(tmp_path / f"a.jsonl{suffix}"), f"a.jsonl{suffix}")
         (tmp_path / file.name).write_bytes(compress(json_lines(ROWS[:3]), size) + compress(json_lines(ROWS[3:]), size))
         assert [document.text for document in read(Jsonl(files=[file.url]))[0]] == [row["text"] for row in ROWS]
-        assert window_of_file(file) == (1 << size if suffix == ".zst" else size)
         documents, _ = read(Huggingface(dataset="a/b", files=[file.url], shuffle_buffer=0))
         assert len(documents) == len(ROWS)
 
@@ -458,21 +457,6 @@ def test_a_window_above_2_gib_is_an_error_that_keep_damaged_does_not_hide(tmp_pa
     with pytest.raises(NielsCacheError, match=r"a\.jsonl.*2 GiB") as raised:
         read(Jsonl(files=files, keep_damaged=keep_damaged))
     assert not isinstance(raised.value, DamagedFile)
-
-
-def test_the_window_of_the_first_frame_is_found_behind_skippable_ones_and_is_no_larger_than_the_content(tmp_path: Path) -> None:
-    skipped = b"\x50\x2a\x4d\x18" + (40).to_bytes(4, "little") + bytes(40)
-    windows = {
-        "a.zst": (skipped * 3 + zstd_with_window(b"x", 30), 1 << 30),
-        "b.zst": (zstandard.ZstdCompressor(compression_params=zstandard.ZstdCompressionParameters(window_log=30)).compress(b"x" * 99), 99),
-        "c.zst": (b"", 0),
-        "d.xz": (b"no header at all", 0),
-        "e.xz": (lzma.compress(b"x" * 99, preset=6)[:9], 0),
-        "f.gz": (gzip.compress(b"x"), 0),
-        "g.jsonl": (b"{}", 0),
-    }
-    for name, (content, expected) in windows.items():
-        assert window_of_file(SourceFile(*one_file(tmp_path, name, content), name)) == expected, name
 
 
 def test_a_zstd_file_that_is_cut_is_an_error_for_data_sets_of_the_hub_too(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.sources import python_help
 from niels_cache_assets.sources.python_docs import PythonDocs
 from niels_cache_assets.sources.python_help import PythonHelp
 from niels_cache_runtime.errors import NielsCacheError
@@ -89,8 +90,9 @@ def test_every_documented_object_is_one_document(library: Path) -> None:
     assert context.report.dropped == {"short_docstring": 1}
 
 
-def test_help_asks_about_public_functions_and_classes(library: Path) -> None:
-    conversations, context = read(PythonHelp(max_characters=110))
+def test_help_asks_about_public_functions_and_classes(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_help, "MAX_CHARACTERS", 110)
+    conversations, context = read(PythonHelp())
     assert [conversation.messages for conversation in conversations] == [
         [
             {"role": "user", "content": "What does `woods.Oak` do?"},

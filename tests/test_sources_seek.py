@@ -59,7 +59,6 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "BATCH_DOCUMENTS", 2)
     monkeypatch.setattr(rows, "PARQUET_ROWS", 2)
     monkeypatch.setattr("niels_cache_assets.sources.parquet.MOST_ROWS", 2)
-    monkeypatch.setattr(rows, "PEEK_ROWS", 3)
     monkeypatch.setattr("niels_cache_assets.sources.jsonl.ROWS", 3)
     monkeypatch.setattr(mediawiki, "_BLOCK", 701)
 
@@ -159,14 +158,6 @@ def test_wiki_dumps_start_at_every_place(tmp_path: Path, suffix: str, header: st
     for name, seed in (("a", 6), ("b", 7)):
         (tmp_path / f"{name}.xml{suffix}").write_bytes(COMPRESS[suffix](wiki_dump(seed, header=header)))
     require_every_place_is_exact(Wikipedia(files=[str(tmp_path / "*.xml*")]), at_least=10)
-
-
-def test_extracted_articles_and_parts_start_at_every_place(tmp_path: Path) -> None:
-    for name in ("a.jsonl", "v.jsonl"):
-        (tmp_path / name).write_bytes(json_file([{"text": text, "title": "T"} for text in texts(len(name))]))
-    pq.write_table(pa.Table.from_pylist([{"text": text, "id": "i"} for text in texts(9)]), tmp_path / "b.parquet", row_group_size=4)
-    train = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.parquet")]
-    require_every_place_is_exact(Wikipedia(files=train, val_files=[str(tmp_path / "v.jsonl")]), at_least=18)
 
 
 @pytest.mark.parametrize("suffix", ["", ".zst"])

@@ -1,4 +1,4 @@
-"""Wikipedia from dumps, from wikiextractor's lines and from the hub; damaged files of every kind of lines; wikitext to text."""
+"""Wikipedia from dumps and from the hub; damaged files of every kind of lines; wikitext to text."""
 
 import bz2
 import gzip
@@ -33,7 +33,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
 from niels_cache_assets.sources.mediawiki import nodes as wikipedia_nodes
-from niels_cache_assets.sources.mediawiki.markup import Form, plain_text, text_or_list
+from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
 from niels_cache_assets.sources.mediawiki.templates import template_text
 from niels_cache_assets.sources.reading.compressed import DamagedFile
 from niels_cache_assets.sources.text import Text
@@ -42,8 +42,9 @@ from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import articles
 from tests.depth import cases
-from tests.hub_repositories import json_lines, parquet
+from tests.hub_repositories import json_lines
 from tests.read_sources import read
+from tests.wiki_text import plain_text
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -138,28 +139,14 @@ def test_of_a_page_with_a_history_the_last_revision_counts(tmp_path: Path) -> No
     assert [(one.text, one.source_id) for one in read(Wikipedia(files=files))[0]] == [("Version 2.", "5")]
 
 
-def test_lines_of_wikiextractor_keep_their_text_and_title(tmp_path: Path) -> None:
-    marked = "An [[oak]] is kept as it is."
-    rows: list[dict[str, Any]] = [
-        {"id": "12", "title": "Oak", "text": marked},
-        {"id": "13", "title": "Nothing", "text": ""},
-        {"id": "14", "title": "None", "text": None},
-        {"id": "15", "title": "Missing"},
-        {"title": 7, "text": "No id."},
-    ]
-    documents, context = read(Wikipedia(files=file(tmp_path, "wiki_00.jsonl.gz", gzip.compress(json_lines(rows)))))
-    assert [(document.text, document.title, document.source_id) for document in documents] == [
-        (marked, "Oak", "12"),
-        ("No id.", None, "wiki_00.jsonl.gz#4"),
-    ]
-    assert context.report.dropped == {"empty": 1, "null_text": 1, "missing_text_field": 1}
-
-
-def test_a_line_that_is_no_object_is_an_error_with_file_and_line(tmp_path: Path) -> None:
-    for bad in ("[1]", '"text"', "<doc id=1>"):
-        files = file(tmp_path, "w.jsonl", f'{{"text": "a"}}\n{bad}\n'.encode())
-        with pytest.raises(NielsCacheError, match=r"w\.jsonl: line 2 is "):
-            read(Wikipedia(files=files, keep_damaged=True))
+def test_a_file_that_is_no_dump_is_named_with_the_sources_that_read_it(tmp_path: Path) -> None:
+    files = file(tmp_path, "wiki_00.jsonl", json_lines([{"id": "12", "title": "Oak", "text": "Oaks."}]))
+    source = Wikipedia(files=files)
+    for read_source in (lambda: source.check_input({}), lambda: read(source)):
+        with pytest.raises(NielsCacheError, match=r"wiki_00\.jsonl: .*\.xml.*jsonl"):
+            read_source()
+    (document,), _ = read(Jsonl(files=files))
+    assert (document.text, document.title, document.source_id) == ("Oaks.", "Oak", "12")
 
 
 def test_files_and_a_hub_data_set_together_or_no_files_at_all_are_refused() -> None:
@@ -169,18 +156,10 @@ def test_files_and_a_hub_data_set_together_or_no_files_at_all_are_refused() -> N
         Wikipedia(files=[])
 
 
-def test_parquet_files_of_the_hub_are_read_by_their_columns(tmp_path: Path) -> None:
-    rows = [{"id": "7", "url": "u", "title": "Oak", "text": "Oaks."}]
-    documents, _ = read(Wikipedia(files=file(tmp_path, "w.PARQUET", parquet(rows))))
-    assert [(one.text, one.title, one.source_id) for one in documents] == [("Oaks.", "Oak", "7")]
-    documents, context = read(Wikipedia(files=file(tmp_path, "w.parquet", parquet([{"url": "u"}]))))
-    assert (documents, context.report.dropped) == ([], {"missing_text_field": 1})
-
-
 @pytest.mark.parametrize(
     ("suffix", "harm"), [(".gz", "cut"), (".bz2", "cut"), (".xz", "cut"), (".zst", "cut"), (".bz2", "overwritten")]
 )  # other overwritten bytes may be found only by the checksum, after the data were read
-@pytest.mark.parametrize("kind", ["dump", "wikiextractor", "jsonl", "text"])
+@pytest.mark.parametrize("kind", ["dump", "jsonl", "text"])
 def test_a_damaged_tail_fails_or_is_left_out_and_counted(tmp_path: Path, suffix: str, harm: str, kind: str) -> None:
     texts = [noise(number, words=700) for number in range(60)]
     if kind == "dump":
@@ -263,7 +242,7 @@ def test_broken_characters_in_a_dump_are_replaced_and_a_page_with_a_nul_is_dropp
 
 def test_half_surrogate_pairs_in_lines_become_documents_that_can_be_written(tmp_path: Path) -> None:
     line = json.dumps({"id": "a\ud800", "title": "t\ud800", "text": "x\ud800y"}).encode() + b"\n"
-    (document,) = read(Wikipedia(files=file(tmp_path, "w.jsonl", line)))[0]
+    (document,) = read(Jsonl(files=file(tmp_path, "w.jsonl", line)))[0]
     assert (document.source_id, document.title) == ("a?", "t?")
     assert document.text == "x\ud800y", "texts are left to the cleaning, as of every source"
 
@@ -467,7 +446,7 @@ TABLE_PIECES = st.sampled_from(
 @example("{|\n| {{ oak\n| elm\n|}")
 @example("{|\n|+ {| oak\n! {{elm\n|}")
 def test_no_character_of_the_scan_is_left_in_the_text(wikitext: str) -> None:
-    for form in (Form(), Form(tables=True), Form(tables=True, headings=True)):
+    for form in (Form(), Form(headings=True)):
         made = text_or_list(wikitext, form)[0]
         assert not re.search(r"[\x00-\x08\x0b-\x1f]", made), repr(made)
 
@@ -566,7 +545,7 @@ def test_deep_nesting_is_bounded() -> None:
 @pytest.mark.real_data
 @pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
 def test_the_text_of_a_real_dump_holds_what_wikiextractor_made_of_it() -> None:
-    extracted, _ = read(Wikipedia(files=[str(DATA / "wikipedia/*.jsonl")]))
+    extracted, _ = read(Jsonl(files=[str(DATA / "wikipedia/*.jsonl")]))
     articles, context = read(Wikipedia(files=[str(DATA / "wikipedia/*.xml.bz2")]))
     assert (context.report.dropped, context.report.facts["redirects"]) == ({}, 84)
     assert [document.title for document in articles] == [document.title for document in extracted]

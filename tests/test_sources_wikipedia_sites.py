@@ -1,10 +1,8 @@
-"""Dumps of other wikis: what <siteinfo> names, words of redirects and end matter by language; tables, headings and titles as Markdown."""
+"""Dumps of other wikis: what <siteinfo> names, words of redirects and end matter by language; headings and titles as Markdown."""
 
 import bz2
 import os
 import pickle
-import re
-import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,13 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources import wikipedia
 from niels_cache_assets.sources.mediawiki.dump import read_site
 from niels_cache_assets.sources.mediawiki.languages import END_MATTER_OF, REDIRECT_WORDS
-from niels_cache_assets.sources.mediawiki.markup import Form, plain_text
+from niels_cache_assets.sources.mediawiki.markup import Form
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
 from niels_cache_assets.sources.reading.files import SourceFile, find_files, find_splits
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
-from niels_cache_runtime.errors import NielsCacheError
 from tests.read_sources import read
+from tests.wiki_text import plain_text
 
 DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))
 XMLNS = "http://www.mediawiki.org/xml/export-0.11/"
@@ -218,88 +216,6 @@ def test_language_of_a_wiki_without_a_language_is_empty() -> None:
     assert Site("xx").end_matter == NO_SITE.end_matter
 
 
-def table(text: str) -> str:
-    return plain_text(text, Form(tables=True))
-
-
-@pytest.mark.parametrize(
-    ("wikitext", "text"),
-    [
-        ("They are:\n{| class=wikitable\n! A !! B\n|-\n| 1 || 2\n|}\nSo.", "They are:\n\n| A | B |\n| --- | --- |\n| 1 | 2 |\n\nSo."),
-        ("{|\n|+ align=left | The {{nowrap|best [[oak|oaks]]}}\n|a\n|b\n|}", "The best oaks\n\n| a | b |\n| --- | --- |"),
-        ("{|\n|+ Two\nlines\n|a||b\n|}", "Two lines\n\n| a | b |\n| --- | --- |"),
-        (
-            "{|\n!a\n!b\n!c\n|-\n|colspan=2|x\n|y\n|-\n|rowspan='2' style=\"z\"|r||s||t\n|-\n|u||v\n|}",
-            "| a | b | c |\n| --- | --- | --- |\n| x |  | y |\n| r | s | t |\n|  | u | v |",
-        ),
-        (
-            "{|\n! [[A|b]] !! x<ref>no</ref>\n|-\n| style='c' | [[D|e]] f || {{convert|5|km}}\n|}",
-            "| b | x |\n| --- | --- |\n| e f | 5 km |",
-        ),
-        ("{|\n|a||b\n|-\n|c\n{|\n|+in\n|x||y\n|-\n|z\n|}\n||d\n|}", "| a | b |\n| --- | --- |\n| c in: x, y; z | d |"),
-        ("{|\n|a||\n* x\n* [[y]]\n\nz\n|}", "| a | x, y z |\n| --- | --- |"),
-        ("{|\n|a||<math>|x|</math>\n|-\n|y{{!}}||<nowiki>|-</nowiki>\n|}", "| a | $\\|x\\|$ |\n| --- | --- |\n| y\\| | \\|- |"),
-        ("{|\n|[[File:a.png]]||a||b\n|-\n|[[File:b.png]]||c||\n|-\n|\n|}", "| a | b |\n| --- | --- |\n| c |"),
-        ("{|\n!a<br>b!!c\n|-\n|x<br/>y||[[z|v<br>w]]\n|}", "| a b | c |\n| --- | --- |\n| x y | v w |"),
-        ("{|\n|#1||:a\n|-\n| - 5||*c\n* b\n|}", "| #1 | :a |\n| --- | --- |\n| - 5 | *c b |"),
-        ("{|\n|only one\n|}", "only one"),
-        ("a\n{|\n|}\nb\n{| class=\"plain infobox\"\n|x||y\n|}\n{|class='navbox'\n|x||y\n|}\nc", "a\n\nb\n\nc"),
-        (
-            "<table class='w'><caption>Oaks</caption><tr><th>A</th><th>B</th></tr>\n<tr><td rowspan=2>1</td><td>2<br>3</td></tr>"
-            "<tr><td>4</td></tr></table>x",
-            "Oaks\n\n| A | B |\n| --- | --- |\n| 1 | 2 3 |\n|  | 4 |\n\nx",
-        ),
-        ("{|\n|a||<table><tr><td>x<td>y</table>\n|}", "| a | x, y |\n| --- | --- |"),
-        ("{|\n\n'''No'''\n[[cell]].\n|-\nnor\n|x||y\n|}", "No cell. nor\n\n| x | y |\n| --- | --- |"),
-        ("<table>out<tr> of <td>x</td><td>y</table>z", "out of\n\n| x | y |\n| --- | --- |\n\nz"),
-        ("{|\n|a||<table>in<tr><td>x<td>y</table>\n|}", "| a | in: x, y |\n| --- | --- |"),
-        ("{{Infobox|a=\n{|\n|x||y\n|}\n}}b", "b"),
-        ("== References ==\n{|\n|x||y\n|}\n== Facts ==\n{|\n|x||y\n|}", "Facts\n\n| x | y |\n| --- | --- |"),
-    ],
-)
-def test_tables_become_markdown(wikitext: str, text: str) -> None:
-    assert table(wikitext) == text
-
-
-@pytest.mark.parametrize(
-    "wikitext",
-    [
-        "before\n{| class=a\n|-\n| never closed\n|x||y\nafter",
-        "before <table class='x'><tr><td>never</td><td>closed</td></tr> after",
-        "{|\n{|\n|a\n|}\nx",
-        "no table | at || all\n|-\n! x\n",
-        "x\x10 1\x10 \x11 y",
-    ],
-)
-def test_a_table_that_never_closes_loses_no_more_than_by_default(wikitext: str) -> None:
-    words = re.findall(r"\w+", plain_text(wikitext))
-    assert [word for word in re.findall(r"\w+", table(wikitext)) if word in words] == words
-    assert not set("\x10\x11\x02\x1e") & set(table(wikitext))
-
-
-@pytest.mark.parametrize(
-    "row",
-    ["|colspan=999|x||y\n|-\n", "|rowspan=999|x\n", "|" + "rowspan=999 " * 3 + "|x\n|-\n", "|a|b|c||\n", "{|\n|x\n|}\n", "|[[a|b||c]]\n"],
-)
-def test_spans_cannot_make_a_table_much_longer_than_it_is(row: str) -> None:
-    wikitext = "{|\n" + row * 2000 + "|}"
-    made = table(wikitext)
-    assert len(made) < 60 * len(wikitext)
-    assert made.count("x") <= wikitext.count("x")
-
-
-def test_spans_of_one_row_take_no_memory_that_the_table_does_not_need() -> None:
-    wikitext = "{|\n|" + "||".join(["colspan=999|x"] * 5000) + "\n|}"
-    tracemalloc.start()
-    try:
-        made = table(wikitext)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert made.count("x") == 5000
-    assert peak < 200 * len(wikitext)
-
-
 def test_headings_keep_their_level_and_the_title_is_in_front(tmp_path: Path) -> None:
     text = "Start.\n== A ==\n=== ''B'' ===\nx\n= C =\ny"
     source = files(tmp_path, w=dump([page(1, text, title="Oak & Elm"), page(2, "{{only}}")]))
@@ -315,46 +231,14 @@ def test_headings_keep_their_level_and_the_title_is_in_front(tmp_path: Path) -> 
     assert both == f"# Oak & Elm\n\n{marked}"
 
 
-def test_the_title_is_also_in_front_of_lines_of_wikiextractor(tmp_path: Path) -> None:
-    (tmp_path / "w.jsonl").write_text('{"title": "Oak", "text": "Oaks."}\n{"text": "No title."}\n')
-    documents, _ = read(Wikipedia(files=[str(tmp_path / "w.jsonl")], title=True))
-    assert [document.text for document in documents] == ["Oak\n\nOaks.", "No title."]
-
-
-@pytest.mark.parametrize("key", ["tables", "headings"])
-def test_keys_that_only_a_dump_has_a_use_for_are_refused_for_other_texts(tmp_path: Path, key: str) -> None:
-    settings: dict[str, Any] = {key: "markdown"}
-    with pytest.raises(ValueError, match=f"{key}.*files"):
-        Wikipedia(**settings)
-    (tmp_path / "w.jsonl").write_text('{"text": "Oaks."}\n')
-    with pytest.raises(NielsCacheError, match=rf"w\.jsonl: {key}"):
-        read(Wikipedia(files=[str(tmp_path / "w.jsonl")], **settings))
+def test_levels_of_headings_are_refused_for_texts_without_markup() -> None:
+    with pytest.raises(ValueError, match=r"headings.*files"):
+        Wikipedia(headings="markdown")
 
 
 def test_keys_at_their_defaults_leave_older_caches_current() -> None:
     identity = Wikipedia(files=["a.xml"]).identity()
-    assert not {"tables", "headings", "title"} & identity.keys()
-    changed: list[dict[str, Any]] = [{"tables": "markdown"}, {"headings": "markdown"}, {"title": True}]
+    assert not {"headings", "title"} & identity.keys()
+    changed: list[dict[str, Any]] = [{"headings": "markdown"}, {"title": True}]
     for settings in changed:
         assert Wikipedia(files=["a.xml"], **settings).identity() == {**identity, **settings}
-
-
-@pytest.mark.real_data
-@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
-def test_sentences_of_real_pages_that_announce_a_table_have_it() -> None:
-    pattern = [str(DATA / "wikipedia/*.xml.bz2")]
-    assert read_site(find_files(pattern)[0]).language == "en"
-    dropped, _ = read(Wikipedia(files=pattern))
-    kept, _ = read(Wikipedia(files=pattern, tables="markdown", headings="markdown"))
-    assert [document.title for document in dropped] == [document.title for document in kept]
-    tables = 0
-    for before, after in zip(dropped, kept, strict=True):
-        assert not re.search(r"\{\||\|\}|\x02|\x10|\x11|colspan|rowspan|\{\{|\[\[", after.text), after.title
-        rows = re.findall(r"^\|.*\|$", after.text, re.MULTILINE)
-        tables += len(re.findall(r"^\| ---", after.text, re.MULTILINE))
-        prose = re.sub(r"^#+ ", "", re.sub(r"^\|.*\|$", "", after.text, flags=re.MULTILINE), flags=re.MULTILINE)
-        lines = iter(line for line in prose.split("\n") if line)
-        missing = [line for line in before.text.split("\n") if line and line not in lines]
-        assert missing == [], after.title
-        assert all(row.count("|") > 1 for row in rows)
-    assert tables > 30

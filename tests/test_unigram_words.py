@@ -176,7 +176,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked, "TEXTS_PER_CHECK", 1)
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 4)
     monkeypatch.setattr(encode, "_CHUNKS_PER_TASK", 1)
-    monkeypatch.setattr(engines, "_PROVEN", {})
+    monkeypatch.setattr(engines, "_LOADED", {})
     monkeypatch.setattr(engines, "_RESULTS", {})
     monkeypatch.setattr(engines, "prove", lambda tokenizer, engine: Proof(texts=1))
 
@@ -196,7 +196,7 @@ def test_a_build_with_the_engine_has_the_same_bytes(
     monkeypatch.setattr(UnigramWords, "encode_flat", lambda self, texts: (asked.append(len(texts)), encode_flat(self, texts))[1])
     fast = build(tmp_path / "fast", tokenizer)
     assert 300 < sum(asked) < 400  # the first documents were encoded before it was loaded
-    assert engines.is_proven(tokenizer)
+    assert engines.is_loaded(tokenizer)
     build(tmp_path / "again", tokenizer)
     assert 700 < sum(asked) <= 800  # now it was there from the first document on
     reference = SentencePieceTokenizer(tokenizer.model_path)
@@ -229,7 +229,7 @@ def test_a_difference_ends_the_build(tmp_path: Path, tokenizer: SentencePieceTok
         return ids ^ 1, lengths
 
     expected = build(tmp_path / "slow", tokenizer)
-    monkeypatch.setattr(engines, "_PROVEN", {})
+    monkeypatch.setattr(engines, "_LOADED", {})
     monkeypatch.setattr(engines, "_RESULTS", {})
     monkeypatch.setattr(UnigramWords, "encode_flat", differing)
     with pytest.raises(NielsCacheError, match="unigram-words"):
@@ -239,6 +239,6 @@ def test_a_difference_ends_the_build(tmp_path: Path, tokenizer: SentencePieceTok
 
 
 def test_a_small_build_does_not_load_the_engine(tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "_PROVEN", {})
+    monkeypatch.setattr(engines, "_LOADED", {})
     build(tmp_path / "x", tokenizer)
-    assert engines._PROVEN == {}
+    assert engines._LOADED == {}

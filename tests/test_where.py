@@ -192,7 +192,6 @@ SOME_CONDITIONS = ["int_score >= 3", "int_score < 1 and language_score > 0.75", 
 @pytest.mark.parametrize("where", SOME_CONDITIONS)
 def test_passes_start_at_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     monkeypatch.setattr(reading_rows, "BATCH_DOCUMENTS", 2)
-    monkeypatch.setattr(reading_rows, "PEEK_ROWS", 3)
     values = sorted(rows_of(120), key=lambda row: (row["int_score"] or 0, row["id"]))
     for source in both_kinds(tmp_path, values, where=where)[:3]:
         require_every_place_is_exact(source, at_least=1, every=5)

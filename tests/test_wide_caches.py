@@ -22,8 +22,8 @@ from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.documents import Document, Message
 from niels_cache_assets.show.differences.folders import Pair, compare_pair
 from niels_cache_assets.show.plots import measures
-from niels_cache_assets.show.plots.caches import cache_plots
 from niels_cache_assets.show.plots.measures import measure_cache
+from niels_cache_assets.show.plots.pictures import cache_pictures
 from niels_cache_assets.show.samples import Drawn, examples, notable, pick_samples, windows
 from niels_cache_assets.streaming import encode, intake
 from niels_cache_assets.streaming.disjoint import splits_disjoint
@@ -75,7 +75,7 @@ def encoded(messages: list[Message]) -> list[int]:
 def test_a_large_vocabulary_makes_a_pretrain_cache_of_32_bits(tmp_path: Path) -> None:
     texts = [*sentences(60), "", "~ and {}"]
     meta = build(tmp_path / "x", texts, max_val_tokens=500, max_train_tokens=3_001)
-    assert (meta["token_dtype"], meta["schema_version"], meta["vocab_size"]) == ("uint32-le", 2, 100_000)
+    assert (meta["token_dtype"], meta["forms"], meta["vocab_size"]) == ("uint32-le", ["uint32"], 100_000)
     assert (meta["val_tokens"], meta["train_tokens"]) == (500, 3_001)
     found = stream(tmp_path / "x")
     assert found.min() < 1 << 16 < found.max()
@@ -92,7 +92,7 @@ def test_a_large_vocabulary_makes_a_pretrain_cache_of_32_bits(tmp_path: Path) ->
 def test_a_large_vocabulary_makes_an_sft_cache_of_32_bits(tmp_path: Path) -> None:
     chats = conversations(80)
     meta = build_chats(tmp_path / "x", chats)
-    assert (meta["token_dtype"], meta["schema_version"]) == ("uint32-le", 2)
+    assert (meta["token_dtype"], meta["forms"]) == ("uint32-le", ["uint32"])
     found: list[list[int]] = []
     for split in ("train", "val"):
         tokens, starts = np.fromfile(tmp_path / "x" / f"{split}_tokens.bin", DTYPE), np.load(tmp_path / "x" / f"{split}_idx.npy")
@@ -390,7 +390,7 @@ def test_counts_of_ids_follow_the_vocabulary_or_grow_with_the_ids(root: Path, tm
     assert unknown.token_counts.tolist() == np.bincount(ids).tolist()
     assert unknown.token_counts[199_999] == 2, "ids beyond MAX_IDS count as one"
     assert unknown.said_of_pieces == f"{len(set(ids))} ids"
-    assert cache_plots(unknown, "pretrain", dropped={})["token frequency"]
+    assert f"{len(set(ids))} ids" in cache_pictures(unknown, "pretrain", dropped={})[1].panels[0].title
 
 
 def test_a_widened_build_differs_in_its_dtype_and_in_no_token(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:

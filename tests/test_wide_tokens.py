@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from niels_cache_runtime import (
+    SFT,
     DatasetLoader,
     NielsCacheError,
     PretrainTokenStreamDataset,
@@ -21,9 +22,8 @@ from niels_cache_runtime import (
     open_cache,
 )
 from niels_cache_runtime.cache import gather, mmap
-from niels_cache_runtime.format import meta as meta_files
 from niels_cache_runtime.format.foreign_meta import _warned
-from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPES
+from niels_cache_runtime.format.layout import CACHE_FORMS, META_NAME, TOKEN_DTYPES
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.format.reading import BLOCK_BYTES
 from niels_cache_runtime.loader.batch import Batch
@@ -137,7 +137,7 @@ def test_sequential_chunks_and_their_state(narrow: Path, wide: Path, name: str) 
         (["pretrain/notes"], {"fields": ("document_ids", "position_ids", "cu_seqlens"), "mask_cross_document_targets": True}),
         (["pretrain/books"], {"prefetch": 2}),
         (["sft/chats"], {}),
-        (["sft/chats"], {"loss_on": "last_assistant", "overflow": "truncate_left"}),
+        (["sft/chats"], {"sft": SFT(loss_on="last_assistant", overflow="truncate_left")}),
         (NAMES, {"fields": ("dataset_ids",), "weights": WEIGHTS}),
     ],
     ids=lambda value: "-".join(value),
@@ -232,21 +232,19 @@ def test_cuda_batches_equal_those_of_the_cpu(narrow: Path, wide: Path) -> None:
 # meta.json
 
 
-def test_schema_version_2_is_that_of_uint32_alone_and_an_older_reader_refuses_it(
-    narrow: Path, wide: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_does_not_know_uint32_refuses_it_by_name(narrow: Path, wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [str(root / "pretrain/notes" / META_NAME) for root in (narrow, wide)]
-    assert [read_meta(path)["schema_version"] for path in paths] == [1, 2]
-    monkeypatch.setattr(meta_files, "SCHEMA_VERSION", 1)
+    assert [read_meta(path)["forms"] for path in paths] == [[], ["uint32"]]
+    monkeypatch.delitem(CACHE_FORMS, "uint32")
     assert read_meta(paths[0])["token_dtype"] == "uint16-le"
-    with pytest.raises(NielsCacheError, match="schema_version 2 is newer than 1"):
+    with pytest.raises(NielsCacheError, match="uint32"):
         TokenLoader(splits(wide, "pretrain/notes"), T=T, B=1, seed=0)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"schema_version": 1}, r"meta\.json: token_dtype uint32-le .*schema_version 2"),
+        ({"forms": []}, r"meta\.json: forms .*uint32"),
         ({"token_dtype": "float"}, r"meta\.json: .*'float'"),
     ],
     ids=str,

@@ -127,7 +127,6 @@ def test_rows_without_further_input_are_conversations_whatever_others_hold_there
 @pytest.mark.parametrize(
     ("family", "source", "row", "field"),
     [
-        ("pretrain", "wikipedia", {"id": "1", "title": "x", "text": 5}, "text"),
         ("pretrain", "wikitext", {"text": 5}, "text"),
         ("sft", "dolly15k", {"instruction": "q", "response": 5, "context": "", "category": "x"}, "response"),
         ("sft", "oasst1", {"message_id": "1", "parent_id": None, "message_tree_id": "1", "text": 5, "role": "prompter"}, "text"),

@@ -7,7 +7,7 @@ duplicates) are left out. Then only the build of the corpus asks upstream for it
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,9 +25,6 @@ from niels_cache_assets.corpus.identity import read_by_mixture
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.documents import DocumentBatch
-from niels_cache_assets.parts.engines import refuse, refused
-from niels_cache_assets.parts.layout import refusals_dir
 from niels_cache_assets.show.drops import DropSummary, summary_of_drops
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.files import file_bytes
@@ -35,7 +32,7 @@ from niels_cache_assets.sources.reading.references import own_revision, with_ref
 from niels_cache_assets.sources.text_column import reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_assets.streaming.held_out import HeldOut
-from niels_cache_assets.tokenizer.checked import EngineDiffers, EngineUse
+from niels_cache_assets.tokenizer.checked import EngineDiffers
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -65,10 +62,6 @@ class Dataset(Artifact):
     @abstractmethod
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> CacheBuild:
         """Return the builder that streams the source in this context."""
-
-    @abstractmethod
-    def items(self, context: StreamContext) -> Iterable[Sequence[Any] | DocumentBatch]:
-        """Return all documents or conversations of the source in this context, in batches."""
 
     @property
     def family(self) -> Family:
@@ -182,41 +175,28 @@ class Dataset(Artifact):
             prepared=self.prepared,
         )
 
-    def engines_that_differed(self, model_sha256: str | None) -> list[EngineUse]:
-        """Return the engines that gave other ids than the reference of this model for a text of this data set."""
-        return refused(refusals_dir(self.root), model_sha256=model_sha256, found_in=f"{self.family}/{self.name}")
-
     def write(self, work: Work) -> Written:
         for note in notes_on_source(self.source) if self.prepared is None else ():
             work.log(note)
-        while (written := self._write(work)) is None:
-            pass
-        return written
-
-    def _write(self, work: Work) -> Written | None:
-        """Build the cache once. Return None if a fast engine gave other ids than the reference; the next attempt does not use it."""
         with HeldOut(self.registry, root=self.root, siblings=self.siblings, tokenizer=self.tokenizer) as held_out:
             revision = self.source_revision(work.revision)
             context = StreamContext(
                 seed=self.build.seed, revision=revision, log=work.log, siblings=self.siblings, held_out=held_out, building=self.key
             )
-            build = self.builder(context, self.provenance(work.revision, work.fingerprint), work.progress)
-            refusals, model_sha256 = refusals_dir(self.root), self.tokenizer.model_sha256
-            build.encoder.refused = refused(refusals, model_sha256=model_sha256)
-            build.leave_out(work.directory, work.resume, self.engines_that_differed(model_sha256))
+            build, resume = self.builder(context, self.provenance(work.revision, work.fingerprint), work.progress), work.resume
             try:
-                meta, resumed = build.write(work.directory, work.resume)
+                meta = build.write(work.directory, resume)
             except EngineDiffers as found:
-                refuse(refusals, found.use, model_sha256=model_sha256, found_in=f"{self.family}/{self.name}", shown=found.shown)
-                build.note_difference(work.directory, work.resume, found)
-                work.log(f"{found}; starting again with {found.reference}, which also encodes the data sets after this one")
-                return None
+                again = self.registry.build_command(self.name, self.root, "tokenizer.engine=reference")
+                raise NielsCacheError(f"{self.key}: {found}; go on with the reference: {again}") from found
         meta = {**meta, **with_text_field(meta["source"], meta["facts"])}
         # the corpus has already given this warning
         warning = None if self.prepared else reading_warning(meta)
-        return Written(meta=meta, resumed=resumed, warning=warning, engines=build.encoder.uses)
+        return Written(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
 
     def drops(self, meta: Meta) -> DropSummary:
+        if self.is_part:
+            return DropSummary()
         if self.prepared is not None:  # the corpus has warned of its own
             return summary_of_drops(meta, said=self.prepared.dropped)
         return with_unmatched(summary_of_drops(meta), self.source, meta)

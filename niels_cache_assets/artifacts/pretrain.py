@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from niels_cache_assets.artifacts.dataset import Dataset
@@ -46,9 +46,6 @@ class Pretrain(Dataset):
         if self.source.seeded_val_frac is not None:
             return f"seeded {self.source.seeded_val_frac:g} of documents to val, seed {self.build.seed}"
         return budget_rule(train_tokens=self.source.train_tokens, val_tokens=self.source.val_tokens or 0)
-
-    def items(self, context: StreamContext) -> Iterable[Documents]:
-        return self.prepared.stream(context) if self.prepared is not None else self.source.kept_documents(context)
 
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
         source, feed = self.source, self._feed(context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,6 @@ from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
 from niels_cache_assets.build_cache.sft import SftBuild
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.disk.space import Need, sft_need
-from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.config_path import SENTINELS
 from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed
@@ -48,9 +46,6 @@ class Sft(Dataset):
     def split_rule(self) -> str:
         unit = "conversation" if self.source.turns == "each" and self.source.split_unit == "example" else self.source.split_unit
         return f"seeded {self.source.val_frac:g} of {unit}s to val, seed {self.build.seed}"
-
-    def items(self, context: StreamContext) -> Iterable[Sequence[Conversation]]:
-        return self.source.conversations(context)
 
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> SftBuild:
         return SftBuild(

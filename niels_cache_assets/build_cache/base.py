@@ -12,20 +12,20 @@ import numpy as np
 from niels_cache_assets.build_cache.resuming import Counts, JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.disk.journal import Journal, clear_directory, read_journal, record_only_notes
+from niels_cache_assets.disk.journal import Journal, clear_directory, read_journal
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.tokenizer.checked import Encoder, EngineDiffers, EngineUse
+from niels_cache_assets.tokenizer.checked import Encoder, EngineDiffers, EngineUse, why_not_resumed
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, Tokens, token_dtype_name
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
 
-CODE_VERSIONS = {"pretrain": "3", "sft": "4"}  # raise one by hand if a change writes different bytes for the same input
+CODE_VERSIONS = {"pretrain": "1", "sft": "1"}  # raise one by hand if a change writes different bytes for the same input
 _NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
 
 
@@ -97,22 +97,17 @@ class CacheBuild(ABC):
     def identity(self) -> dict[str, Any]:
         """All values in the builder that decide the bytes. The fingerprint of the journal covers them."""
 
-    def write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
-        """Write all files except meta.json into `partial`.
+    def write(self, partial: Path, resume: Resume | None) -> Meta:
+        """Write all files except meta.json into `partial`. Return the content of meta.json.
 
-        Return the content of meta.json, and the number of tokens that an interrupted build had made. Raises EngineDiffers if a fast engine
-        gave other ids than the reference; then call `note_difference`, and build again.
+        Raises EngineDiffers if a fast engine gave other ids than the reference. What was written stays for `resume`.
         """
         with tokenizers_limited_to(self.threads):
             return self._write(partial, resume)
 
     @abstractmethod
-    def _write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+    def _write(self, partial: Path, resume: Resume | None) -> Meta:
         """Write all files except meta.json; see `write`."""
-
-    @abstractmethod
-    def tokens_of(self, item: Any) -> Tokens:
-        """Return the tokens of one item, encoded with the reference. The result is empty if the build would drop the item."""
 
     @cached_property
     def view(self) -> BuildTokenizer:
@@ -176,59 +171,33 @@ class CacheBuild(ABC):
         """Return the fingerprint of the journal that this build keeps."""
         return fingerprint_of_journal(resume, self.identity, reference=reference_of(self.tokenizer))
 
-    def note_difference(self, partial: Path, resume: Resume, found: EngineDiffers) -> None:
-        """Record in `partial` that an engine differed, instead of everything that this build has written, in one step.
-
-        The next build with the same fingerprint does not use this engine, even if it starts afresh.
-        """
-        self._keep_differences(partial, resume, [*self.encoder.uses, found.use])
-
-    def leave_out(self, partial: Path, resume: Resume, refused: Sequence[EngineUse]) -> None:
-        """Discard an interrupted build that one of these engines has encoded, which differed in this data set since."""
-        recorded, differing = read_journal(partial), {(use.name, use.version) for use in refused}
-        uses = EngineUse.recorded(recorded.notes or {}) if recorded else []
-        wrong = [f"{use.name} {use.version}" for use in uses if not use.differed and (use.name, use.version) in differing]
-        if wrong:
-            resume.log(f"starting afresh: {', '.join(wrong)} gave other ids than the reference for another text of this data set")
-            self._keep_differences(partial, resume, [*uses, *refused])
-
-    def _keep_differences(self, partial: Path, resume: Resume, uses: Sequence[EngineUse]) -> None:
-        now, notes = self.journal_fingerprint(resume), EngineUse.notes([use for use in uses if use.differed])
-        resume.check()
-        record_only_notes(partial, fingerprint=now.fingerprint, made_of=now.made_of, notes=notes, attempt=resume.attempt)
-
     def open_journal(self, partial: Path, resume: Resume | None, *, state: type[Any]) -> Journal | None:
         """Open the journal of this build, and choose the engine that encodes. Return None if this build keeps no journal.
 
         `state`: the data class of the journal's state; the state is None if there is nothing to resume.
         """
         name = self.provenance.dataset_name or Path(self.out_dir).name
-        if resume is not None and resume.afresh:
-            recorded = read_journal(partial)
-            uses = EngineUse.recorded(recorded.notes or {}) if recorded else []
-            if recorded and recorded.fingerprint == self.journal_fingerprint(resume).fingerprint and any(use.differed for use in uses):
-                resume.log("starting afresh: a fresh build was requested")
-                self._keep_differences(partial, resume, uses)
-                resume = replace(resume, afresh=False)
+        if resume is not None and (recorded := read_journal(partial)) is not None:
+            why = why_not_resumed(recorded.notes, self.tokenizer)
+            if why is not None and not resume.afresh:
+                resume.log(f"starting afresh: {why}")
+                clear_directory(partial)
         journal = open_journal(partial, resume, name=name, identity=self.identity, state=state, reference=reference_of(self.tokenizer))
         self.encoder.start(EngineUse.recorded(journal.notes) if journal else [], resume.log if resume else lambda message: None)
         if journal is not None:
             journal.take_notes = self.encoder.notes
         return journal
 
-    def build(self, resume: Resume | None) -> int:
-        """Build and replace `out_dir`. Return the number of tokens that an interrupted build had made."""
+    def build(self, resume: Resume | None) -> None:
+        """Build and replace `out_dir`."""
         if resume is not None and resume.only_asked:
             raise self.journal_fingerprint(resume)
         with atomic_directory(self.out_dir, resumable=resume is not None) as partial:
             try:
-                meta, resumed = self.write(partial, resume)
+                meta = self.write(partial, resume)
             except EngineDiffers as found:
-                clear_directory(partial)
-                hint = 'set `engine = "reference"` on the tokenizer, and build again'
-                raise NielsCacheError(f"{self.out_dir}: {found}; nothing was kept; {hint}") from found
+                raise NielsCacheError(f'{self.out_dir}: {found}; set `engine = "reference"` on the tokenizer, and build again') from found
             write_meta(str(partial / META_NAME), meta)
-        return resumed
 
 
 def chosen_token_dtype(vocab_size: int, wanted: str | None) -> str:
@@ -247,7 +216,7 @@ def chosen_token_dtype(vocab_size: int, wanted: str | None) -> str:
 
 
 def token_dtype_identity(name: str) -> dict[str, str]:
-    """Return the entry of the dtype in a fingerprint. It is empty for uint16, so that caches of older versions stay current."""
+    """Return the entry of the dtype in a fingerprint. It is empty for uint16, the default."""
     return {} if name == TOKEN_DTYPE_NAME else {"token_dtype": name}
 
 

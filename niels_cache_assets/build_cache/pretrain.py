@@ -28,7 +28,7 @@ from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter, SplitPart
 from niels_cache_assets.streaming.types import EncodedDocuments, Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, Split, Tokens
+from niels_cache_runtime.format.layout import SPLITS, Split
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
@@ -57,21 +57,21 @@ def build_pretrain_cache(
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
     resume: Resume | None = None,
-) -> int:
+) -> None:
     """Build `out_dir` (train/, val/, *_doc_ends.npy, *_documents.parquet, meta.json) from a stream of `str` or `Document`.
 
     Whole documents go to val until it has `max_val_tokens` tokens (0: no val), then to train until it has `max_train_tokens`. A document
     that exceeds a budget is cut at the budget. Reading stops when both budgets are met. A Document with a `split` goes to that split and
     uses no budget. If `append_eot` is set, each document ends with one EOT. The shuffle buffer holds `shuffle_buffer` documents (None:
     input order). `tokenizer` is duck-typed: see `view_tokenizer`. `report` holds the counts of documents that the source dropped (a Feed
-    has a report itself). `progress` is called after every chunk. `out_dir` is replaced in one step at the end. Returns the number of tokens
-    that an interrupted build had made; 0 if nothing was resumed.
+    has a report itself). `progress` is called after every chunk. `out_dir` is replaced in one step at the end.
 
     `token_dtype`: "uint16-le" or "uint32-le", the type of a token on disk. None: uint16-le for a vocabulary of at most 65,536 ids,
     uint32-le for a larger one.
 
     With `resume`, an interrupted or killed build continues, and gives the same bytes. `texts` must then yield the same documents again. An
-    iterable yields them from the beginning, and those that are done are skipped. A Feed can also begin at a later position.
+    iterable yields them from the beginning, and those that are done are skipped. A Feed can also begin at a later position. Then
+    `resume.resumed_tokens` is the number of tokens that the interrupted build had made.
 
     `decontaminate` drops and counts documents of train that are in val. A dropped document uses no budget. "exact" drops a document whose
     canonical text equals that of a document of val (`in_val`). "near" also drops a document whose word 5-grams have a Jaccard similarity of
@@ -83,27 +83,9 @@ def build_pretrain_cache(
     a document, for a text with a special token if `on_collision="raise"`, for a document of val that comes too late to be kept out of
     train, and for errors of the disk. The last good cache then stays unchanged.
     """
-    build = PretrainBuild(
-        items=texts,
-        out_dir=out_dir,
-        tokenizer=tokenizer,
-        max_train_tokens=max_train_tokens,
-        max_val_tokens=max_val_tokens,
-        shard_bytes=shard_bytes,
-        seed=seed,
-        shuffle_buffer=shuffle_buffer,
-        append_eot=append_eot,
-        on_collision=on_collision,
-        threads=threads,
-        token_dtype=token_dtype,
-        decontaminate=decontaminate,
-        decontaminate_threshold=decontaminate_threshold,
-        val_texts=val_texts,
-        provenance=provenance or Provenance(),
-        report=report,
-        progress=progress,
-    )
-    return build.build(resume)
+    settings = {**locals(), "provenance": provenance or Provenance()}
+    del settings["texts"], settings["resume"]
+    PretrainBuild(items=texts, **settings).build(resume)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +172,12 @@ class PretrainBuild(CacheBuild):
     def identity(self) -> dict[str, Any]:
         return {"settings": self.settings, "meta": self._meta, "on_collision": self.on_collision}
 
-    def _write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+    def _write(self, partial: Path, resume: Resume | None) -> Meta:
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
         finished = journal.finished if journal is not None else {}
+        if resume is not None:
+            resume.resumed_tokens = 0 if state is None else sum(split.tokens for split in state.writer.splits.values())
         splitter = self._new_splitter(remaining=state.remaining) if state is not None else self._new_splitter()
         with (
             PretrainWriter(
@@ -229,12 +213,7 @@ class PretrainBuild(CacheBuild):
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
             }
-        return meta, sum(split.tokens for split in state.writer.splits.values()) if state is not None else 0
-
-    def tokens_of(self, item: Document) -> Tokens:
-        feed, batch = Feed.of((), SourceReport()), DocumentBatch.of([item])
-        (encoded,) = encode_documents([batch], self.view, feed, threads=1, **self._encoding)
-        return encoded.tokens
+        return meta
 
     @property
     def _encoding(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -36,12 +36,12 @@ _LIBRARIES = (
     "datasets",
     "pyarrow",
     "mwparserfromhell",  # the texts of wikipedia
-    "pycld2",  # the language of a text
+    "langdetect-rs",  # the language of a text
     "numba",  # band hashes
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Resume:
     """A request to a builder to keep a journal, and to resume from a journal that it finds.
 
@@ -49,7 +49,8 @@ class Resume:
     fingerprint must yield the same items in the same order. `afresh`: start from the beginning in any case. `log` is called with each
     message. `made_of`: the values that the fingerprint hashes, for messages about differences. `only_asked`: build nothing; the builder
     raises JournalFingerprint before it reads or writes anything. `attempt`: the number that the records of the journal name. `check`:
-    called before each record; it raises NielsCacheError if this build may not go on.
+    called before each record; it raises NielsCacheError if this build may not go on. `resumed_tokens`: set by the builder, the number of
+    tokens that an interrupted build had already made.
     """
 
     fingerprint: str
@@ -59,6 +60,7 @@ class Resume:
     only_asked: bool = False
     attempt: int | None = None
     check: Callable[[], None] = lambda: None
+    resumed_tokens: int = field(default=0, init=False)
 
 
 class JournalFingerprint(Exception):

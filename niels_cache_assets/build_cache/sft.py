@@ -28,7 +28,7 @@ from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Drops, Message, SourceReport
 from niels_cache_assets.sources.message_weights import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
-from niels_cache_assets.sources.pairs import TOO_LONG, conversation_hash, prompt_hash, prompt_length
+from niels_cache_assets.sources.pairs import TOO_LONG, prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.in_flight import map_in_order
@@ -37,7 +37,7 @@ from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.streaming.types import Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
-from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SIDES, SPLITS, Tokens
+from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME, SIDES, SPLITS
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.reading import available_threads
 
@@ -97,7 +97,7 @@ def build_sft_cache(
     report: SourceReport | None = None,
     progress: OnProgress | None = None,
     resume: Resume | None = None,
-) -> int:
+) -> None:
     """Build `out_dir` ({train,val}_tokens.bin, *_idx.npy, *_examples.parquet, meta.json) from conversations.
 
     Each message becomes the special token of its role, the ids of its content, and EOT. A seeded share `val_frac` of the examples (or of
@@ -110,32 +110,15 @@ def build_sft_cache(
     it count as one). `max_tokens`: pairs with a longer side are dropped and counted. `turns`: with a template, `"each"` makes an example of
     each turn of the assistant. It holds the messages up to this turn, and its targets are only the words of this turn. `"last"` makes only
     the example of the last turn. The examples of a conversation come one after the other, and are in the same split. `token_dtype`,
-    `report`, `progress`, `resume` and the return value have the same meaning as for build_pretrain_cache.
+    `report`, `progress` and `resume` have the same meaning as for build_pretrain_cache.
 
     Raises NielsCacheError for an invalid conversation (with `on_invalid="drop"`, it is dropped and counted instead), for a source without
     any usable example, for a val_frac outside [0, 1), for a token_dtype or a tokenizer that cannot work, and for errors of the disk. The
     last good cache then stays unchanged.
     """
-    build = SftBuild(
-        items=examples,
-        out_dir=out_dir,
-        tokenizer=tokenizer,
-        val_frac=val_frac,
-        seed=seed,
-        split_by=split_by,
-        on_invalid=on_invalid,
-        on_collision=on_collision,
-        threads=threads,
-        token_dtype=token_dtype,
-        template=template,
-        preference=preference,
-        max_tokens=max_tokens,
-        turns=turns,
-        provenance=provenance or Provenance(),
-        report=report,
-        progress=progress,
-    )
-    return build.build(resume)
+    settings = {**locals(), "provenance": provenance or Provenance()}
+    del settings["examples"], settings["resume"]
+    SftBuild(items=examples, **settings).build(resume)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,14 +188,16 @@ class SftBuild(CacheBuild):
     def identity(self) -> dict[str, Any]:
         return {"settings": self.settings, "meta": self._meta, "on_invalid": self.on_invalid, "on_collision": self.on_collision}
 
-    def _write(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+    def _write(self, partial: Path, resume: Resume | None) -> Meta:
         with self._chats or nullcontext():
             return self._write_spooled(partial, resume)
 
-    def _write_spooled(self, partial: Path, resume: Resume | None) -> tuple[Meta, int]:
+    def _write_spooled(self, partial: Path, resume: Resume | None) -> Meta:
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
         spooled = state.spool if state is not None else None
+        if resume is not None:
+            resume.resumed_tokens = 0 if spooled is None else spooled.tokens
         sides = len(SIDES) if self.preference else 1
         with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
             ended = state.ended if state is not None else None
@@ -236,7 +221,7 @@ class SftBuild(CacheBuild):
                 "files": files,
                 "content_sha256": content_sha256(files),
             }
-        return meta, state.spool.tokens if state is not None else 0
+        return meta
 
     def _described_template(self, partial: Path, files: Files) -> dict[str, Any]:
         """Write the text of the template into the cache. Return the entries of meta.json about it and about sides."""
@@ -250,9 +235,6 @@ class SftBuild(CacheBuild):
         add_file(path, CHAT_TEMPLATE_NAME, files)
         about = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
         return {"template": about | self._learned, **described}
-
-    def tokens_of(self, item: Conversation) -> Tokens:
-        return self._encode((0, ([item], Position(1, None, Counter(), {}, None)))).tokens
 
     def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Counts:
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
@@ -351,11 +333,10 @@ class SftBuild(CacheBuild):
         both = [side for pair in encoded.values() for side in pair]
         places = [2 * place + side for place, number in enumerate(valid) if number in encoded for side in range(len(SIDES))]
         facts = found.facts + Counter({_MASKED: sum(len(masked[place]) for place in places)})
-        group_of = conversation_hash if self.split_by == "conversation" else prompt_hash
         return _Encoded(
             conversations=[
-                without_text(chunk[number])._replace(group=group_of(chunk[number].messages, chunk[number].rejected or []))
-                for number in encoded
+                without_text(pair)._replace(group=prompt_hash(pair.messages, pair.rejected or [], split_by=self.split_by))
+                for pair in map(chunk.__getitem__, encoded)
             ],
             tokens=np.concatenate([np.empty(0, self.dtype), *(side.ids for side in both)]),
             lengths=np.fromiter((len(side.ids) for side in both), np.int64, len(both)),

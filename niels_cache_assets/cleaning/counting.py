@@ -100,8 +100,6 @@ class CleaningReport:
         self.masked_documents += later.masked_documents
         if self.measures is not None and later.measures is not None:
             self.measures.merge(later.measures)
-        else:
-            self.measures = None  # an earlier release cleaned a part of the input
         for kind, examples in later._mask_examples.items():
             for example in examples:
                 _keep(self._mask_examples.setdefault(kind, []), example, most=MASK_EXAMPLES)

@@ -107,8 +107,8 @@ Filter = Callable[[Facts, CleaningSettings], Rejection | None]
 
 
 def redirect(facts: Facts, settings: CleaningSettings) -> Rejection | None:
-    """Reject a redirect. Upstream marks the document as a redirect, or the text begins with the mark of a redirect."""
-    return Rejection(reason="redirect") if facts.document.redirect or _REDIRECT.match(facts.text) else None
+    """Reject a text that begins with the mark of a redirect."""
+    return Rejection(reason="redirect") if _REDIRECT.match(facts.text) else None
 
 
 def empty(facts: Facts, settings: CleaningSettings) -> Rejection | None:
@@ -195,7 +195,7 @@ def language_error(facts: Facts, settings: CleaningSettings) -> Rejection | None
 
 def not_english(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject a text whose language is not in `languages`: neither that of its first characters, nor that of its middle, nor that of more
-    text. The value is the share of the language.
+    text. The value is the probability of the language.
     """
     code, share = facts.language(settings)
     return Rejection(reason="not_english", value=share) if code is not None and code not in settings.languages else None

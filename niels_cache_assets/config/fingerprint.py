@@ -29,11 +29,11 @@ _FIRST_KEYS: dict[str, str] = {
     "jsonl": "enabled id_field shuffle_buffer text_field train_tokens val_frac val_tokens",
     "text": "enabled sample_by shuffle_buffer train_tokens val_frac val_tokens",
     "interleave": "enabled members shuffle_buffer stopping_strategy train_tokens val_frac val_tokens",
-    "python_docs": "enabled min_characters shuffle_buffer train_tokens val_frac val_tokens",
+    "python_docs": "enabled shuffle_buffer train_tokens val_frac val_tokens",
     "dolly15k": "config dataset enabled pinned_revision split system_message val_frac val_split",
     "oasst1": "config dataset enabled languages max_messages pinned_revision split split_by val_frac val_split",
     "chat_jsonl": "enabled input_field instruction_field messages_field output_field system_field val_frac",
-    "python_help": "enabled max_characters min_characters val_frac",
+    "python_help": "enabled val_frac",
     "cleaning": "language_characters languages max_bigram_share max_bullet_share max_duplicate_lines max_duplicate_paragraphs"
     " max_mean_word_length max_reason_share max_symbols_per_word max_top_2gram_characters max_top_3gram_characters max_top_4gram_characters"
     " min_alpha_word_share min_characters min_language_share min_mean_word_length min_stopwords min_words skip",

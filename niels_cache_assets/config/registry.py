@@ -25,8 +25,7 @@ from pydantic import BaseModel, ValidationError
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
 from niels_cache_assets.config.problems import explain_problems, in_a_file, refuse_choice, refuse_unknown
-from niels_cache_assets.config.publishing import PublishSettings
-from niels_cache_assets.config.running import ClusterSettings, NotifySettings
+from niels_cache_assets.config.running import ClusterSettings, NotifySettings, PublishSettings
 from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.config.tables import (
     BlendSettings,
@@ -37,7 +36,7 @@ from niels_cache_assets.config.tables import (
     ReportsSettings,
     TokenizerSettings,
 )
-from niels_cache_assets.config.toml import as_toml
+from niels_cache_assets.config.toml import as_toml, typed_toml
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.types import PretrainSource, SftSource
 from niels_cache_runtime.errors import NielsCacheError
@@ -52,6 +51,17 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _LONGEST_NAME = 200  # file names contain this name, and can have at most 255 bytes
 _ON_THE_COMMAND_LINE = "command line: "
 _MOST_PROBLEMS = 3  # the most problems of a table in one message
+
+_SCHEMAS: Mapping[str, type[BaseModel]] = {  # of the tables that have no names below them
+    "build": BuildSettings,
+    "tokenizer": TokenizerSettings,
+    "cleaning": CleaningSettings,
+    "dedup": DedupSettings,
+    "reports": ReportsSettings,
+    "dagster": DagsterSettings,
+    "cluster": ClusterSettings,
+    "notify": NotifySettings,
+}
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -82,7 +92,7 @@ class Registry:
     origin: the file or profile that messages name.
     profile: the profile whose tables the file overrides; None if there is no profile.
     is_fallback: True if neither a file nor a profile was named, so the default profile is used.
-    is_overridden: True if options of the command line have changed it, so that another process that reads the file has other settings.
+    overrides: the keys that options of the command line have changed, by table. Another process that reads the file has other settings.
     advice: a line for each table that should be more explicit.
     """
 
@@ -101,7 +111,7 @@ class Registry:
     origin: str
     profile: str | None
     is_fallback: bool = False
-    is_overridden: bool = False
+    overrides: Tables = field(default_factory=dict)
     advice: tuple[str, ...] = ()
 
     @property
@@ -205,6 +215,21 @@ class Registry:
         choices = names if choices is None else choices
         refuse_unknown(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
 
+    def build_command(self, name: str, root: Path, *settings: str) -> str:
+        """Return the command that builds one data set with this configuration, for a shell. settings: further values of --set."""
+        file = Path(self.origin)
+        named = {f"{family}.{each}": table for family in (*FAMILIES, "blend") for each, table in self.overrides.get(family, {}).items()}
+        tables = {**{section: table for section, table in self.overrides.items() if section not in (*FAMILIES, "blend")}, **named}
+        given = [f"{label}.{key}={typed_toml(value)}" for label, table in tables.items() for key, value in table.items()]
+        words = [
+            *("niels-cache", "build-all", "--only", name),
+            *(word for setting in (*given, *settings) for word in ("--set", setting)),
+            *("--cache-dir", str(root.absolute())),
+            *(("--config", str(file.absolute())) if file.is_file() else ()),
+            *(("--profile", self.profile) if self.profile is not None else ()),
+        ]
+        return shlex.join(words)
+
     def source(self, name: str) -> PretrainSource | SftSource:
         return self.datasets(self.family_of(name))[name]
 
@@ -230,8 +255,8 @@ def load_registry(
     file = named or (CONFIG_NAME if chosen != "quickstart" and Path(CONFIG_NAME).exists() else None)
     remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
     user = read_tables(Path(file), remedy) if file else {}
-    said = chosen if chosen else user.get("profile")
-    wanted = None if file and said is None else str(said or FALLBACK_PROFILE)
+    named_profile = chosen if chosen else user.get("profile")
+    wanted = None if file and named_profile is None else str(named_profile or FALLBACK_PROFILE)
     user.pop("profile", None)
     if wanted is not None and wanted not in PROFILES:
         refuse_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", wanted, PROFILES)
@@ -242,9 +267,10 @@ def load_registry(
         shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build] with cache_dir
     advice: list[str] = []
     configured = merged_tables(shipped, with_catalog(user, shipped, origin.where, advice), origin.where)
-    tables = merged_tables(configured, absolute_paths(dict(overrides or {})), "command line")
-    registry = _typed(tables, origin, profile=wanted, is_fallback=not file and said is None, advice=tuple(advice))
-    return replace(registry, is_overridden=bool(overrides))
+    said = absolute_paths(dict(overrides or {}))
+    tables = merged_tables(configured, said, "command line")
+    registry = _typed(tables, origin, profile=wanted, is_fallback=not file and named_profile is None, advice=tuple(advice))
+    return replace(registry, overrides=said)
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
@@ -276,7 +302,7 @@ def _file_above() -> str | None:
 
 def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback: bool, advice: tuple[str, ...]) -> Registry:
     where = origin.where
-    typed: dict[Family, dict[str, Any]] = {"pretrain": {}, "sft": {}}
+    typed: dict[str, dict[str, Any]] = {"pretrain": {}, "sft": {}}
     for family in FAMILIES:
         for name, table in tables.get(family, {}).items():
             label = f"{family}.{name}"
@@ -302,34 +328,27 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
     twice = set(typed["pretrain"]) & set(typed["sft"])
     if twice:
         raise NielsCacheError(f"{where}: {', '.join(sorted(twice))} is both a pretrain and an sft data set; rename one")
+    sections: dict[str, Any] = {name: _validate(model, tables.get(name, {}), origin, name) for name, model in _SCHEMAS.items()}
     registry = Registry(
-        build=_validate(BuildSettings, tables.get("build", {}), origin, "build"),
-        tokenizer=_validate(TokenizerSettings, tables.get("tokenizer", {}), origin, "tokenizer"),
-        cleaning=_validate(CleaningSettings, tables.get("cleaning", {}), origin, "cleaning"),
-        dedup=_validate(DedupSettings, tables.get("dedup", {}), origin, "dedup"),
-        pretrain=typed["pretrain"],
-        sft=typed["sft"],
+        **sections,
+        **typed,
         blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
-        reports=_validate(ReportsSettings, tables.get("reports", {}), origin, "reports"),
-        dagster=_validate(DagsterSettings, tables.get("dagster", {}), origin, "dagster"),
         publish=_validate(PublishSettings, tables["publish"], origin, "publish") if "publish" in tables else None,
-        cluster=_validate(ClusterSettings, tables.get("cluster", {}), origin, "cluster"),
-        notify=_validate(NotifySettings, tables.get("notify", {}), origin, "notify"),
         origin=where,
         profile=profile,
         is_fallback=is_fallback,
         advice=advice,
     )
-    for name in registry.tokenizer.train_on or ():
-        if name not in registry.pretrain and name not in registry.sft:
-            registry.refuse_data_set(origin.of("tokenizer", "train_on"), "[tokenizer] train_on names an unknown data set", name)
-    for name in () if registry.publish is None else (*(registry.publish.data_sets or ()), *registry.publish.licenses):
-        if name not in registry.pretrain and name not in registry.sft:
-            registry.refuse_data_set(origin.of("publish", "data_sets"), "[publish] names an unknown data set", name)
-    for name in registry.dedup.priority:
-        if name not in registry.pretrain:
-            where = origin.of("dedup", "priority")
-            registry.refuse_data_set(where, "[dedup] priority names an unknown data set", name, registry.pretrain)
+    publish = registry.publish or PublishSettings()
+    for section, key, names in (
+        ("tokenizer", "train_on", registry.tokenizer.train_on or ()),
+        ("publish", "data_sets", (*(publish.data_sets or ()), *publish.licenses)),
+        ("dedup", "priority", registry.dedup.priority),
+    ):
+        known = registry.pretrain if section == "dedup" else {**registry.pretrain, **registry.sft}
+        for name in names:
+            if name not in known:
+                registry.refuse_data_set(origin.of(section, key), f"[{section}] {key} names an unknown data set", name, known)
     for name, source in registry.pretrain.items():
         changes = source.cleaning or {}
         _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, origin, f"pretrain.{name}.cleaning")

@@ -135,7 +135,7 @@ class ChunkWork:
         from niels_cache_assets.cleaning.filters import Rejected
 
         report = new_report(self.seed, chunk.first, cleaning=self.cleaning)
-        given, dropped_by_source, examples = self.source.convert_all(chunk.documents)
+        given, dropped_by_source, examples = self.source.convert(chunk.documents)
         for place, (reason, document) in enumerate(examples, start=len(given)):  # after those that are given, so each place is unique
             report.add_example(Rejected(self._readable(document), reason, None), place=place)
         results = [self._clean(document, report) for document in given]
@@ -271,7 +271,7 @@ def _signer(num_perm: int, ngram: int) -> Signer:
 
 
 def _row(document: Document) -> DocumentRow:
-    text, source_id, file, row, title, split, _, kept = document
+    text, source_id, file, row, title, split, kept = document
     return DocumentRow(text, title, source_id, file, row, split, len(text), _size(text), kept)
 
 

@@ -27,7 +27,7 @@ _APPLIED_LATER = ("train_tokens", "val_tokens", "val_frac")
 _ONLY_CHECKED = {"max_reason_share", "min_language_share"}
 _IN_ANY_ORDER = {"skip", "languages", "mask"}
 
-DROP_LISTS_VERSION = "2"  # raise it by hand when the same signatures and settings lead to different dropped documents
+DROP_LISTS_VERSION = "1"  # raise it by hand when the same signatures and settings lead to different dropped documents
 HELD_OUT_VERSION = "1"  # raise it by hand when a mixture holds out different documents for the val of its members
 
 
@@ -60,7 +60,7 @@ def held_out_identity(registry: Registry, source: Source, *, seed: int) -> dict[
 
     `seed` is the seed of the mixture's build. The documents and val_frac of the members are part of the mixture's revision, so they are not
     repeated here, and neither are the texts of `decontaminate_against`. The result is empty for every source that is not a mixture, and for
-    a mixture whose members have none of val_tokens, decontaminate and decontaminate_against. So older caches of such sources stay valid.
+    a mixture whose members have none of val_tokens, decontaminate and decontaminate_against.
     """
     members = {name: registry.pretrain[name] for name in getattr(source, "members", ()) if name in registry.pretrain}
     rules = {name: rule for name, member in members.items() if (rule := _held_out_rule(member, seed=registry.build.seed))}

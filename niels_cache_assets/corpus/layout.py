@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-CODE_VERSION = "5"  # raise it by hand when a corpus's bytes change for the same input
+CODE_VERSION = "1"  # raise it by hand when a corpus's bytes change for the same input
 
 DOCUMENTS = {
     "ordinal": "int64",

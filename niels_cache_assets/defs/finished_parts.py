@@ -21,7 +21,6 @@ from dagster._core.storage.tags import PARTITION_NAME_TAG
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
-from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
@@ -170,8 +169,7 @@ def _version(instance: dg.DagsterInstance, found: _Found, meta: Meta) -> str:
 
 def _event(found: _Found, meta: Meta, version: str) -> dg.AssetMaterialization:
     artifact = found.artifact
-    engines = (artifact.recorded_engines(meta) if isinstance(artifact, Part) else None) or ()
-    outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory, engines=engines)
+    outcome = Outcome(key=artifact.key, state="built", meta=meta, directory=artifact.directory)
     if isinstance(artifact, PartsPlan):
         metadata = plan_metadata(outcome, version, list_of_ids(artifact.source))
     else:

@@ -23,8 +23,6 @@ from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import Graph, graph
-from niels_cache_assets.artifacts.parts.leased import AfreshUnderLease, UnderLease
-from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import OfSearch
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
 from niels_cache_assets.cluster.command import Apart
@@ -241,7 +239,7 @@ class _Launcher:
         self._new: set[str] = set()  # keys that were built or found after the artifacts that use existing inputs were built
         cluster, self._at_once = registry.cluster, registry.cluster.parts_at_once(available_threads())
         is_plain = self._at_once == 1 and not cluster.command and not cluster.program
-        self._sink = _ListenerSink(listener, builds_parts_here=is_plain or registry.is_overridden)
+        self._sink = _ListenerSink(listener, builds_parts_here=is_plain or bool(registry.overrides))
         self._started: dict[str, float] = {}  # when parts were started ahead of their runs
         if self._sink.builds_parts_here and not is_plain and keys.has_shared_steps(registry):
             listener.logged("parts", "WARNING: built here, one at a time, because options of this command change settings of the file")
@@ -333,7 +331,7 @@ class _Launcher:
         if step.name not in self._started:
             self._listener.started(step.name, step.family)
         is_part = step.artifact.key.partition("/")[0] in APART_KINDS
-        waits = self._wait or isinstance(step.artifact, PartsPlan | UnderLease | AfreshUnderLease)  # where processes that share parts meet
+        waits = self._wait or step.artifact.is_shared  # where processes that share parts meet
         config = {"force": force, "wait": waits and not passes_over, **({"pass_over": passes_over} if is_part else {})}
         settings = {"ops": {step.op: {"config": config}}} if step.family != "index" else {}
         run = self._finished_run(step.job, step.partition, {**settings, **_QUIET})

@@ -7,7 +7,7 @@
     .NAME.gone.1                      that of attempt 1, while it is removed
 
 A number is never used twice, so no two processes ever write to the same staging directory. `.NAME.partial` without a number belongs to a
-target without attempts, or to an earlier version of niels-cache.
+target without attempts.
 """
 
 from __future__ import annotations

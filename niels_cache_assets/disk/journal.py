@@ -34,7 +34,7 @@ JOURNAL_NAME = "journal.json"
 SCRATCH_NAME = "scratch"  # a folder of files that a build needs to finish or to resume; it is not part of the result
 BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
 
-_FORMAT = 3
+_FORMAT = 1
 _NONE = "the unfinished build has no readable journal"
 _BLOCK_BYTES = 1 << 20
 _MAX_BYTES = 1 << 28  # a damaged file may claim any size
@@ -45,9 +45,9 @@ class Recorded(NamedTuple):
 
     `finished`: {bytes, sha256} of complete files, as in meta.json. `files`: the size of each unfinished file. `sums`: for some unfinished
     files, an offset and the sha256 of the bytes after this offset. `share`: the progress, 0 to 1, or None. `documents`: the number of
-    documents (or conversations) so far, or None. `made_of`: the values that the fingerprint hashes, to explain differences; None in an
-    older journal. `notes`: facts that decide no byte, such as the engines that encoded the text. `attempt`: the number of the attempt that
-    made the record; None for a target without attempts, and in an older journal.
+    documents (or conversations) so far, or None. `made_of`: the values that the fingerprint hashes, to explain differences; None if the
+    caller of a builder gave none. `notes`: facts that decide no byte, such as the engines that encoded the text. `attempt`: the number of
+    the attempt that made the record; None for a target without attempts.
     """
 
     fingerprint: str
@@ -121,7 +121,7 @@ class Journal:
         reason = "a fresh build was requested" if afresh else _unusable(directory, recorded, fingerprint, now)
         if reason is None and isinstance(recorded, Recorded):
             try:
-                state = parse(recorded.state) if recorded.state else None  # a record of record_only_notes has no state
+                state = parse(recorded.state)
                 _restore(directory, recorded.sizes)
                 return cls(directory, fingerprint, recorded, state, now, attempt)
             except ValueError:
@@ -193,18 +193,6 @@ def write_journal(directory: Path, recorded: Recorded) -> None:
     write_whole(directory / JOURNAL_NAME, _encode({"format": _FORMAT, **said}))
 
 
-def record_only_notes(
-    directory: Path, *, fingerprint: str, made_of: MadeOf | None, notes: dict[str, Any], attempt: int | None = None
-) -> None:
-    """Replace the record by one that has these notes, no state and no files, in one step.
-
-    The next `open` with the same fingerprint returns the notes. It removes all files that the build has written.
-    """
-    journal = Journal(directory, fingerprint, None, None, made_of, attempt)
-    journal.notes = notes
-    journal.record({}, files={})
-
-
 def read_journal(directory: Path) -> Recorded | None:
     """Return the latest record in a directory; None if it is missing or invalid. Raises OSError for a journal that cannot be read."""
     recorded = _read(directory)
@@ -262,7 +250,6 @@ def _decode(content: bytes) -> Recorded | str:
     sound = sound and isinstance(recorded.finished, dict) and all(map(_is_file, recorded.finished.values()))
     sound = sound and isinstance(recorded.files, dict) and recorded.files.keys().isdisjoint(recorded.finished)
     sound = sound and all(name_problem(name) is None and is_count(size) for name, size in recorded.sizes.items())
-    sound = sound and bool(recorded.state or not recorded.sizes)  # without a state, a build begins at its start, so it has no files
     sound = (
         sound
         and isinstance(recorded.sums, dict)

@@ -1,7 +1,6 @@
 """The values that the fingerprint of an unfinished build hashes (settings, revision, tokenizer, versions). They explain what has changed.
 
-A journal holds these values beside the fingerprint. Only the fingerprint decides whether a build can be resumed. Journals from before 22
-November 2026 do not have them.
+A journal holds these values beside the fingerprint. Only the fingerprint decides whether a build can be resumed.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@
     layout.py   names of folders and files
     lease.py    which process builds a part, on whichever machine; lease_files.py has its files
     attempts.py the staging directory of an attempt, and what it takes over from the attempt before
-    engines.py  which engines encoded a part, and which of them differed from the reference
     excluded.py which documents of a finished part a list of ids names
     seal.py     the joined cache: hard links, shifted document ends, meta.json
 

@@ -9,7 +9,6 @@ from niels_cache_runtime.format.layout import parts_root
 PLAN_NAME = "plan.json"
 PLAN_STAGED = "plan"  # the name whose lease and staging directory the plan uses; nothing has this name
 VAL_NAME = "val"
-ENGINES_FOLDER = ".engines"
 PART_KINDS = ("plan", "val_part", "part")  # kinds of artifacts that only data sets in parts have
 APART_KINDS = ("part", "corpus_part", "range")  # kinds of which several are built at a time, each by a process of its own
 
@@ -24,16 +23,6 @@ def number_in(name: str, prefix: str, count: int) -> int | None:
     digits = name.removeprefix(f"{prefix}-")
     number = int(digits) if digits.isdecimal() and len(digits) < 10 else count
     return number if number < count and name == f"{prefix}-{number:05d}" else None
-
-
-def engines_file(part: Path) -> Path:
-    """Return the file that says which engines encoded a part. It is beside the part, because it is not part of the cache."""
-    return part.parent / ENGINES_FOLDER / f"{part.name}.json"
-
-
-def refusals_dir(root: str | Path) -> Path:
-    """Return the folder that says which engines no build in this root uses any more."""
-    return parts_root(root) / ".refused_engines"
 
 
 def part_name(number: int) -> str:

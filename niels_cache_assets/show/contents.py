@@ -2,7 +2,7 @@
 missed.
 
 This module also makes the table cells that show this content. It reads no file. meta.json records the token budgets of a build only in
-`split_rule`, and older caches have this key too. Budgets that were set for one run are included. A build that reaches a token budget holds
+`split_rule`. Budgets that were set for one run are included. A build that reaches a token budget holds
 exactly that many tokens (streaming/splits.py).
 """
 

@@ -28,7 +28,6 @@ _KINDS = (  # by the end of a file's name; the first that fits counts
     ("tiktoken.json", "pieces of words"),
     ("tokenizer/meta.json", "the longest words"),
 )
-_FOLDERS = (("/.refused_engines/", "text that an engine encoded differently"), (".partial", "an unfinished build"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +76,8 @@ def _in_caches(root: Path) -> Iterator[TextPlace]:
 
 
 def _kind(path: str) -> str | None:
-    for part, kind in _FOLDERS:
-        if part in f"/{path}":
-            return kind
+    if ".partial" in path:
+        return "an unfinished build"
     if "/duplicates/" in f"/{path}":  # ordinals and similarities
         return None
     return next((kind for end, kind in _KINDS if path.endswith(end)), None)

@@ -13,11 +13,20 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from niels_cache_assets.documents import Conversation, Message
-from niels_cache_assets.sources.broken_rows import BrokenRows, OnBroken, always_stops, broken_row, is_mistake
+from niels_cache_assets.sources.broken_rows import (
+    LABELS,
+    BrokenRows,
+    Kto,
+    OnBroken,
+    broken_row,
+    has_label,
+    label_problem,
+    stops_at,
+    without_labels,
+)
 from niels_cache_assets.sources.chat_forms import advice, note_of_lost_messages, shown
 from niels_cache_assets.sources.config_path import SENTINELS
 from niels_cache_assets.sources.conversations import example_problem, instruction_messages, valid_batches, with_system
-from niels_cache_assets.sources.labels import LABELS, Kto, has_label, label_problem, without_labels
 from niels_cache_assets.sources.messages import (
     MALFORMED_MESSAGES,
     holds_messages,
@@ -41,7 +50,7 @@ from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition
-from niels_cache_assets.sources.reading.rows import file_rows, kind_of, row_id, rows_of_proof
+from niels_cache_assets.sources.reading.rows import PROOF, file_rows, first_rows, kind_of, row_id
 from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSource, SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -87,7 +96,6 @@ class ChatJsonl(DecodesText, SftSource):
     roles observation and function_call. An empty system message is left out.
     """
 
-    code_version: ClassVar[str] = "3"
     never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that ends has the same bytes
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
@@ -177,18 +185,18 @@ class ChatJsonl(DecodesText, SftSource):
         unseen, fields, has_labels = self._configured(), "", False
         problems: Counter[str | None] = Counter()
         looked_at: list[dict[str, Any]] = []
-        stops, broken = self._on_broken == "stop", None
-        for name, row, values in rows_of_proof(stream):
+        broken = None
+        for name, row, values in first_rows(stream, *PROOF):
             looked_at += [values] if len(looked_at) < _LOOKED_AT else []
             fields = fields or shown([values], [*values][:_FIELDS_NAMED])
             unseen = {key: name for key, name in unseen.items() if name not in values}
             problem = self._problem(values)
             problems[problem] += 1
             has_labels |= has_label(values)
-            if broken is None and problem is not None and (always_stops(problem) or (stops and is_mistake(problem))):
+            if broken is None and problem is not None and stops_at(problem, self._on_broken):
                 broken = (name, row, problem, values)
             is_proven = not unseen and (self.kto is None or has_labels) and (len(problems) > 1 or not problems.keys() & _OF_FORM.keys())
-            if is_proven and (not stops or broken is not None or problems.total() >= _SEARCHED):
+            if is_proven and (self._on_broken != "stop" or broken is not None or problems.total() >= _SEARCHED):
                 break
         ends_here = next(stream, None) is None
         fitting = partial(advice, looked_at, lambda keys: self.fits(looked_at, keys))
@@ -225,10 +233,13 @@ class ChatJsonl(DecodesText, SftSource):
         return False
 
     def _problem(self, values: dict[str, Any]) -> str | None:
+        made = self._made_of(values)
+        return made if isinstance(made, str) else example_problem(Conversation(made[0], rejected=made[1]), self.roles)
+
+    def _made_of(self, values: dict[str, Any]) -> tuple[list[Message], list[Message] | None, list[Any] | None] | str:
+        """Return the messages of a row, those of the rejected side or None, and the tools. Return the reason if the row has none."""
         made, tools = self.example_of(values), self._tools(values)
-        if isinstance(made, str) or isinstance(tools, str):
-            return made if isinstance(made, str) else str(tools)
-        return example_problem(Conversation(made[0], rejected=made[1]), self.roles)
+        return made if isinstance(made, str) else tools if isinstance(tools, str) else (*made, tools)
 
     @property
     def _on_broken(self) -> OnBroken | None:
@@ -290,14 +301,13 @@ class ChatJsonl(DecodesText, SftSource):
                         others = [other for other, value in values.items() if value is not None and _is_right(key, value)]
                         wrong[key] = (file.name, row, values[name], others[:_FIELDS_NAMED])
                 missing = next((key for key, name in needed.items() if name not in values), None)
-                made = f"missing_{missing}" if missing else self.example_of(values)
-                tools = self._tools(values)
-                if isinstance(made, str) or isinstance(tools, str):
-                    broken.refuse(made if isinstance(made, str) else str(tools), file.name, row)
+                made = f"missing_{missing}" if missing else self._made_of(values)
+                if isinstance(made, str):
+                    broken.refuse(made, file.name, row)
                     continue
-                if not decoding.admits(file.name, *_contents(made), replaced=replaced, row=row):
+                messages, rejected, tools = made
+                if not decoding.admits(file.name, *_contents((messages, rejected)), replaced=replaced, row=row):
                     continue
-                messages, rejected = made
                 yield Conversation(messages, row_id(values.get("id"), file.name, row), file.name, row, rejected=rejected, tools=tools)
         if "first" in state and state["unseen"]:
             name, row, fields = state["first"]

@@ -16,6 +16,9 @@ from niels_cache_assets.sources.reading.rows import HeldText
 from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
+_TEXTS = ("instruction", "response", "context")
+_COLUMNS = (*_TEXTS, "category")
+
 
 class Dolly15k(HubData, SftSource):
     """Databricks' Dolly: one turn in each row. A `context` is added to the instruction."""
@@ -28,29 +31,27 @@ class Dolly15k(HubData, SftSource):
         return valid_batches(self._conversations(context), context.report)
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
-        decoding = Decoding(self, context, of_files=self.reads_files)
+        decoding = Decoding(self, context)
         held = {name: HeldText(name) for name in ("instruction", "response")}
         for part in self.upstream_splits():
             context.report.split = part.split
-            for columns, files, rows, damaged in self.stream(part, context, self._columns, texts=("instruction", "response", "context")):
-                for index, (instruction, response, extra, category) in enumerate(zip(*columns.values(), strict=True)):
-                    replaced = decoding.count(files[index], damaged[index]) if index in damaged else 0
-                    for name, value in (("instruction", instruction), ("response", response)):
-                        held[name].problem(value, files[index], rows[index])
-                    given = (text for text in (instruction, response, extra) if isinstance(text, str))
-                    if not decoding.admits(files[index], *given, replaced=replaced, row=rows[index]):
-                        continue
-                    user = instruction if instruction == "" else joined(instruction, extra, "\n\ncontext:\n")
-                    messages = instruction_messages(self.system_message, user, response)
-                    file, row = files[index], rows[index]
-                    if not isinstance(category, str | None):
-                        raise NielsCacheError(f"{file}: row {row}: category is {category!r:.40}; write a string, or null")
-                    yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)
+            for values, file, row, damage in self.rows(part, context, self._columns, texts=_TEXTS):
+                replaced = decoding.count(file, damage)
+                for name, field in held.items():
+                    field.problem(values[name], file, row)
+                given = (values[name] for name in _TEXTS if isinstance(values[name], str))
+                if not decoding.admits(file, *given, replaced=replaced, row=row):
+                    continue
+                instruction, response, extra, category = map(values.get, _COLUMNS)
+                user = instruction if instruction == "" else joined(instruction, extra, "\n\ncontext:\n")
+                if not isinstance(category, str | None):
+                    raise NielsCacheError(f"{file}: row {row}: category is {category!r:.40}; write a string, or null")
+                messages = instruction_messages(self.system_message, user, response)
+                yield Conversation(messages, f"{file}#{row}", file, row, category=category, split=part.split)
         for field in held.values():
-            field.tell(context, {}, key=None)
+            field.tell(context)
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
-        wanted = ["instruction", "response", "context", "category"]
-        if missing := [name for name in wanted if name not in fields]:
+        if missing := [name for name in _COLUMNS if name not in fields]:
             raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
-        return wanted
+        return [*_COLUMNS]

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -74,11 +74,17 @@ def identity_of_ids(ids: Collection[str]) -> dict[str, str]:
 
 
 def without_excluded(batches: Iterator[Documents], path: str | None, report: SourceReport) -> Iterator[Documents]:
-    """Return the batches without the documents whose ids are in the file `path`. None: all batches, unchanged.
+    """Yield the batches without the documents whose ids are in the file `path`. None: all batches, unchanged.
 
     The removed documents are counted in `dropped` and `facts` of the report.
     """
-    return batches if path is None else _without(batches, excluded_ids(path), report)
+    if path is None:
+        yield from batches
+        return
+    ids = excluded_ids(path)
+    for each in batches:
+        if len(batch := rest_of(DocumentBatch.of(each), ids, report)):
+            yield batch
 
 
 def rest_of(batch: DocumentBatch, ids: Collection[str], report: SourceReport) -> DocumentBatch:
@@ -93,12 +99,6 @@ def rest_of(batch: DocumentBatch, ids: Collection[str], report: SourceReport) ->
     report.drop_row(EXCLUDED, first.file, first.row, count=int(gone.sum()))
     report.facts[EXCLUDED] = removed  # a new mapping, because earlier positions keep the old one
     return batch[~gone]
-
-
-def _without(batches: Iterable[Documents], ids: frozenset[str], report: SourceReport) -> Iterator[DocumentBatch]:
-    for each in batches:
-        if len(batch := rest_of(DocumentBatch.of(each), ids, report)):
-            yield batch
 
 
 @lru_cache(maxsize=8)  # each of many parts asks for that of the same list

@@ -36,8 +36,6 @@ _PHRASE_DISTANCE = 500  # the phrase may come this many characters before the en
 class Gutenberg(HubData, PretrainSource):
     """Books of a hub data set, or all *.txt below `path`."""
 
-    code_version: ClassVar[str] = "2"
-    files_code_version: ClassVar[str] = "3"
     endings: ClassVar[tuple[str, ...]] = (".txt",)
 
     source: Literal["gutenberg"] = "gutenberg"
@@ -71,20 +69,19 @@ class Gutenberg(HubData, PretrainSource):
                     yield from _book(Document(text, file.name, file.name), context)
 
     def _hub_books(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
-        decoding, held = Decoding(self, context, of_files=self.reads_files), HeldText()
+        decoding, held = Decoding(self, context), HeldText()
         for part, start in places.parts(self.upstream_splits()):
             choose = lambda fields, part=part: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731
-            for columns, files, rows, damaged in self.stream(part, context, choose, start=start, without=set()):
-                ((held.field, texts),) = columns.items()
-                for index, (text, file, row) in enumerate(zip(texts, files, rows, strict=True)):
-                    places.file, places.row = file, row + 1
-                    replaced = decoding.count(file, damaged[index]) if index in damaged else 0
-                    problem = held.problem(text, file, row)
-                    if problem and problem != "empty":  # `admits` may reject an empty text
-                        context.report.drop_row(problem, file, row)
-                    elif decoding.admits(file, text, replaced=replaced, row=row):
-                        yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
-        held.tell(context, {}, key=None)
+            for values, file, row, damage in self.rows(part, context, choose, start=start, without=set()):
+                ((held.field, text),) = values.items()
+                places.file, places.row = file, row + 1
+                replaced = decoding.count(file, damage)
+                problem = held.problem(text, file, row)
+                if problem and problem != "empty":  # `admits` may reject an empty text
+                    context.report.drop_row(problem, file, row)
+                elif decoding.admits(file, text, replaced=replaced, row=row):
+                    yield from _book(Document(text, f"{file}#{row}", file, row, split=part.split), context)
+        held.tell(context)
 
 
 def _book(whole: Document, context: StreamContext) -> Iterator[Document]:

@@ -30,7 +30,7 @@ from niels_cache_assets.sources.reading.rows import HeldText
 from niels_cache_assets.sources.reading.where import ChoosesRows
 from niels_cache_assets.sources.text_column import MISSING, TEXT_FIELD_HELP
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, StreamContext
-from niels_cache_assets.sources.with_parts import FileReader, SourceWithParts
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -53,8 +53,6 @@ _READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # by the load
 class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
     """One document per row of a hub data set."""
 
-    code_version: ClassVar[str] = "2"
-    files_code_version: ClassVar[str] = "3"
     shuffles_itself: ClassVar[bool] = True
 
     shuffle_buffer: NonNegativeInt = Field(defaults.SHUFFLE_BUFFER, description="Documents in Hugging Face's shuffle buffer; 0: no shuffle")
@@ -119,7 +117,7 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
         found = {part.split: files for part, files in self.files_by_part()}
         return [each for file in files for each in located_among(found[file.split], [file])]
 
-    def file_reader(self, names: Sequence[str]) -> FileReader:
+    def file_reader(self, names: Sequence[str]) -> Parquet | Jsonl:
         """Return our own reader, because the stream of the hub's library cannot begin at a file."""
         kind = format_of(list(names)), self.reads_files
         if kind not in _READERS:
@@ -130,7 +128,7 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         places, held = RowsPass(context), HeldText()
-        drop, decoding = context.report.drop_row, Decoding(self, context, of_files=self.reads_files)
+        drop, decoding = context.report.drop_row, Decoding(self, context)
         fields: dict[str, bool] = {}  # the fields of the current part
         where, id_field = self.condition, self.id_field or "id"
         without: set[str] = set()

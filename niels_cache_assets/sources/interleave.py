@@ -69,7 +69,7 @@ class Interleave(PretrainSource):
     def _digest(self, siblings: Mapping[str, PretrainSource], revisions: Mapping[str, str | None]) -> str:
         digest = hashlib.sha256()
         for name, member in self._sources(siblings).items():
-            rule = "\0without its val" if member.seeded_val_frac else ""  # a member without val_frac keeps the digest of older versions
+            rule = "\0without its val" if member.seeded_val_frac else ""
             rule += "\0read by file" if member.parts > 1 and member.shuffles_itself else ""
             revision = with_references(member, revisions[name], siblings)
             digest.update(f"{name}\0{member.identity()}\0{revision}{growth_that_counts(member.added)}{rule}\n".encode())

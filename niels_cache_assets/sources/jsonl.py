@@ -8,9 +8,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, ClassVar, Literal
 
-from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.columns import RowCollector, is_plain, require_columns
+from niels_cache_assets.sources.reading.columns import is_plain, require_columns
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged, RowFileSource
@@ -26,7 +26,6 @@ class Jsonl(KeepsDamaged, RowFileSource):
     index of its line in the file. Blank lines are counted too.
     """
 
-    code_version: ClassVar[str] = "3"
     endings: ClassVar[tuple[str, ...]] = with_compressions(".jsonl", ".ndjson", ".json")
 
     source: Literal["jsonl"] = "jsonl"
@@ -38,18 +37,22 @@ class Jsonl(KeepsDamaged, RowFileSource):
         if text_field is None:
             return
         held = rows.HeldText(text_field)
-        for name, row, values in rows.rows_of_proof(self._rows(FilePass(files, context), context)):
+        for name, row, values in rows.first_rows(self._rows(FilePass(files, context), context), *rows.PROOF):
             if held.problem(values.get(text_field), name, row) in (None, "empty"):
                 return
         rows.require_text(held, _fields(self._first_rows(files)))
 
-    def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
+    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         found = self.files_of(context)
         text_field = self.text_field_at(found, context) or TEXT  # without rows there is no field, but files may be damaged
-        id_field = self.id_field or "id"
-        report, files, held = context.report, FilePass(found, context), rows.HeldText(text_field)
-        decoding, text_of = Decoding(self, context, of_files=self.reads_files), lambda row: [row.get(text_field)]
-        waiting, where = RowCollector(files), self.condition
+        files, held = FilePass(found, context), rows.HeldText(text_field)
+        yield from rows.batched(self._documents(files, held, context), files)
+        if held.is_wrong:
+            held.tell(context, _fields(self._first_rows(found)), key="text_field")
+
+    def _documents(self, files: FilePass, held: rows.HeldText, context: StreamContext) -> Iterator[Document]:
+        text_field, id_field, where, report = held.field, self.id_field or "id", self.condition, context.report
+        decoding, text_of = Decoding(self, context), lambda row: [row.get(text_field)]
         for name, row, values in self._rows(files, context, text_field):
             if where is not None and (problem := where.problem(values)):
                 report.drop_row(problem, name, row)
@@ -65,13 +68,8 @@ class Jsonl(KeepsDamaged, RowFileSource):
             held.saw_text()
             title = values.get("title")
             title = writable(title) if isinstance(title, str) else None
-            kept = self.kept_of(values, name, row)
-            if waiting.add(text, values.get(id_field), name, row, title, kept):  # type: ignore[arg-type]
-                yield waiting.batch()
-        if waiting:
-            yield waiting.batch()
-        if held.is_wrong:
-            held.tell(context, _fields(self._first_rows(found)), key="text_field")
+            source_id, kept = rows.row_id(values.get(id_field), name, row), self.kept_of(values, name, row)
+            yield Document(text, source_id, name, row, title, kept=kept)  # type: ignore[arg-type]
 
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
         pipe = next((file for file in files if os.path.exists(file.url) and not os.path.isfile(file.url)), None)

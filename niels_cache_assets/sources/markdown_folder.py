@@ -51,7 +51,6 @@ class Notes(DecodesText, PretrainSource):
 class MarkdownFolder(Notes):
     """All *.md below `path`."""
 
-    code_version: ClassVar[str] = "2"
     endings: ClassVar[tuple[str, ...]] = (".md",)
 
     source: Literal["markdown_folder"] = "markdown_folder"

@@ -64,14 +64,14 @@ class Oasst1(HubData, SftSource):
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
         context.report.facts["trees"] = 0
-        decoding, held = Decoding(self, context, of_files=self.reads_files), HeldText()
+        decoding, held = Decoding(self, context), HeldText()
         report = context.report
         for part in self.upstream_splits():
             report.split = part.split
             for nodes in self._trees(part, context, decoding):
                 report.facts["trees"] += 1
                 yield from threads(self._kept(nodes, report, decoding, held), self.max_messages, report, part.split)
-        held.tell(context, {}, key=None)
+        held.tell(context)
 
     def _kept(self, nodes: list[Node], report: SourceReport, decoding: Decoding, held: HeldText) -> list[Node]:
         kept = []
@@ -101,15 +101,13 @@ class Oasst1(HubData, SftSource):
                         context.report.drop_row("missing_prompt", file.name, row)
             return
         grouped: dict[str, list[Node]] = {}
-        for columns, names, rows, damaged in self.stream(part, context, self._columns, texts=("text",)):
-            empty = [None] * len(rows)
-            replaced = [decoding.count(names[index], damaged[index]) if index in damaged else 0 for index in range(len(rows))]
-            for values in zip(*(columns.get(name, empty) for name in (*_NEEDED, *_OPTIONAL)), names, rows, replaced, strict=True):
-                message_id, parent_id, tree_id, *others = values
-                if not all(value is None or isinstance(value, str) for value in (parent_id, tree_id)):
-                    context.report.drop_row("malformed_message", others[-3], others[-2])
-                    continue
-                grouped.setdefault(tree_id, []).append(Node(message_id, parent_id, tree_id, *others))
+        for values, file, row, damage in self.rows(part, context, self._columns, texts=("text",)):
+            replaced = decoding.count(file, damage)
+            message_id, parent_id, tree_id, *others = map(values.get, (*_NEEDED, *_OPTIONAL))
+            if all(value is None or isinstance(value, str) for value in (parent_id, tree_id)):
+                grouped.setdefault(tree_id, []).append(Node(message_id, parent_id, tree_id, *others, file, row, replaced))
+            else:
+                context.report.drop_row("malformed_message", file, row)
         yield from grouped.values()
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:

@@ -177,27 +177,18 @@ def pair_problem(chosen: Messages, rejected: Messages) -> str | None:
     return None if prompt and replies else PROMPTS_DIFFER
 
 
-def conversation_hash(chosen: Messages, rejected: Messages) -> str:
-    """Return the hash of the beginning of the prompt of a pair, up to the first message of the user, as `prompt_hash` makes it.
-
-    It is the same for a prompt and for all prompts that continue it.
-    """
-    prompt = _prompt(chosen, rejected)
-    first = next((number for number, message in enumerate(prompt, 1) if message["role"] == "user"), len(prompt))
-    return _hash_of(prompt[:first])
-
-
-def prompt_hash(chosen: Messages, rejected: Messages) -> str:
+def prompt_hash(chosen: Messages, rejected: Messages, *, split_by: str = "prompt") -> str:
     """Return the hash of the prompt of a pair, 15 hex digits.
 
     It is over the speaker, the text and the calls of each message. Each run of white space counts as one blank, because templates remove or
-    change white space. The arguments of a call count as JSON values. Other keys of a message, such as an id, do not count.
+    change white space. The arguments of a call count as JSON values. Other keys of a message, such as an id, do not count. With
+    split_by = "conversation", the hash is over the messages up to the first one of the user. So it is the same for a prompt and for all
+    prompts that continue it.
     """
-    return _hash_of(_prompt(chosen, rejected))
-
-
-def _hash_of(messages: Messages) -> str:
-    return sha256_text(_as_json(messages))[:_HASH_DIGITS]
+    prompt = chosen[: prompt_length(chosen, rejected)]
+    if split_by == "conversation":
+        prompt = prompt[: next((number for number, message in enumerate(prompt, 1) if message["role"] == "user"), len(prompt))]
+    return sha256_text(_as_json(prompt))[:_HASH_DIGITS]
 
 
 def _are_same(some: Messages, others: Messages) -> bool:
@@ -209,10 +200,6 @@ def _as_json(messages: Messages) -> str:
     calls = [with_arguments(message, json_value).get("tool_calls") or None for message in messages]
     said = [[each["role"], _squeezed(each.get("content") or ""), made] for each, made in zip(messages, calls, strict=True)]
     return json.dumps(said, sort_keys=True, default=str)
-
-
-def _prompt(chosen: Messages, rejected: Messages) -> Messages:
-    return chosen[: prompt_length(chosen, rejected)]
 
 
 def _squeezed(text: Any) -> Any:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.columns import Collector, Texts, batch_of, ids_of_column, require_columns, texts_of_column
-from niels_cache_assets.sources.reading.encodings import Decoding
+from niels_cache_assets.sources.reading.columns import Collector, batch_of, ids_of_column, require_columns, texts_of_column
+from niels_cache_assets.sources.reading.encodings import Decoding, refuse_length
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
-from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.parquet_files import NumberedRows, is_text_type, joined, made_ahead, may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.where import DROPPED
@@ -22,17 +19,12 @@ from niels_cache_assets.sources.text_column import MISSING, ROWS, choose_text_fi
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.strings import Objects, Strings, repeated
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
 MOST_ROWS = 2048  # of a joined batch: as many short documents as one task of the encoder
 
 
 class Parquet(RowFileSource):
     """Parquet files. Only the text and id columns, a string column `title`, and the columns of `where` and `keep` are read."""
 
-    code_version: ClassVar[str] = "3"
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
 
     source: Literal["parquet"] = "parquet"
@@ -49,7 +41,7 @@ class Parquet(RowFileSource):
 
         collector = Collector(files, left_out=None if self.condition is None else left_out)
         for file in files.files():
-            yield from self._file_documents(file, files, text_field, held, collector, context)
+            yield from self._file_documents(file, files, held, collector, context)
         yield from collector.rest()
         if held.is_wrong:
             fields, kind = self._columns(found, text_field)
@@ -100,18 +92,11 @@ class Parquet(RowFileSource):
         return {}, None
 
     def _file_documents(
-        self,
-        file: SourceFile,
-        files: FilePass,
-        text_field: str,
-        held: rows.HeldText,
-        collector: Collector,
-        context: StreamContext,
+        self, file: SourceFile, files: FilePass, held: rows.HeldText, collector: Collector, context: StreamContext
     ) -> Iterator[DocumentBatch]:
-        id_field, where, position = self.id_field or "id", self.condition, files.position
+        text_field, id_field, where, position = held.field, self.id_field or "id", self.condition, files.position
         name, limit, drop = file.name, self.max_document_bytes, context.report.drop_row
-        decoding = Decoding(self, context, of_files=self.reads_files)
-        names = repeated(name, max(MOST_ROWS, rows.PARQUET_ROWS))
+        decoding = Decoding(self, context)
         with open_parquet(file) as parquet:
             position.rows, fields = parquet.rows, parquet.columns
             if text_field not in fields:
@@ -130,15 +115,12 @@ class Parquet(RowFileSource):
             tables = parquet.batches(
                 sorted(columns), most_rows=rows.PARQUET_ROWS, start=position.row, wanted=where.may_match if where else None
             )
+            names = repeated(name, max(MOST_ROWS, rows.PARQUET_ROWS))
+            checked = partial(self._checked, name, names, text_field, id_field if has_id else None, has_title)
+            for _, batch, values, odd, damaged in made_ahead(joined(tables, most_rows=MOST_ROWS, of=rows.BATCH_DOCUMENTS), checked):
 
-            def columns_of(decoded: NumberedRows) -> _Columns:
-                return self._columns_of(*decoded, text_field, id_field if has_id else None, has_title=has_title, of=name)
-
-            for read in made_ahead(joined(tables, most_rows=MOST_ROWS, of=rows.BATCH_DOCUMENTS), columns_of):
-                values, texts, damaged, numbers = read.values, read.texts, read.damaged, read.numbers
-
-                def is_document(index: int, values=values, damaged=damaged, numbers=numbers) -> bool:  # type: ignore[no-untyped-def]
-                    text, row = values[index], int(numbers[index])
+                def is_document(index: int, batch=batch, values=values, damaged=damaged) -> bool:  # type: ignore[no-untyped-def]
+                    text, row = values[index], int(batch.row[index])
                     replaced = decoding.count_marked(name, damaged.get(index))
                     if problem := held.problem(text, name, row):
                         drop(problem, name, row)
@@ -147,62 +129,44 @@ class Parquet(RowFileSource):
                         refuse_length(f"{name}: row {row}", limit)
                     return decoding.admits(name, text, replaced=replaced, row=row)
 
-                count = len(values)
-                if len(texts.odd) < count:
+                if len(odd) < len(batch):
                     held.saw_text()
-                batch = batch_of(
-                    texts,
-                    files=names[:count],
-                    numbers=numbers,
-                    ids=read.ids,
-                    titles=read.titles,
-                    kept=read.kept,
-                )
-                yield from collector.add(batch, odd=texts.odd, is_document=is_document)
+                yield from collector.add(batch, odd=odd, is_document=is_document)
             if where is not None:
                 collector.reach(parquet.rows)
 
-    def _columns_of(
-        self, numbers: NDArray[np.int64], table: pa.RecordBatch, text_field: str, id_field: str | None, *, has_title: bool, of: str
-    ) -> _Columns:
-        """Return the rows that stay. numbers: the number of each row in the file `of`."""
-        nbytes = table.nbytes
+    def _checked(
+        self, name: str, names: Strings | Objects, text_field: str, id_field: str | None, has_title: bool, decoded: NumberedRows
+    ) -> _Checked:
+        """Return the rows that stay. name, names: that of the file, and a column with it. id_field: None without such a column."""
+        numbers, table = decoded
         if self.condition is not None:
-            stays = self.condition.mask(table, of)
+            stays = self.condition.mask(table, name)
             if not stays.all():
                 table, numbers = table.filter(stays), numbers[stays]
         values, texts, damaged = texts_of_column(
             table[text_field], encoding=self.encoding, limit=self.max_document_bytes, judged=self.reads_files
         )
-        return _Columns(
-            nbytes=nbytes,
+        kept = zip(rows.rows_in(table.select(list(self.keep)), self.encoding), numbers.tolist(), strict=True) if self.keep else None
+        batch = batch_of(
+            texts,
+            files=names[: len(numbers)],
             numbers=numbers,
-            values=values,
-            texts=texts,
-            damaged=damaged,
             ids=None if id_field is None else ids_of_column(table[id_field], self.encoding),
             titles=rows.column_values(table["title"], self.encoding) if has_title else None,
-            kept=self._kept(table, numbers, of) if self.keep else None,
+            kept=kept and [self.kept_of(each, name, number) for each, number in kept],
         )
-
-    def _kept(self, table: pa.RecordBatch, numbers: NDArray[np.int64], file: str) -> list[str | None]:
-        """Return the kept values of each row as JSON."""
-        values = rows.rows_in(table.select(list(self.keep)), self.encoding)
-        return [self.kept_of(each, file, number) for each, number in zip(values, numbers.tolist(), strict=True)]
+        return _Checked(decoded.nbytes, batch, values, texts.odd, damaged)
 
 
-class _Columns(NamedTuple):
-    """The columns of a batch. They are made and checked by the thread that decodes the batch.
+class _Checked(NamedTuple):
+    """A batch, which is made and checked by the thread that decodes it.
 
-    nbytes: the size of the batch in Arrow's form. numbers: (n,) int64, the number of each row in its file. values, texts, damaged: see
-    texts_of_column. ids, titles: None without such a column. kept: None without `keep`.
+    nbytes: its size in Arrow's form. values: of its text column. odd: the rows to look at (see Texts). damaged: see texts_of_column.
     """
 
     nbytes: int
-    numbers: NDArray[np.int64]
+    batch: DocumentBatch
     values: Sequence[Any] | Strings | Objects
-    texts: Texts
+    odd: Sequence[int]
     damaged: dict[int, str]
-    ids: Sequence[Any] | Strings | Objects | None
-    titles: Sequence[str | None] | None
-    kept: Sequence[str | None] | None

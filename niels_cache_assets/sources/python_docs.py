@@ -13,9 +13,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-from pydantic import Field
+from typing import Literal, NamedTuple
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading.encodings import read_text
@@ -23,16 +21,13 @@ from niels_cache_assets.sources.reading.files import SourceFile, files_digest, w
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.old_paths import former_names
-
-if not TYPE_CHECKING:  # otherwise a type checker would accept every name
-    __getattr__ = former_names(__name__, "niels_cache_assets.sources.python_help")
 
 # Folders with tests, with vendored or generated code, or with packages that are not part of the standard library.
 SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "ensurepip", "__pycache__"}
 )
 
+MIN_CHARACTERS = 40  # shorter docstrings are dropped and counted
 _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -50,7 +45,6 @@ class PythonDocs(PretrainSource):
     """One document per module, class, function and method: its qualified name, a blank line, its docstring."""
 
     source: Literal["python_docs"] = "python_docs"
-    min_characters: int = Field(40, ge=1, description="Docstrings shorter than this are dropped (and counted)")
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
         return stdlib_revision()
@@ -59,8 +53,8 @@ class PythonDocs(PretrainSource):
         return batched(self._documents(context))
 
     def _documents(self, context: StreamContext) -> Iterator[Document]:
-        for found in documented_objects(frozenset({"module", "class", "function", "method"})):
-            if len(found.doc) < self.min_characters:
+        for found in documented_objects():
+            if len(found.doc) < MIN_CHARACTERS:
                 context.report.drop_row("short_docstring", found.file, found.line)
             else:
                 yield Document(f"{found.name}\n\n{found.doc}", found.name, found.file, found.line, title=found.name)
@@ -83,8 +77,8 @@ def stdlib_revision() -> str:
     return f"{sys.implementation.name}-{platform.python_version()} {files_digest(stdlib_files())}"
 
 
-def documented_objects(kinds: frozenset[str]) -> Iterator[DocumentedObject]:
-    """Yield all objects of these kinds that have a docstring, file by file, in source order.
+def documented_objects() -> Iterator[DocumentedObject]:
+    """Yield all objects that have a docstring, file by file, in source order.
 
     Private objects are included. Objects inside functions are not.
     """
@@ -96,12 +90,12 @@ def documented_objects(kinds: frozenset[str]) -> Iterator[DocumentedObject]:
                 tree = ast.parse(read_text(file)[0])
         except SyntaxError:
             continue  # a file of a different tool (a template) whose name ends in .py
-        if "module" in kinds and (doc := ast.get_docstring(tree)):
+        if doc := ast.get_docstring(tree):
             yield DocumentedObject("module", module, doc, file.name, 0)
         stack = _definitions(tree, module)
         while stack:
             node, name, kind = stack.pop()
-            if kind in kinds and (doc := ast.get_docstring(node)):
+            if doc := ast.get_docstring(node):
                 yield DocumentedObject(kind, name, doc, file.name, node.lineno - 1)
             if isinstance(node, ast.ClassDef):
                 stack.extend(_definitions(node, name))

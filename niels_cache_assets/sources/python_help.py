@@ -8,20 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import Field
-
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.conversations import valid_batches
 from niels_cache_assets.sources.python_docs import DocumentedObject, documented_objects, stdlib_revision
 from niels_cache_assets.sources.types import SftSource, StreamContext
+
+MIN_CHARACTERS = 60  # shorter docstrings are dropped and counted
+MAX_CHARACTERS = 800  # an answer has whole paragraphs up to this length, and at least the first paragraph
 
 
 class PythonHelp(SftSource):
     """Questions about public functions and classes, answered by the first paragraphs of their docstrings."""
 
     source: Literal["python_help"] = "python_help"
-    min_characters: int = Field(60, ge=1, description="Docstrings shorter than this are dropped (and counted)")
-    max_characters: int = Field(800, ge=1, description="An answer has whole paragraphs up to this length, and at least the first paragraph")
 
     def revision(self, siblings: Mapping[str, Any]) -> str | None:
         return stdlib_revision()
@@ -30,25 +29,26 @@ class PythonHelp(SftSource):
         return valid_batches(self._conversations(context), context.report)
 
     def _conversations(self, context: StreamContext) -> Iterator[Conversation]:
-        for found in documented_objects(frozenset({"class", "function"})):
-            if any(part.startswith("_") for part in found.name.split(".")):
+        for found in documented_objects():
+            if found.kind not in ("class", "function") or any(part.startswith("_") for part in found.name.split(".")):
                 continue
-            if len(found.doc) < self.min_characters:
+            if len(found.doc) < MIN_CHARACTERS:
                 context.report.drop_row("short_docstring", found.file, found.line)
             else:
-                yield self._conversation(found)
+                yield _conversation(found)
 
-    def _conversation(self, found: DocumentedObject) -> Conversation:
-        first, *others = found.doc.split("\n\n")
-        answer = first
-        for paragraph in others:
-            if len(answer) + 2 + len(paragraph) > self.max_characters:
-                break
-            answer = f"{answer}\n\n{paragraph}"
-        return Conversation(
-            [{"role": "user", "content": f"What does `{found.name}` do?"}, {"role": "assistant", "content": answer}],
-            source_id=found.name,
-            file=found.file,
-            row=found.line,
-            category=found.kind,
-        )
+
+def _conversation(found: DocumentedObject) -> Conversation:
+    first, *others = found.doc.split("\n\n")
+    answer = first
+    for paragraph in others:
+        if len(answer) + 2 + len(paragraph) > MAX_CHARACTERS:
+            break
+        answer = f"{answer}\n\n{paragraph}"
+    return Conversation(
+        [{"role": "user", "content": f"What does `{found.name}` do?"}, {"role": "assistant", "content": answer}],
+        source_id=found.name,
+        file=found.file,
+        row=found.line,
+        category=found.kind,
+    )

@@ -14,9 +14,8 @@ from pydantic import Field
 from niels_cache_assets.documents import Document
 from niels_cache_assets.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.sources.markdown_folder import Notes
-from niels_cache_assets.sources.reading.encodings import Decoding, marked_json, read_text
+from niels_cache_assets.sources.reading.encodings import Decoding, marked_json, read_text, refuse_length
 from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder, writable
-from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.rows import row_id
 from niels_cache_assets.sources.types import ConfigPath, StreamContext
@@ -27,7 +26,6 @@ from niels_cache_runtime.format.meta import unique_keys
 class Roam(Notes):
     """A Roam graph: *.md and JSON exports below `path`, or one JSON export."""
 
-    code_version: ClassVar[str] = "4"
     endings: ClassVar[tuple[str, ...]] = (".md", ".json")
 
     source: Literal["roam"] = "roam"

@@ -11,10 +11,9 @@ from pydantic import Field
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.compressed import OnDamage, with_compressions
-from niels_cache_assets.sources.reading.encodings import Decoding, encoding_of, read_lines, read_text
+from niels_cache_assets.sources.reading.encodings import Decoding, encoding_of, read_lines, read_text, refuse_length
 from niels_cache_assets.sources.reading.file_source import FileSource, KeepsDamaged
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
-from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition
 from niels_cache_assets.sources.types import StreamContext
 
@@ -24,7 +23,6 @@ class Text(KeepsDamaged, FileSource):
     each document: its number within the file.
     """
 
-    code_version: ClassVar[str] = "2"
     endings: ClassVar[tuple[str, ...]] = with_compressions(".txt", ".md", ".rst")
 
     source: Literal["text"] = "text"
@@ -58,14 +56,12 @@ class Text(KeepsDamaged, FileSource):
                 position.row = position.rows = 1
                 yield 0, *read_text(file, on_damage, encoding=self.encoding, limit=limit)
             return
-        pieces = _lines if self.sample_by == "line" else _paragraphs
         with reading(file), open_bytes(file, on_damage) as stream:
-            yield from pieces(stream, position, file.name, limit, self.encoding)
-
-
-def _lines(stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str) -> Iterator[tuple[int, str, str | None]]:
-    for index, line, marked in read_lines(stream, position, where, limit, encoding):
-        yield index, line.rstrip("\r\n"), marked
+            if self.sample_by == "paragraph":
+                yield from _paragraphs(stream, position, file.name, limit, self.encoding)
+                return
+            for index, line, marked in read_lines(stream, position, file.name, limit, self.encoding):
+                yield index, line.rstrip("\r\n"), marked
 
 
 def _paragraphs(stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str) -> Iterator[tuple[int, str, str | None]]:

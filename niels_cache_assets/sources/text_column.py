@@ -84,20 +84,13 @@ def kind_of_value(value: str) -> str | None:
     return next((kind for kind, form in forms if form.fullmatch(value) and (kind != "paths" or len(value) <= _MOST_PATH)), None)
 
 
-def kind_of_column(name: str, values: Iterable[Any]) -> str | None:
-    """Return what a column of strings holds instead of text, by its name or its values. Return None if it may hold text.
-
-    values: of some rows. The kinds are "ids", "URLs", "dates", "hashes", "labels", "languages", "paths", "JSON" and "binary data", and
-    "no text" if no value is a string with visible characters.
-    """
-    return _Column(name, values).kind
-
-
-class _Column:
+class Column:
     """A column, by its first values.
 
-    kind: see kind_of_column. is_mixed: whether most values, but not all, have a form that is no text. characters: of all strings, and
-    `inner` of each string inside objects and lists, by its path.
+    kind: what the column holds instead of text, by its name or its values: "ids", "URLs", "dates", "hashes", "labels", "languages",
+    "paths", "JSON", "binary data", or "no text" if no value is a string with visible characters. None if it may hold text. is_mixed:
+    whether most values, but not all, have a form that is no text. characters: of all strings, and `inner` of each string inside objects and
+    lists, by its path.
     """
 
     def __init__(self, name: str, values: Iterable[Any]) -> None:
@@ -113,7 +106,8 @@ class _Column:
         self.kind = kind_of_name(name) or ("no text" if not texts else None)
         if self.kind is None and len(found) == len(texts):
             self.kind = max(dict.fromkeys(found), key=found.count)
-        if self.kind is None and _are_labels(texts):
+        is_short = max(map(len, texts), default=0) <= _LABEL_CHARACTERS
+        if self.kind is None and is_short and len(texts) >= _LEAST_LABELS and len({*texts}) * _MOST_LABELS <= len(texts):
             self.kind = "labels"
         self.inner: dict[str, int] = {}
         for value in self.values:
@@ -136,11 +130,6 @@ class _Column:
         else:
             held = f"{value!r:.{_SAMPLE}}" if with_sample else "no string"
         return f"{self.name} ({held})" if held else self.name
-
-
-def _are_labels(texts: Sequence[str]) -> bool:
-    is_short = max(map(len, texts), default=0) <= _LABEL_CHARACTERS
-    return is_short and len(texts) >= _LEAST_LABELS and len({*texts}) * _MOST_LABELS <= len(texts)
 
 
 def _inner(value: Any, path: str) -> Iterator[tuple[str, int]]:
@@ -204,7 +193,7 @@ def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str
     names = list(dict.fromkeys(name for row in rows for name in row))
     if (text := named_text(names)) is not None:
         return text
-    columns = [_Column(name, [row.get(name) for row in rows]) for name in names]
+    columns = [Column(name, [row.get(name) for row in rows]) for name in names]
     candidates = [column for column in columns if column.holds_strings and column.kind is None]
     inner = {path: size for column in columns for path, size in column.inner.items()}
     largest = max(inner, key=lambda path: inner[path], default=None)
@@ -217,7 +206,7 @@ def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str
     raise UnclearFieldError(*messages)
 
 
-def _why(columns: Sequence[_Column], candidates: Sequence[_Column], largest: str | None, with_samples: bool) -> str:
+def _why(columns: Sequence[Column], candidates: Sequence[Column], largest: str | None, with_samples: bool) -> str:
     """Return why the rows do not decide. largest: see `_advice`."""
     if len(candidates) > 1:
         why = f"and several fields may hold the text: {_listed(candidates, with_samples)}"
@@ -231,7 +220,7 @@ def _why(columns: Sequence[_Column], candidates: Sequence[_Column], largest: str
     return f"{why} ({'other ' if len(candidates) > 1 else ''}fields: {_listed(others, with_samples)})" if others else why
 
 
-def _advice(columns: Sequence[_Column], candidates: Sequence[_Column], largest: str | None, key: str | None) -> str:
+def _advice(columns: Sequence[Column], candidates: Sequence[Column], largest: str | None, key: str | None) -> str:
     """Return what to do if the rows do not decide. largest: the path of the most text inside objects and lists."""
     advice = []
     if largest is not None and len(candidates) < 2:
@@ -248,7 +237,7 @@ def _advice(columns: Sequence[_Column], candidates: Sequence[_Column], largest: 
     return "; or ".join(advice) or "add a field `text` with strings"
 
 
-def _listed(columns: Sequence[_Column], with_samples: bool) -> str:
+def _listed(columns: Sequence[Column], with_samples: bool) -> str:
     more = f", and {len(columns) - _MOST_SHOWN} more" if len(columns) > _MOST_SHOWN else ""
     return ", ".join(column.shown(with_sample=with_samples) for column in columns[:_MOST_SHOWN]) + more
 

@@ -70,12 +70,12 @@ class Source(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     family: ClassVar[Family]
-    code_version: ClassVar[str] = "1"  # raise this by hand if a change gives a different output for the same input
+    code_version: ClassVar[str] = "1"  # raise this in a kind if a change of its code, or of code that it uses, gives other documents
     never_counts: ClassVar[frozenset[str]] = frozenset()  # keys that do not change the source's output
     endings: ClassVar[tuple[str, ...]] = ()  # a folder in `files` stands for all files below it with one of these endings
 
     source: str
-    enabled: bool = Field(True, description="False leaves the data set out: it is not built or checked, and only `list --all` shows it")
+    enabled: bool = Field(True, description="False leaves the data set out: it is not built or checked, and only `status --all` shows it")
 
     @model_validator(mode="before")
     @classmethod
@@ -143,11 +143,6 @@ class Source(BaseModel):
         """
         return {"kind": self.source, "streaming": True}
 
-    @property
-    def version_that_counts(self) -> str:
-        """The code version of the data that this table reads."""
-        return self.code_version
-
     def shown_settings(self) -> dict[str, Any]:
         """Return the settings to show: those of `identity`, without settings that have no effect for this table."""
         return self.identity()
@@ -165,7 +160,7 @@ class Source(BaseModel):
         never = frozenset[str]().union(*(vars(base).get("never_counts", ()) for base in type(self).__mro__))
         settings = settings_that_count(self, self.source, without=PATH_KEYS | never)
         given = [name for name in sorted(PATH_KEYS) if getattr(self, name, None)]
-        return {**settings, "given": given, "code_version": self.version_that_counts}
+        return {**settings, "given": given, "code_version": self.code_version}
 
 
 class PretrainSource(Source):
@@ -334,16 +329,13 @@ class PretrainSource(Source):
         """Yield the documents before `convert`, in batches. `documents` applies `unconverted` and `convert`."""
         return self.documents(context)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops]:
-        """Finish documents of `unconverted`. Return the finished documents, and what was dropped.
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
+        """Finish documents of `unconverted`. Return the finished documents, what was dropped, and (reason, document) for dropped documents
+        that a report may show as examples.
 
         The method and its arguments can be pickled, and it changes nothing else, so that any process can run it.
         """
-        return documents, Drops()
-
-    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
-        """Finish documents as `convert`. Return also (reason, document) for dropped documents that a report may show as examples."""
-        return *self.convert(documents), []
+        return documents, Drops(), []
 
     def gives_plain_text(self, document: Document) -> bool:
         """Return whether `convert` turns the markup of this document into plain text, so that cleaning need not remove markup."""

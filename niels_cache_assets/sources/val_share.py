@@ -74,10 +74,6 @@ class HashRule:
     val_frac: float
     seed: int
 
-    def is_val(self, file: str, row: int) -> bool:
-        """Return whether a document goes to val."""
-        return self._is_below(hashlib.sha256(self._prefix(file)), row)
-
     def split(self, documents: Documents) -> DocumentBatch:
         """Return the documents with their splits. A document that already has a split keeps it."""
         batch = DocumentBatch.of(documents)

@@ -1,10 +1,9 @@
-"""The source `wikipedia`, for articles from the hub's plain text, from a MediaWiki XML dump, or from the output of wikiextractor.
+"""The source `wikipedia`, for articles from the hub's plain text, or from a MediaWiki XML dump.
 
-The file name decides the format. A file whose name ends in `.xml`, or in `.xml-p1p41242` as a part of a dump, is a dump. Every other file
-is JSON Lines (or a .parquet file of the hub). All files may be compressed. Only articles (namespace 0) of a dump are read, and `convert`
-turns their wikitext into text. The `<siteinfo>` of the dump names the language and the namespaces. If a file has none, that of the first
-file that has one counts, because only the first file of a divided dump may have it. Redirects are not articles: `redirects` among the facts
-of the report counts them, and they are not dropped documents. `mediawiki` describes the cost.
+The name of a dump ends in `.xml`, or in `.xml-p1p41242` for a part of a dump. It may be compressed. Only articles (namespace 0) of a dump
+are read, and `convert` turns their wikitext into text. The `<siteinfo>` of the dump names the language and the namespaces. If a file has
+none, that of the first file that has one counts, because only the first file of a divided dump may have it. Redirects are not articles:
+`redirects` among the facts of the report counts them, and they are not dropped documents. `mediawiki` describes the cost.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -25,28 +24,23 @@ from niels_cache_assets.sources.reading.encodings import Damage, Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged
 from niels_cache_assets.sources.reading.files import SourceFile, find_splits, writable
 from niels_cache_assets.sources.reading.places import FilePass, RowsPass
-from niels_cache_assets.sources.reading.rows import HeldText, batched, file_rows, row_id, text_problem
+from niels_cache_assets.sources.reading.rows import HeldText, batched, row_id, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 
 _DUMP = re.compile(r"\.xml(-p\d+p\d+)?(\.(gz|bz2|xz|zst))?$", re.IGNORECASE)
+_COLUMNS = ("text", "id", "title")
 
 
 class Wikipedia(KeepsDamaged, HubData, PretrainSource):
-    """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2) or wikiextractor's JSON Lines (.jsonl, .jsonl.gz)."""
-
-    code_version: ClassVar[str] = "4"  # also raised for a change in `mediawiki`
-    files_code_version: ClassVar[str] = "6"
+    """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2)."""
 
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"
     config: str | None = "20231101.en"
-    files: list[ConfigPath] | None = Field(
-        None, min_length=1, description="Globs of XML dumps, or of wikiextractor's JSON Lines, instead of the hub"
-    )
+    files: list[ConfigPath] | None = Field(None, min_length=1, description="Globs of XML dumps, instead of the hub")
 
-    tables: Literal["drop", "markdown"] = Field("drop", description="'markdown' keeps the tables of a dump, as Markdown")
     headings: Literal["plain", "markdown"] = Field(
         "plain", description="'markdown' keeps the levels of a dump's headings: `== A ==` becomes `## A`"
     )
@@ -56,17 +50,13 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     def _one_origin(self) -> Self:
         if self.files and "dataset" in self.model_fields_set:
             raise ValueError("give files or dataset, not both")
-        if (key := self._key_for_dumps()) and not self.files:
-            raise ValueError(f'{key} = "markdown" needs XML dumps in files, because texts of the hub have no markup; remove {key}')
+        if self.headings == "markdown" and not self.files:
+            raise ValueError('headings = "markdown" needs XML dumps in files, because texts of the hub have no markup; remove headings')
         return self
-
-    def _key_for_dumps(self) -> str:
-        """Return the name of a key that only dumps have a use for, or an empty string."""
-        return next((key for key in ("tables", "headings") if getattr(self, key) == "markdown"), "")
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         for batch in self.unconverted(context):
-            converted, dropped = self.convert(batch)
+            converted, dropped, _ = self.convert(batch)
             context.report.join(dropped)
             if converted:
                 yield converted
@@ -77,27 +67,23 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             parts = self.files_by_part()
             files = FilePass([file for _, found in parts for file in found], context)
             splits = [part.split for part, found in parts for _ in found]
-            yield from batched(self._local(files, splits, context), files)
+            yield from batched(self._dumps(files, splits, context), files)
         else:
             places = RowsPass(context)
             yield from batched(self._hub(places, context), places)
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops]:
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
         """Convert the wikitext of a dump's articles to text. An article without text is dropped as `empty`, and as `list_page` if it has
         only sections that list names or works.
         """
-        converted, dropped, _ = self.convert_all(documents)
-        return converted, dropped
-
-    def convert_all(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
         from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
 
         converted, examples = [], []
         dropped = Drops()
-        sites = self._sites({document.file for document in documents if self.gives_plain_text(document)})
+        sites = self._sites({document.file for document in documents}) if self.files else {}
         for document in documents:
-            if self.gives_plain_text(document):
-                form = Form(sites[document.file], tables=self.tables == "markdown", headings=self.headings == "markdown")
+            if self.files:
+                form = Form(sites[document.file], headings=self.headings == "markdown")
                 text, only_lists = text_or_list(document.text, form)
                 document = document._replace(text=text)
                 if only_lists or not text:
@@ -113,10 +99,8 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
 
     def _sites(self, names: set[str]) -> dict[str, Site]:
         """Return the wiki of each of these dumps."""
-        if not names:
-            return {}
         groups = tuple(tuple(part.files or ()) for part in self.upstream_splits())
-        files = [file for file in _found(groups, names) if _DUMP.search(file.name)]
+        files = _found(groups, names)
         found: dict[str, Site] = {}
         for file in files:
             if file.name in names and file.name not in found:
@@ -127,19 +111,18 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         return {name: found.get(name, NO_SITE) for name in names}
 
     def gives_plain_text(self, document: Document) -> bool:
-        return bool(self.files and _DUMP.search(document.file))
+        return bool(self.files)
 
-    def _local(self, files: FilePass, splits: list[Split | None], context: StreamContext) -> Iterator[Document]:
-        """Yield the articles of local files. `splits`: the split of each file of the pass, or None."""
-        held = HeldText()
+    def _dumps(self, files: FilePass, splits: list[Split | None], context: StreamContext) -> Iterator[Document]:
+        """Yield the articles of dumps. `splits`: the split of each file of the pass, or None."""
         for file in files.files():
-            is_dump = _DUMP.search(file.name)
-            if (key := self._key_for_dumps()) and not is_dump:
-                raise NielsCacheError(f'{file.name}: {key} = "markdown" needs wikitext, and only dumps (.xml) have it; remove {key}')
+            if not _DUMP.search(file.name):
+                raise NielsCacheError(
+                    f'{file.name}: not an XML dump, whose name ends in .xml; read rows with articles with source = "jsonl" or "parquet"'
+                )
             split = context.report.split = splits[files.number]
-            for document in self._dump(file, files, context) if is_dump else self._rows(file, files, context, held):
+            for document in self._dump(file, files, context):
                 yield document._replace(split=split)
-        held.tell(context, {}, key=None)
 
     def _dump(self, file: SourceFile, files: FilePass, context: StreamContext) -> Iterator[Document]:
         drop, decoding = context.report.drop_row, Decoding(self, context)
@@ -158,36 +141,19 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
                 source_id = row_id(page.id or None, file.name, page.row)
                 yield Document(page.text or "", source_id, file.name, page.row, page.title)
 
-    def _rows(self, file: SourceFile, files: FilePass, context: StreamContext, held: HeldText) -> Iterator[Document]:
-        drop, decoding = context.report.drop_row, Decoding(self, context)
-        columns = ("text", "id", "title")
-        limit, on_damage = self.max_document_bytes, self.on_damage(context, files)
-        read = file_rows(file, files.position, encoding=self.encoding, limit=limit, on_damage=on_damage, columns=columns)
-        for row, values in read:
-            text = values.get("text")
-            replaced = 0 if type(values) is dict else decoding.count_row(file.name, values, lambda marked: [marked.get("text")])
-            if problem := held.problem(text, file.name, row):
-                drop(problem if "text" in values else "missing_text_field", file.name, row)
-            elif decoding.admits(file.name, text, replaced=replaced, row=row):  # type: ignore[arg-type]
-                yield Document(text, row_id(values.get("id"), file.name, row), file.name, row, _title(values.get("title")))  # type: ignore[arg-type]
-
     def _hub(self, places: RowsPass, context: StreamContext) -> Iterator[Document]:
-        wanted = ("text", "id", "title")
-        decoding, held = Decoding(self, context, of_files=False), HeldText()
-        choose = lambda fields: [name for name in wanted if name in fields]  # noqa: E731
+        decoding, held = Decoding(self, context), HeldText()
+        choose = lambda fields: [name for name in _COLUMNS if name in fields]  # noqa: E731
         for part, start in places.parts(self.upstream_splits()):
-            for columns, files, rows, damaged in self.stream(part, context, choose, start=start):
-                nothing = [None] * len(files)
-                texts, ids, titles = (columns.get(name, nothing) for name in wanted)
-                for index, (text, source_id, title, file, row) in enumerate(zip(texts, ids, titles, files, rows, strict=True)):
-                    places.file, places.row = file, row + 1
-                    if index in damaged:
-                        decoding.count(file, damaged[index])
-                    if problem := held.problem(text, file, row):
-                        context.report.drop_row(problem, file, row)
-                    else:
-                        yield Document(text, row_id(source_id, file, row), file, row, _title(title), part.split)
-        held.tell(context, {}, key=None)
+            for values, file, row, damage in self.rows(part, context, choose, start=start):
+                places.file, places.row = file, row + 1
+                decoding.count(file, damage)
+                if problem := held.problem(values.get("text"), file, row):
+                    context.report.drop_row(problem, file, row)
+                else:
+                    source_id = row_id(values.get("id"), file, row)
+                    yield Document(values["text"], source_id, file, row, _title(values.get("title")), part.split)
+        held.tell(context)
 
 
 def _found(groups: tuple[tuple[str, ...], ...], names: set[str]) -> Sequence[SourceFile]:

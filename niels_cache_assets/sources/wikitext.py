@@ -13,8 +13,7 @@ from typing import Literal, NamedTuple
 
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, Damage, Decoding
-from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, refuse_length
+from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, Damage, Decoding, refuse_length
 from niels_cache_assets.sources.reading.places import Part, RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
@@ -41,22 +40,18 @@ class Wikitext(HubData, PretrainSource):
         places, held = RowsPass(context), HeldText()
         for part, start in places.parts(self.upstream_splits()):
             rows = self._rows(part, context, start, held)
-            decoding = Decoding(self, context, of_files=self.reads_files)
+            decoding = Decoding(self, context)
             found = articles(rows, context.report, places, limit=self.max_document_bytes, decoding=decoding)
             for batch in batched(found, places):
                 yield [document._replace(split=part.split) for document in batch]
-        held.tell(context, {}, key=None)
+        held.tell(context)
 
     def _rows(self, part: Part, context: StreamContext, start: tuple[str, int] | None, held: HeldText) -> Iterator[Row]:
         choose = lambda fields: [self.text_field_at(fields, part, context, key=None)]  # noqa: E731
-        for columns, files, rows, damaged in self.stream(part, context, choose, keep_linebreaks=True, start=start, without=set()):
-            ((held.field, texts),) = columns.items()
-            for text, file, row in zip(texts, files, rows, strict=True):
-                held.problem(text, file, row)
-            if damaged:
-                yield from map(Row, texts, files, rows, (damaged.get(index, NO_DAMAGE) for index in range(len(texts))))
-            else:
-                yield from map(Row, texts, files, rows)
+        for values, file, row, damage in self.rows(part, context, choose, keep_linebreaks=True, start=start, without=set()):
+            ((held.field, text),) = values.items()
+            held.problem(text, file, row)
+            yield Row(text, file, row, damage)
 
 
 def heading_title(text: str) -> str | None:
@@ -65,14 +60,7 @@ def heading_title(text: str) -> str | None:
     return match[1] if match and not match[1].endswith("=") else None
 
 
-def articles(
-    rows: Iterable[Row],
-    report: SourceReport,
-    places: RowsPass | None = None,
-    *,
-    limit: int = MAX_DOCUMENT_BYTES,
-    decoding: Decoding | None = None,
-) -> Iterator[Document]:
+def articles(rows: Iterable[Row], report: SourceReport, places: RowsPass, *, limit: int, decoding: Decoding) -> Iterator[Document]:
     """Join rows into articles at level-1 headings between blank rows (a formula such as ` = 2 = ` inside a text is not a heading).
 
     The text before the first heading is a separate document. If it is blank, it belongs to the first article. `row` of a document is the
@@ -82,9 +70,16 @@ def articles(
     """
     parts: list[str] = []
     characters = replaced = 0
-    start = Row("", "", 0)
+    start = previous = Row("", "", 0)
     title: str | None = None
-    previous = Row("", "", 0)
+
+    def finished(file: str, row: int) -> Iterator[Document]:
+        """Yield the article of the parts, if it is text. The next one begins at this row."""
+        places.file, places.row = file, row
+        text = "".join(parts)
+        if decoding.admits(start.file, text, replaced=replaced, row=start.row):
+            yield Document(text, f"{start.file}#{start.row}", start.file, start.row, title)
+
     for row, following in pairwise(chain(rows, [None])):
         assert row is not None  # only the last `following` is None
         if type(row.text) is not str:
@@ -94,31 +89,18 @@ def articles(
         new_title = heading_title(row.text) if stands_alone else None
         if new_title is not None or not parts:
             if "".join(parts).strip():
-                if places is not None:
-                    places.file, places.row = row.file, row.row
-                document = _document(parts, start, title)
-                if decoding is None or decoding.admits(document.file, document.text, replaced=replaced, row=document.row):
-                    yield document
+                yield from finished(row.file, row.row)
                 parts, characters, replaced = [], 0, 0
             start, title = row, new_title
         parts.append(row.text)
         characters += len(row.text)
-        if decoding is not None and row.damage.size:
-            replaced += decoding.count(row.file, row.damage)
+        replaced += decoding.count(row.file, row.damage)
         if characters > limit:
             refuse_length(f"{start.file}: the article at row {start.row}", limit)
         previous = row
     if "".join(parts).strip():
-        if places is not None:
-            places.file, places.row = previous.file, previous.row + 1
-        document = _document(parts, start, title)
-        if decoding is None or decoding.admits(document.file, document.text, replaced=replaced, row=document.row):
-            yield document
+        yield from finished(previous.file, previous.row + 1)
 
 
 def _ends_block(neighbour: Row, row: Row) -> bool:
     return neighbour.file != row.file or type(neighbour.text) is not str or not neighbour.text or neighbour.text.isspace()
-
-
-def _document(parts: list[str], start: Row, title: str | None) -> Document:
-    return Document("".join(parts), f"{start.file}#{start.row}", start.file, start.row, title)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from niels_cache_assets.documents import Documents
 from niels_cache_assets.sources.added import added_problem
 from niels_cache_assets.sources.reading.listed import ListedFile
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import PretrainSource
 
 if TYPE_CHECKING:
+    from niels_cache_assets.sources.reading.file_source import RowFileSource
     from niels_cache_assets.sources.reading.files import SourceFile
-
-
-class FileReader(Protocol):
-    """A reader of the files in `StreamContext.files`."""
-
-    def documents(self, context: StreamContext) -> Iterator[Documents]:
-        """Yield the documents of `context.files` in batches."""
-
-    def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
-        """Return the field of the text, from the first rows of these files. Return None if the files hold no rows."""
 
 
 class SourceWithParts(PretrainSource):
@@ -49,8 +39,8 @@ class SourceWithParts(PretrainSource):
         """Return listed files with addresses that open them. Raises NielsCacheError for a missing file."""
 
     @abstractmethod
-    def file_reader(self, names: Sequence[str]) -> FileReader:
-        """Return the reader of files with these names. It keeps their order; the builder shuffles."""
+    def file_reader(self, names: Sequence[str]) -> RowFileSource:
+        """Return the reader of the files in `StreamContext.files`, which have these names. It keeps their order; the builder shuffles."""
 
     def every_file(self) -> list[SourceFile]:
         """Return the files of the user, with those of the tables `added`."""

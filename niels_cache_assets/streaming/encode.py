@@ -18,7 +18,7 @@ from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
 from niels_cache_assets.strings import Strings, hashes_of
-from niels_cache_assets.tokenizer.checked import FIRST_BATCHES
+from niels_cache_assets.tokenizer.checked import FIRST_BATCHES, EngineDiffers
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
 from niels_cache_runtime.format.layout import SPLITS
@@ -246,11 +246,15 @@ def naming_unencodable(
 ) -> Iterator[None]:
     """Name the item that the tokenizer cannot encode, if the block fails to encode all items. items: the texts of each.
 
-    name_of: returns the name of an item by its number. encode: encodes the texts of one item. Raises NielsCacheError.
+    name_of: returns the name of an item by its number. encode: encodes the texts of one item. Raises NielsCacheError. An item that an
+    engine encodes differently is named too.
     """
     try:
         with panics_as_errors():  # of the library in an object of the caller; ours raise NielsCacheError
             yield
+    except EngineDiffers as found:
+        with_text = (number for number, texts in enumerate(items) if found.text in map(normalize_newlines, texts))
+        raise found.at(name_of(next(with_text))) from None
     except (NielsCacheError, PanicError):
         for number, texts in enumerate(items):
             try:

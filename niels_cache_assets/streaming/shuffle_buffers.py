@@ -5,7 +5,7 @@ text once, and moves only numbers after that. The texts of documents that left s
 slots are copied to a new array. While they are copied, both arrays are there: three times the texts of the buffer, and 8 MB. Therefore a
 buffer with more than 64 MB of text holds Python strings instead, each of which is freed when it was used.
 
-Titles and redirects are left out, because no step after a shuffle reads them.
+Titles are left out, because no step after a shuffle reads them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def buffer_of(batches: list[DocumentBatch]) -> Buffer:
     converted = []
     while batches:
         converted.append(batches.pop().with_objects())
-    return ObjectBuffer(replace(DocumentBatch.joined(converted), title=None, redirect=None))
+    return ObjectBuffer(replace(DocumentBatch.joined(converted), title=None))
 
 
 def _text_bytes(batch: DocumentBatch) -> int:

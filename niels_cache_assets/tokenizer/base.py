@@ -43,6 +43,7 @@ class TextTokenizer(ABC):
 
     kind: ClassVar[ModelKind]
     engine: Literal["auto", "reference"] = "auto"  # whether builders may encode with a fast engine that gave the same ids (engines.py)
+    proofs: Path | None = None  # the file with the proofs of engines for the tokenizer of a cache root
     _loaded: ClassVar[Collection[str]] = ()  # attributes that are loaded from the file, so they are not pickled
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str]) -> None:

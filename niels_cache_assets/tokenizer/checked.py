@@ -3,10 +3,10 @@
 Before it encodes the first text of a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py).
 A build that encodes no text with it, such as one with a chat template, does not load it. During a build, the reference also encodes the
 first batches whole, which are a sample of the data set, and then one text of 512: one of 64 in every eighth batch. So no batch waits long
-for the reference. A batch is compared before it is written. If ids differ, EngineDiffers ends the build, and the build starts again with
-the reference. If the engine cannot encode a batch, or if a text of the batch has more than 16 million characters, the reference encodes it.
-A text that the reference cannot encode has no ids to compare with, so it is not compared. Cost: about a tenth of the build, because the
-reference is far slower.
+for the reference. A batch is compared before it is written. If ids differ, EngineDiffers ends the build, and the proof of this version of
+the engine counts as failed from then on. If the engine cannot encode a batch, or if a text of the batch has more than 16 million
+characters, the reference encodes it. A text that the reference cannot encode has no ids to compare with, so it is not compared. Cost: about
+a tenth of the build, because the reference is far slower.
 
 For a model of SentencePiece, the reference encodes the first megabytes, because loading and proving the engine would cost a small build
 more than it gains. Then the first batch of the engine is compared whole. If the engine of this model is still loaded, it is used at once.
@@ -15,7 +15,8 @@ more than it gains. Then the first batch of the engine is compared whole. If the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
@@ -23,8 +24,16 @@ from typing import Any
 import numpy as np
 
 from niels_cache_assets.strings import Strings
-from niels_cache_assets.tokenizer.engines import Engine, is_proven, proven_engine, reference_of, refuse_engine
-from niels_cache_assets.tokenizer.kinds import LIBRARIES, BuildTokenizer, SentencePieceTokenizer
+from niels_cache_assets.tokenizer.engines import (
+    Engine,
+    is_loaded,
+    may_encode,
+    proven_engine,
+    reference_of,
+    refuse_engine,
+    said_reference,
+)
+from niels_cache_assets.tokenizer.kinds import BuildTokenizer, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import compare_encoded
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -36,8 +45,6 @@ TEXTS_PER_CHECK = 64
 WORTH_CHARACTERS = 64_000_000  # after so much text, an engine for SentencePiece is loaded, which takes some core-seconds
 MOST_CHARACTERS = 16_000_000  # an engine gets no longer texts: to compare one would take as much memory as the whole build
 
-_EXCERPT = 30  # characters of a text on each side of a difference, in messages
-
 
 @dataclass(frozen=True, kw_only=True)
 class EngineUse:
@@ -45,25 +52,21 @@ class EngineUse:
 
     name, version: of the library. texts: the number of texts that it encoded. checked: how many of them the reference also encoded.
     is_reference: whether the library is the reference.
-    differed: whether the ids differed; then nothing in the cache comes from this engine in this version.
     """
 
     name: str
     version: str
     texts: int = 0
     checked: int = 0
-    differed: bool = False
     is_reference: bool = False
 
     @classmethod
-    def recorded(cls, notes: Any) -> list[EngineUse]:
+    def recorded(cls, notes: Mapping[str, Any] | None) -> list[EngineUse]:
         """Return the uses in the notes of a journal. Entries of another form are left out."""
         uses = []
-        for each in notes.get("engines", ()):
-            try:
-                uses.append(cls(**{"is_reference": each.get("name") in LIBRARIES.values(), **each}))  # older notes do not say it
-            except (AttributeError, TypeError):
-                continue
+        for each in (notes or {}).get("engines", ()):
+            with suppress(TypeError):
+                uses.append(cls(**each))
         return uses
 
     @staticmethod
@@ -71,53 +74,57 @@ class EngineUse:
         """Return the uses as notes for a journal."""
         return {"engines": [asdict(use) for use in uses]} if uses else {}
 
-    @staticmethod
-    def joined(uses: Iterable[EngineUse]) -> list[EngineUse]:
-        """Return one use for each library and version, with the sums of the texts."""
-        added: dict[tuple[str, str, bool], EngineUse] = {}
-        for use in uses:
-            key = (use.name, use.version, use.differed)
-            first = added.get(key, replace(use, texts=0, checked=0))
-            added[key] = replace(first, texts=first.texts + use.texts, checked=first.checked + use.checked)
-        return list(added.values())
-
     def said(self) -> str:
         """Return the use in words."""
         who = f"{self.name} {self.version}"
-        if self.differed:
-            return f"{who} was not used, because it gave other ids than the reference"
         if self.is_reference:
             return f"{who} (the reference)"
         share = self.checked / self.texts if self.texts else 1
         return f"{who}, {share:.2%} of the texts checked with the reference"
 
 
-class EngineDiffers(Exception):
-    """A fast engine gave other ids than the reference while a build ran. Discard everything that the build has written.
+class EngineDiffers(NielsCacheError):
+    """A fast engine gave other ids than the reference while a build ran. Nothing of the text is in the message.
 
-    shown: the text around the difference. It is not part of the message, because messages are logged and sent.
+    engine, reference: the libraries with their versions. text: the text, with line feeds. where: its place in the source.
     """
 
-    def __init__(self, use: EngineUse, reference: str, shown: str) -> None:
-        super().__init__(f"{use.name} {use.version} gave other ids than {reference} for a text")
-        self.use, self.reference, self.shown = use, reference, shown
+    def __init__(self, engine: str, reference: str, text: str, where: str = "a text") -> None:
+        super().__init__(f"{where}: {engine} gave other ids than {reference}")
+        self.engine, self.reference, self.text = engine, reference, text
+
+    def at(self, where: str) -> EngineDiffers:
+        """Return the same error with the place of the text."""
+        return EngineDiffers(self.engine, self.reference, self.text, where)
+
+
+def why_not_resumed(notes: Mapping[str, Any] | None, tokenizer: Any) -> str | None:
+    """Return why a build with this tokenizer cannot go on with an unfinished one whose journal has these notes, or None.
+
+    The tokens of an engine that is not used any more stay only if each of its texts was compared with the reference.
+    """
+    wrong = [
+        f"{use.name} {use.version}"
+        for use in EngineUse.recorded(notes)
+        if not use.is_reference and use.checked < use.texts and not may_encode(tokenizer, use.name, use.version)
+    ]
+    return f"not every text that {', '.join(wrong)} encoded was compared with the reference" if wrong else None
 
 
 class Encoder:
     """The encoder of one build. Its methods may be called from several threads.
 
     view: the tokenizer as the builders see it. tokenizer: the object that was given to the builder; its attribute `engine` decides whether
-    an engine may encode. refused: engines that must not encode, because they gave other ids in another build.
+    an engine may encode.
     """
 
     def __init__(self, view: BuildTokenizer, tokenizer: Any) -> None:
         self._view, self._tokenizer = view, tokenizer
         self._reference: str | None = reference_of(tokenizer)
         self._engine: Engine | None = None
-        self._before: list[EngineUse] = []
+        self._before: Sequence[EngineUse] = ()
         self._use: EngineUse | None = None  # of the engine
         self._own: EngineUse | None = None  # of the reference, without the texts that it only checked
-        self.refused: Sequence[EngineUse] = ()
         self._lock = threading.Lock()
         self._waits = False  # whether an engine is loaded later
         self._worth = 0  # characters after which it is loaded
@@ -127,25 +134,23 @@ class Encoder:
         self._log: Callable[[str], None] = lambda message: None
 
     def start(self, before: Sequence[EngineUse], log: Callable[[str], None]) -> None:
-        """Begin a build. The first text to encode chooses the engine. This takes some seconds if an engine is there, for its proof.
+        """Begin a build. The first text to encode chooses the engine. This takes some seconds if the engine must be proven.
 
-        before: the uses that the journal of an interrupted build records. If the engine differed there in the same version, the reference
-        encodes everything.
+        before: the uses that the journal of an interrupted build records.
         """
         if self._reference is None:
             return
-        self._before, self._log = [*before], log
+        self._before, self._log = before, log
         self._own = EngineUse(name=self._reference, version=metadata.version(self._reference), is_reference=True)
         if self._tokenizer.engine != "auto":
             return
         self._waits = True
-        if isinstance(self._tokenizer, SentencePieceTokenizer) and not is_proven(self._tokenizer):
+        if isinstance(self._tokenizer, SentencePieceTokenizer) and not is_loaded(self._tokenizer):
             self._worth = WORTH_CHARACTERS
 
     def _use_engine(self) -> None:
-        differed = {(use.name, use.version) for use in (*self._before, *self.refused) if use.differed}
         engine = proven_engine(self._tokenizer, self._log)
-        if engine is not None and (engine.name, engine.version) not in differed:
+        if engine is not None:
             self._use = EngineUse(name=engine.name, version=engine.version)
             self._engine = engine
 
@@ -205,13 +210,10 @@ class Encoder:
         some = ids[np.repeat(is_chosen, lengths)], lengths[chosen]
         difference = compare_encoded(texts, expected, some).first
         if difference is not None:
-            assert self._use is not None
-            assert self._own is not None
-            reference = f"{self._own.name} {self._own.version}"
-            refuse_engine(self._tokenizer, self._use.name, self._use.version)
-            raise EngineDiffers(
-                replace(self._use, differed=True), reference, difference.excerpt(self._tokenizer.decode, characters=_EXCERPT)
-            )
+            assert self._engine is not None
+            found_by = EngineDiffers(f"{self._engine.name} {self._engine.version}", said_reference(self._tokenizer), difference.text)
+            refuse_engine(self._tokenizer, self._engine, "it gave other ids for a text of a build")
+            raise found_by
         return len(texts)
 
     def _with_engine(self, engine: Engine, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray] | None:
@@ -247,10 +249,15 @@ class Encoder:
         A library that encoded no text is left out. Empty if there are no engines for this kind of tokenizer, and for a model of
         SentencePiece that no engine has encoded.
         """
-        now = [use for use in (self._use, self._own) if use is not None and use.texts]
-        if isinstance(self._tokenizer, SentencePieceTokenizer) and all(use.is_reference for use in (*self._before, *now)):
+        added: dict[tuple[str, str], EngineUse] = {}
+        for use in (*self._before, self._use, self._own):
+            if use is not None and use.texts:
+                first = added.get((use.name, use.version), replace(use, texts=0, checked=0))
+                added[use.name, use.version] = replace(use, texts=first.texts + use.texts, checked=first.checked + use.checked)
+        uses = list(added.values())
+        if isinstance(self._tokenizer, SentencePieceTokenizer) and all(use.is_reference for use in uses):
             return []  # no engine was used
-        return EngineUse.joined([*self._before, *now])
+        return uses
 
     def notes(self) -> dict[str, Any]:
         """Return the notes for the journal."""

@@ -3,6 +3,9 @@
 The reference (the libraries `tokenizers` and `tiktoken`) defines the ids. An engine is used only if its package is installed, if it can
 load the model, and if it gives the ids of the reference for all texts of proof.py. If its package is missing, or if it cannot load the
 model, the reference is used. This is not an error. docs/dependencies.md gives the reasons for the choice of engines.
+
+A version of an engine is proven once for each model: the result is in a file beside the tokenizer of a cache root, for all processes that
+build there. A text of a build for which the ids differ is a part of the proof too: it turns the result.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -20,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from niels_cache_assets.disk.journal import write_whole
 from niels_cache_assets.strings import Strings
 from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, SentencePieceTokenizer
@@ -45,8 +50,8 @@ _CL100K_PATTERN = (
 )
 
 _LOCK = Lock()
-_PROVEN: dict[tuple[Any, ...], Engine | None] = {}  # the engine of the last model; None if no engine is used
-_RESULTS: dict[tuple[Any, ...], bool] = {}  # whether an engine gives the ids of the reference, by model, name and version
+_LOADED: dict[tuple[Any, ...], Engine | None] = {}  # the engine of the last model; None if no engine is used
+_RESULTS: dict[tuple[Any, ...], str] = {}  # by model, and name and version: why the engine is not used, or "" if its ids are right
 
 
 class Engine(Protocol):
@@ -128,9 +133,20 @@ def reference_of(tokenizer: Any) -> str | None:
     return LIBRARIES[tokenizer.kind] if isinstance(tokenizer, kinds) else None
 
 
-def is_proven(tokenizer: TextTokenizer) -> bool:
-    """Return whether the engine of this model is loaded, or none is used: the model is the last one that this process has proven."""
-    return _key(tokenizer) in _PROVEN
+def said_reference(tokenizer: TextTokenizer) -> str:
+    """Return the library that defines the ids, with its version."""
+    library = LIBRARIES[tokenizer.kind]
+    return f"{library} {metadata.version(library)}"
+
+
+def is_loaded(tokenizer: TextTokenizer) -> bool:
+    """Return whether the engine of this model is loaded, or none is used: the model is the last one that this process has asked for."""
+    return _key(tokenizer) in _LOADED
+
+
+def may_encode(tokenizer: Any, name: str, version: str) -> bool:
+    """Return whether an engine, which may be one of another process, can still encode: nothing forbids it, and no proof has failed."""
+    return reference_of(tokenizer) is not None and tokenizer.engine == "auto" and not _result(tokenizer, f"{name} {version}")
 
 
 def prove(tokenizer: TextTokenizer, engine: Engine) -> Proof:
@@ -141,61 +157,86 @@ def prove(tokenizer: TextTokenizer, engine: Engine) -> Proof:
 def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
     """Return the first engine that can load a model and gives the ids of the reference; None if there is no such engine.
 
-    A process proves the engine of a model once, and `refuse_engine` takes it away. `log` is called if the proof finds other ids.
-    A process that builds with several models in turns loads their engines again, because an engine takes a hundred megabytes.
+    `log` is called with the reason if an engine is not used. A process that builds with several models in turns loads their engines again,
+    because an engine takes a hundred megabytes.
     """
     with _LOCK:
         key = _key(tokenizer)
-        if key not in _PROVEN:
-            _PROVEN.clear()
-            _PROVEN[key] = _proven(tokenizer, log)
+        if key not in _LOADED:
+            _LOADED.clear()
+            _LOADED[key] = _first_proven(tokenizer, log)
             if isinstance(tokenizer, HuggingFaceTokenizer):
                 tokenizer.renew_remembered_words()
             _free_memory()
-        return _PROVEN[key]
+        return _LOADED[key]
 
 
-def refuse_engine(tokenizer: TextTokenizer, name: str, version: str) -> None:
-    """Let no later build of this process encode with this engine for this model, because the engine gave other ids."""
+def refuse_engine(tokenizer: TextTokenizer, engine: Engine, why: str) -> None:
+    """Record that an engine gave other ids. From now on, no build with this model uses this version of it."""
     with _LOCK:
-        key = _key(tokenizer)
-        _RESULTS[*key, name, version] = False
-        _PROVEN[key] = None
+        _record(tokenizer, f"{engine.name} {engine.version}", why)
+        _LOADED[_key(tokenizer)] = None
 
 
 def _key(tokenizer: TextTokenizer) -> tuple[Any, ...]:
     return (tokenizer.kind, tokenizer.model_sha256, *engines_for(tokenizer).values())
 
 
-def _proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
+def _first_proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
     engines = engines_for(tokenizer)
     loaded = [engine for load in engines.values() if (engine := load(tokenizer)) is not None]
     for engine in loaded:
-        result = (*_key(tokenizer), engine.name, engine.version)
-        if result not in _RESULTS:
-            _RESULTS[result] = _gives_same_ids(tokenizer, engine, log)
-        if _RESULTS[result]:
+        who = f"{engine.name} {engine.version}"
+        why = _result(tokenizer, who)
+        if why is None:
+            why = _why_not(tokenizer, prove(tokenizer, engine))
+            _record(tokenizer, who, why)
+        if not why:
             return engine
+        log(f"{tokenizer.model_path}: {who} is not used: {why}")
     if engines is ENGINES and engines and not loaded and not any(map(installed_version, engines)):
         log(f"encoding with {reference_of(tokenizer)}; pip install 'niels-cache[fast]' adds an engine that is much faster")
     return None
 
 
-def _gives_same_ids(tokenizer: TextTokenizer, engine: Engine, log: Callable[[str], None]) -> bool:
-    """Prove an engine. If it does not give the ids of the reference, log why it is not used."""
-    proof = prove(tokenizer, engine)
-    if not proof.differing and not proof.unencodable:
-        return True
+def _why_not(tokenizer: TextTokenizer, proof: Proof) -> str:
+    """Return why an engine with this proof is not used; empty if it is."""
     reference = reference_of(tokenizer)
     found = [
         *([f"it gives other ids than {reference} for {proof.differing:,}"] if proof.differing else []),
         *([f"{reference} cannot encode {proof.unencodable:,}"] if proof.unencodable else []),
     ]
-    log(
-        f"{tokenizer.model_path}: {engine.name} {engine.version} is not used: {', and '.join(found)} of {proof.texts:,} difficult "
-        "texts (niels-cache tokenizer prove shows them)"
-    )
-    return False
+    return f"{', and '.join(found)} of {proof.texts:,} difficult texts (niels-cache tokenizer prove shows them)" if found else ""
+
+
+def _result(tokenizer: TextTokenizer, engine: str) -> str | None:
+    """Return why an engine is not used, "" if its ids are right, and None if it was not proven yet. engine: its name and version."""
+    results = [_RESULTS.get((*_key(tokenizer), engine)), _recorded(tokenizer).get(engine)]
+    return max((result for result in results if result is not None), default=None)  # a failure comes after ""
+
+
+def _record(tokenizer: TextTokenizer, engine: str, why: str) -> None:
+    _RESULTS[*_key(tokenizer), engine] = why
+    if tokenizer.proofs is None:
+        return
+    content = {**_versions(tokenizer), "engines": {**_recorded(tokenizer), engine: why}}
+    with suppress(OSError):  # a folder that is only read: each process proves again
+        write_whole(tokenizer.proofs, json.dumps(content).encode(), spare=f"{secrets.token_hex(4)}.new")
+
+
+def _recorded(tokenizer: TextTokenizer) -> dict[str, str]:
+    """Return the results beside the tokenizer, by name and version of the engine. Those of another model or reference do not count."""
+    try:
+        said = json.loads(tokenizer.proofs.read_bytes()) if tokenizer.proofs is not None else {}
+        engines = said.pop("engines")
+    except (OSError, ValueError, RecursionError, AttributeError, KeyError):
+        return {}
+    return engines if said == _versions(tokenizer) and isinstance(engines, dict) else {}
+
+
+def _versions(tokenizer: TextTokenizer) -> dict[str, str | None]:
+    """Return what a proof depends on, beside the engine."""
+    return {"model_sha256": tokenizer.model_sha256, "reference": said_reference(tokenizer), "niels_cache": installed_version("niels-cache")}
 
 
 def _free_memory() -> None:

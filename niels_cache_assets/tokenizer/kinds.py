@@ -56,6 +56,8 @@ __all__ = [
     "view_tokenizer",
 ]
 
+PROOFS_NAME = ".tokenizer.engines.json"  # beside the folder of the tokenizer in a cache root
+
 LIBRARIES: dict[ModelKind, str] = {"sentencepiece": "sentencepiece", "tokenizer.json": "tokenizers", "tiktoken": "tiktoken"}
 """The library that defines the ids of each kind."""
 
@@ -149,14 +151,13 @@ def load_tokenizer(registry: Registry, root: Path) -> TextTokenizer:
     if not model.exists():
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
     if model.name != TOKENIZER_MODEL_NAME:
-        tokenizer = open_built_model(folder)
+        tokenizer: TextTokenizer = open_built_model(folder)
         if tokenizer.special_tokens != registry.tokenizer.special_tokens:  # fingerprints of caches have those of the configuration
             raise NielsCacheError(f"{model}: the tokenizer was built with other special tokens; materialize the tokenizer first")
-        tokenizer.engine = registry.tokenizer.engine
-        return tokenizer
-    trained = SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
-    trained.engine = registry.tokenizer.engine
-    return trained
+    else:
+        tokenizer = SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
+    tokenizer.engine, tokenizer.proofs = registry.tokenizer.engine, root / PROOFS_NAME
+    return tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

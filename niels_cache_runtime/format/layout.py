@@ -5,7 +5,7 @@ folder.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +19,9 @@ Family = Literal["pretrain", "sft"]
 Side = Literal["chosen", "rejected"]
 
 Tokens = NDArray[np.unsignedinteger[Any]]  # uint16 or uint32: one of TOKEN_DTYPES
+Ints = NDArray[np.int64]  # numbers, positions and counts
 
-SCHEMA_VERSION = 5  # the newest that is read; `schema_version_of` says which one a cache has
+SCHEMA_VERSION = 1
 SPLITS: tuple[Split, Split] = ("train", "val")
 SIDES: tuple[Side, Side] = ("chosen", "rejected")  # of a preference pair, in the order of the files
 FAMILIES: tuple[Family, Family] = ("pretrain", "sft")
@@ -79,20 +80,9 @@ def token_dtype_of(meta: Mapping[str, Any] | None) -> np.dtype:
     return found
 
 
-def schema_version_of(meta: Mapping[str, Any]) -> int:
-    """Return the schema_version of a cache with this meta.json.
-
-    It is 5 if its examples are preference pairs, 4 if its targets are spans, 3 if it was joined from parts, 2 if its tokens are uint32,
-    otherwise 1. An older version of niels-cache refuses a newer schema_version. Without this number, it would misread the tokens, find no
-    targets, learn rejected answers, or find the short shards of parts damaged.
-    """
-    if has_pairs(meta):
-        return 5
-    if has_spans(meta):
-        return 4
-    if meta.get("kind") == "pretrain" and "parts" in meta:
-        return 3
-    return 2 if meta.get("token_dtype") == "uint32-le" else 1
+def forms_of(meta: Mapping[str, Any]) -> list[str]:
+    """Return the names of the `CACHE_FORMS` that a cache with this meta.json has, sorted. They are the value of its key `forms`."""
+    return [form for form, has in CACHE_FORMS.items() if has(meta)]
 
 
 def has_spans(meta: Mapping[str, Any] | None) -> bool:
@@ -103,6 +93,26 @@ def has_spans(meta: Mapping[str, Any] | None) -> bool:
 def has_pairs(meta: Mapping[str, Any] | None) -> bool:
     """Return whether the examples of a cache with this meta.json are preference pairs. Each has two entries in `idx_name`: its sides."""
     return meta is not None and meta.get("kind") == "sft" and "sides" in meta
+
+
+def has_parts(meta: Mapping[str, Any] | None) -> bool:
+    """Return whether a cache with this meta.json was joined from parts. Then the last shard of each part may be short."""
+    return meta is not None and meta.get("kind") == "pretrain" and "parts" in meta
+
+
+def has_wide_tokens(meta: Mapping[str, Any] | None) -> bool:
+    """Return whether meta.json says that the tokens are uint32."""
+    return meta is not None and meta.get("token_dtype") == "uint32-le"
+
+
+# What a reader must know to read a cache, beyond uint16 tokens in full shards and targets that sentinels mark. Without it, a reader would
+# misread the tokens, find no targets, learn rejected answers, or find the short shards of parts damaged. So it refuses an unknown form.
+CACHE_FORMS: dict[str, Callable[[Mapping[str, Any] | None], bool]] = {
+    "pairs": has_pairs,
+    "parts": has_parts,
+    "spans": has_spans,
+    "uint32": has_wide_tokens,
+}
 
 
 def entries_per_example(meta: Mapping[str, Any] | None) -> int:

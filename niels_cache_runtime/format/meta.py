@@ -16,7 +16,7 @@ from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import check_foreign, is_foreign, warn_unverifiable
-from niels_cache_runtime.format.layout import FAMILIES, SCHEMA_VERSION, schema_version_of, tokenizer_dir
+from niels_cache_runtime.format.layout import CACHE_FORMS, FAMILIES, SCHEMA_VERSION, forms_of, tokenizer_dir
 from niels_cache_runtime.format.safe_open import read_regular
 
 Meta = dict[str, Any]
@@ -81,10 +81,11 @@ def write_meta(path: str, meta: Meta) -> None:
 def meta_content(path: str, meta: Meta) -> bytes:
     """Return the bytes of a meta.json: canonical JSON with its own hash. path: for messages.
 
-    The key `meta_sha256` holds the hash over the same bytes with this key's value empty. If the caller gave no `schema_version`, the one
-    that fits is added. Raises NielsCacheError for more than 32 MiB, because no reader accepts such a file.
+    The key `meta_sha256` holds the hash over the same bytes with this key's value empty. `schema_version` and the `forms` of a cache are
+    added if the caller gave none. Raises NielsCacheError for more than 32 MiB, because no reader accepts such a file.
     """
-    record = {"schema_version": schema_version_of(meta), **meta, "meta_sha256": ""}
+    forms = {"forms": forms_of(meta)} if meta.get("kind") in FAMILIES else {}
+    record = {"schema_version": SCHEMA_VERSION, **forms, **meta, "meta_sha256": ""}
     record["meta_sha256"] = sha256_text(canonical_json(record))
     content = canonical_json(record).encode()
     if len(content) > MOST_META_BYTES:
@@ -137,22 +138,33 @@ def parse_meta(content: bytes, path: str) -> Meta:
         return check_foreign(meta, path)
     if not isinstance(meta, dict) or type(meta.get("schema_version")) is not int:
         raise NielsCacheError(f"{path}: not a niels-cache meta.json (no schema_version); rebuild this data set")
-    if meta["schema_version"] > SCHEMA_VERSION:
+    if meta["schema_version"] != SCHEMA_VERSION:
         raise NielsCacheError(
-            f"{path}: schema_version {meta['schema_version']} is newer than {SCHEMA_VERSION}, the newest this version reads; "
+            f"{path}: schema_version is {meta['schema_version']}, and this version of niels-cache reads {SCHEMA_VERSION}; "
             "upgrade niels-cache or rebuild this data set"
         )
-    if meta["schema_version"] < (needed := schema_version_of(meta)):
-        why = next((f"the key `{key}`" for key in ("targets", "parts") if key in meta), f"token_dtype {meta.get('token_dtype')}")
-        raise NielsCacheError(
-            f"{path}: {why} needs schema_version {needed}, but it has {meta['schema_version']}, so an older version would misread it; "
-            "rebuild this data set"
-        )
+    _check_forms(meta, path)
     if _is_own_sha256(content, meta.get("meta_sha256")):
         return meta
     if meta.get("meta_sha256") != _own_sha256(meta, path):
         raise NielsCacheError(f"{path}: its content does not match its meta_sha256 (edited by hand?); rebuild this data set")
     return meta
+
+
+def _check_forms(meta: Meta, path: str) -> None:
+    """Raise NielsCacheError unless `forms` of a meta.json names the forms that its other keys have, and no form that is unknown here."""
+    forms, needed = meta.get("forms", []), forms_of(meta)
+    if not isinstance(forms, list) or not all(isinstance(form, str) for form in forms):
+        raise NielsCacheError(f"{path}: forms is {forms!r:.80}, expected a list of texts; rebuild this data set")
+    if unknown := [form for form in forms if form not in CACHE_FORMS]:
+        raise NielsCacheError(
+            f"{path}: the cache has the form {unknown[0]!r:.80}, and this version of niels-cache knows only {', '.join(CACHE_FORMS)}; "
+            "upgrade niels-cache or rebuild this data set"
+        )
+    if forms != needed:
+        raise NielsCacheError(
+            f"{path}: forms is {forms!r:.80}, but its other keys are those of {needed!r}, so a reader may misread it; rebuild this data set"
+        )
 
 
 def cut_ordinals(meta: Meta, split: str) -> list[int]:

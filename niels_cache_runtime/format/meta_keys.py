@@ -67,7 +67,14 @@ FORMS: dict[Form, Callable[[Any], bool]] = {
 
 META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("kind", "text", EVERY, "The kind of the folder; for an index, `index/` and the kind of the index"),
-    MetaKey("schema_version", "a whole number", EVERY, "1; 2: uint32 tokens; 3: parts; 4: spans; 5: pairs. A reader refuses a newer one"),
+    MetaKey("schema_version", "a whole number", EVERY, "1, in every file. A reader refuses any other number"),
+    MetaKey(
+        "forms",
+        "a list of texts",
+        _FAMILIES,
+        "What a reader must know, sorted: `pairs`, `parts`, `spans` (of targets), `uint32` (tokens). A reader refuses a form that it does "
+        "not know",
+    ),
     MetaKey("meta_sha256", "text", EVERY, "sha256 of this file with the value of this key empty; detects an edit by hand"),
     MetaKey("files", "a table", EVERY, "For each of the other files in the folder: its relative path, with its `bytes` and `sha256`"),
     MetaKey("built", "true or false", _BUILT, "False if the data set is switched off (`enabled = false`) and has no files"),

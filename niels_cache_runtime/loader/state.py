@@ -13,18 +13,17 @@ import torch
 
 from niels_cache_runtime.cache.checks import as_int
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.loader.blocks.order import BLOCK_ORDER_VERSION
 from niels_cache_runtime.loader.grown.epochs import Epochs
 from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.order import ORDER_VERSION
-from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_settings
+from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_arguments
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.steps import Position, position_from_state, position_to_state
 
 FORMAT = "niels_cache_runtime.TokenLoader"
 VERSION = 1
-VERSION_OF_BLOCKS = 2  # of a state with order="blocks", so that an earlier release does not continue it in another order
-VERSION_OF_GROWN = 3  # of states with `phases`, which an older release would ignore
 State = dict[str, Any]
 Weights = list[tuple[int, dict[str, float]]]
 
@@ -98,7 +97,7 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
     in_blocks = settings.get("order") == "blocks"
     return {
         "format": FORMAT,
-        "version": _version(settings, sources),
+        "version": VERSION,
         "order_version": ORDER_VERSION,
         **({"block_order_version": BLOCK_ORDER_VERSION} if in_blocks else {}),
         **position_to_state(position),
@@ -107,12 +106,6 @@ def make_state(position: Position, *, settings: State, weights: Weights, sources
         "sources": {name: dict(source) for name, source in sources.items()},
         "names": list(sources),
     }
-
-
-def _version(settings: Mapping[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> int:
-    if any("phases" in source for source in sources.values()):
-        return VERSION_OF_GROWN
-    return VERSION_OF_BLOCKS if settings.get("order") == "blocks" else VERSION
 
 
 def state_of_source(source: Source) -> State:
@@ -146,7 +139,7 @@ def check_form(state: Any) -> None:
     if not isinstance(state, Mapping) or state.get("format") != FORMAT:
         found = f"a dict with {', '.join(map(str, sorted(state, key=str)))[:80]}" if isinstance(state, Mapping) else type(state).__name__
         raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give the result of loader.state_dict()")
-    known = state.get("version") in (VERSION, VERSION_OF_BLOCKS, VERSION_OF_GROWN)
+    known = state.get("version") == VERSION
     if known:
         missing = [key for key in ("settings", "weights", "sources", "batches") if not state.get(key)]
         if missing:
@@ -157,17 +150,12 @@ def check_form(state: Any) -> None:
         if wrong:
             raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
         in_blocks = state["settings"].get("order", "split") == "blocks"
-        if state["version"] != _version(state["settings"], state["sources"]):
-            raise NielsCacheError(
-                f"state: cannot be read, its version {state['version']} does not fit its order {state['settings'].get('order')!r:.40} "
-                f"and its sources; it was edited"
-            )
         known = not in_blocks or state.get("block_order_version") == BLOCK_ORDER_VERSION
     if not known or state.get("order_version") != ORDER_VERSION:
         of_blocks = f", block order {state['block_order_version']}" if "block_order_version" in state else ""
         raise NielsCacheError(
             f"state: version {state.get('version')}, order {state.get('order_version')}{of_blocks}; this niels_cache_runtime reads version "
-            f"{VERSION} to {VERSION_OF_GROWN}, order {ORDER_VERSION}, block order {BLOCK_ORDER_VERSION}: "
+            f"{VERSION}, order {ORDER_VERSION}, block order {BLOCK_ORDER_VERSION}: "
             f"resume with the release that saved it"
         )
 
@@ -180,18 +168,16 @@ def arguments_of_state(
     sizes = read_position(state).batches[-1]
     folders: dict[str, str] = {name: state["sources"][name]["folder"] for name in state.get("names") or state["sources"]}
     if isinstance(sources, str | os.PathLike):
-        folders |= dict.fromkeys(folders, str(sources)) if len(folders) == 1 else name_sources(sources)
+        folders |= {
+            name: str(sources) for name in (folders if len(folders) == 1 else name_sources(sources, changes.get("split", SPLITS[0])))
+        }
     elif sources:
         folders |= sources
-    settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **saved_settings(state["settings"])}
-    if "epochs" in changes and (changes["epochs"] is None or settings["on_exhausted"] == "restart"):
-        del settings["on_exhausted"]  # its saved value depends on the saved epochs
-    if changes.get("on_exhausted") == "restart" and "epochs" not in changes:
-        settings["epochs"] = None
-    settings |= changes
-    if settings.get("order") == "blocks" and not changes.keys() & {"world_size", "machines", "ranks_per_machine"}:
-        settings["machines"] = sizes.machines
-    return folders, settings
+    settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"]}
+    settings |= saved_arguments(state["settings"], machines=None if "world_size" in changes else sizes.machines)
+    if changes.get("epochs", 1) is None:
+        settings.pop("on_exhausted", None)
+    return folders, {**settings, **changes}
 
 
 def check_in_worker(device: torch.device, *, is_endless_again: bool) -> None:
@@ -222,6 +208,7 @@ def check_settings(state: State, settings: State) -> None:
     for name, value in {"kind": "tokens", **settings}.items():
         of_state = saved.get(name, {"order": "split", "kind": "tokens"}.get(name))
         if of_state != value:
+            name = name.removeprefix("block_")  # as Blocks calls it
             raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={of_state!r}; resuming needs the same")
 
 

@@ -14,13 +14,11 @@ record outside of the cache can show it (`niels-cache verify --against-dagster`)
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from niels_cache_runtime.cache.opening import TRIES
 from niels_cache_runtime.format.layout import META_NAME, parts_root, tokenizer_dir
 from niels_cache_runtime.format.place import place_problem
 from niels_cache_runtime.format.reading import Look, hash_files
-from niels_cache_runtime.old_paths import former_names
 from niels_cache_runtime.verify.folder import Finding, Kind, VerifiedFolder
 from niels_cache_runtime.verify.root import HAVE_PARTS, find_folders, notes, stray_findings
 
@@ -157,7 +155,3 @@ def _read_elsewhere(looks: Mapping[Path, Look | None]) -> dict[Path, Path]:
                 if first != path and looks[path] is None:
                     same[path] = first
     return same
-
-
-if not TYPE_CHECKING:  # otherwise a type checker would accept every name
-    __getattr__ = former_names(__name__, f"{__name__}.__main__")  # `main` and `NOT_VERIFIED`

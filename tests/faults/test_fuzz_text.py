@@ -18,13 +18,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.mediawiki.markup import plain_text
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
 from tests.read_sources import read
+from tests.wiki_text import plain_text
 
 CASES, MANY_CASES = 100, 5_000
 MANY_PAGES = 100_000  # of wiki markup

@@ -1,6 +1,4 @@
-"""The names that other code may import. They are public names with their parameters, and the paths that the documentation imports or
-names.
-"""
+"""The names that other code may import: public names with their parameters, and the paths that the documentation imports or names."""
 
 import ast
 import importlib

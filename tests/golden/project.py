@@ -4,12 +4,12 @@ Hashed texts are caught in hashlib, and renamed files in os. So a move of code t
 """
 
 import hashlib
+import itertools
 import json
 import os
-import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,78 @@ import dagster as dg
 import pyarrow.parquet as pq
 from dagster._core.instance.ref import InstanceRef  # as ensure_instance makes it
 
+from niels_cache_assets.artifacts.tokenizer import CODE_VERSION as TOKENIZER_CODE_VERSION
+from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cli import main
+from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus import layout, store
+from niels_cache_assets.corpus.identity import DROP_LISTS_VERSION, HELD_OUT_VERSION
+from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
+from niels_cache_assets.sources.reading import rows
+from niels_cache_assets.streaming import decontaminate, encode
+from niels_cache_runtime import DatasetLoader, TokenLoader
+from niels_cache_runtime.loader.batch import Batch
+from niels_cache_runtime.megatron.index_cache import INDEX_VERSION
 from tests.exports import contents
 from tests.small_project import SmallProject, small_project
-from tests.upgrades import make
 
 BUILT = ("letters", "notes", "chats", "mix")
 JOURNAL = "journal.json"
 BY_PYARROW, BY_ITSELF = "<by pyarrow>", "<over this file>"
 
-_RELEASE = Path(make.__file__).parent / "2026-11-22-7a33958" / make.FILES
-_MODEL = "project/cache/tokenizer/spm.model"
+MODEL = Path(__file__).with_name("spm.model")  # a stored file, so that no value here depends on SentencePiece's training
 
 
-def write_model(path: Path) -> Path:
-    """Write the tokenizer of a stored release, a fixed file, so that no value here depends on SentencePiece's training."""
-    with tarfile.open(_RELEASE) as archive:
-        member = archive.extractfile(_MODEL)
-        assert member is not None
-        path.write_bytes(member.read())
-    return path
+def code_versions(registry: Registry) -> dict[str, str]:
+    """Return the code versions that decide whether a cache or a journal is still what a build would make.
+
+    Of a source by data set.
+    """
+    names = (*registry.pretrain, *registry.sft)
+    return {
+        **CODE_VERSIONS,
+        "tokenizer": TOKENIZER_CODE_VERSION,
+        "corpus": layout.CODE_VERSION,
+        "signatures": SIGNATURE_VERSION,
+        "duplicates": DROP_LISTS_VERSION,
+        "decontaminate": decontaminate.CODE_VERSION,
+        "held out": HELD_OUT_VERSION,
+        "index": str(INDEX_VERSION),
+        **{f"source of {name}": registry.source(name).identity()["code_version"] for name in names},
+    }
+
+
+@contextmanager
+def small_pieces() -> Iterator[None]:
+    """Make chunks, batches of a source and files of a corpus so small that little data has many places to stop at.
+
+    Of these only the last shows in the bytes.
+    """
+    with ExitStack() as stack:
+        for module, constant, value in (
+            (encode, "_CHUNK_ITEMS", 20),
+            (encode, "_CHUNKS_PER_TASK", 1),
+            (rows, "BATCH_DOCUMENTS", 20),
+            (store, "TEXT_BYTES_PER_GROUP", 1_000),
+            (store, "TEXT_BYTES_PER_FILE", 3_000),
+        ):
+            stack.enter_context(mock.patch.object(module, constant, value))
+        yield
+
+
+def digest_of(batch: Any) -> str:
+    """Return the sha256 over every tensor of a batch: of a TokenLoader, or the pair of a DatasetLoader."""
+    digest = hashlib.sha256()
+    tensors = list(batch.tensors()) if isinstance(batch, Batch) else list(batch)
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def next_batches(loader: TokenLoader | DatasetLoader, count: int) -> list[str]:
+    """Return digests of the next batches; fewer where a pass ends before."""
+    batches = itertools.islice(loader, count) if isinstance(loader, TokenLoader) else (loader.get_batch() for _ in range(count))
+    return [digest_of(batch) for batch in batches]
 
 
 class Hashed:
@@ -106,7 +158,7 @@ class Built:
 
 def build_twice(folder: Path) -> Built:
     """Build in `folder`. Call this where nothing is configured and DAGSTER_HOME is `folder`/home."""
-    model, home = write_model(folder / "spm.model"), folder / "home"
+    model, home = MODEL, folder / "home"
     first, second = folder / "first" / "deep", folder / "second"
     hashed, passing = Hashed(), set[str]()
     with hashed.listening():

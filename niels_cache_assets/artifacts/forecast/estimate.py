@@ -18,15 +18,13 @@ class Estimate:
     """About what one step reads, makes and takes. None stands for unknown.
 
     bytes_to_read: the bytes of the files, on their disk. A pass that only counts documents is not included. tokens: of train and val.
-    seconds: the time of the build on this machine. disk_bytes: the disk space of the result. window_bytes: the memory for the window of a
-    compressed file, see `Volume`. basis: in words, where the numbers come from.
+    seconds: the time of the build on this machine. disk_bytes: the disk space of the result. basis: in words, where the numbers come from.
     """
 
     bytes_to_read: int | None
     tokens: int | None
     seconds: float | None
     disk_bytes: int | None
-    window_bytes: int = 0
     basis: str
 
 
@@ -35,8 +33,8 @@ class Volume:
     """The size of a source.
 
     file_bytes: the bytes of its files. text_bytes: the bytes of its text, as far as the sample or the sizes of the files tell. sample: the
-    beginning of its text. no_sample: why there is no sample. remark: a note about this volume. window_bytes, window_of: the memory that the
-    window of a compressed file takes while it is read, and the name of this file; 0 for windows of up to 128 MiB. None stands for unknown.
+    beginning of its text. no_sample: why there is no sample. remark: a note about this volume. None
+    stands for unknown.
     """
 
     file_bytes: int | None = None
@@ -44,8 +42,6 @@ class Volume:
     sample: Sample | None = None
     no_sample: str = ""
     remark: str = ""
-    window_bytes: int = 0
-    window_of: str = ""
 
     def scaled(self, share: float) -> Volume:
         """Return the volume of a share of the source, 0 to 1."""
@@ -72,14 +68,7 @@ class Volume:
         elif self.sample is None or self.sample.tokens_per_byte is None:
             why = "" if self.sample is None else ", because the tokenizer is not trained yet"
             said.append(f"{BYTES_PER_TOKEN} bytes of text count as one token{why}")
-        return "; ".join([*said, *([self.remark] if self.remark else []), *self.window_notes])
-
-    @property
-    def window_notes(self) -> list[str]:
-        """A note about the memory for the window of a file, or nothing."""
-        if not self.window_bytes:
-            return []
-        return [f"up to {file_size(self.window_bytes)} of memory is needed to decompress {self.window_of}, for its long window"]
+        return "; ".join([*said, *([self.remark] if self.remark else [])])
 
 
 def of_cache(volume: Volume, *, family: Family, budget: int | None, token_bytes: int, threads: int, counts_first: bool = False) -> Estimate:
@@ -104,7 +93,6 @@ def of_cache(volume: Volume, *, family: Family, budget: int | None, token_bytes:
         tokens=tokens,
         seconds=seconds,
         disk_bytes=None if need is None else need.bytes,
-        window_bytes=volume.window_bytes,
         basis=volume.basis(budget=budget),
     )
 
@@ -117,8 +105,7 @@ def of_corpus(volume: Volume) -> Estimate:
         tokens=0,
         seconds=None,
         disk_bytes=None if need is None else need.bytes,
-        window_bytes=volume.window_bytes,
-        basis="; ".join(["all of the source is prepared; the time of cleaning is not estimated", *volume.window_notes]),
+        basis="all of the source is prepared; the time of cleaning is not estimated",
     )
 
 

@@ -273,10 +273,12 @@ class _Walk:
         key = self._graph.tokenizer().key
         if self._trains or key in self._lacking:
             return None
-        if key not in self._building:
-            return load_tokenizer(self._registry, self._root)
-        tokenizer = open_configured_model(self._registry.tokenizer)
-        tokenizer.engine = self._registry.tokenizer.engine
+        if key in self._building:
+            tokenizer = open_configured_model(self._registry.tokenizer)
+            tokenizer.engine = self._registry.tokenizer.engine
+        else:
+            tokenizer = load_tokenizer(self._registry, self._root)
+            tokenizer.proofs = None  # nothing is written
         return tokenizer
 
     @cached_property

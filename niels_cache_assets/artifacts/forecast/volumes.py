@@ -17,14 +17,10 @@ from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData, hub_files
 from niels_cache_assets.sources.inputs import ONE_TRY
 from niels_cache_assets.sources.net.network import briefly
-from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.file_source import listed as listed_files
-from niels_cache_assets.sources.reading.files import window_of_file
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, Source
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
-
-_USUAL_WINDOW = 128 << 20  # bytes: the largest window that zstd uses without --long, and more than the largest preset of xz
 
 
 class Volumes:
@@ -112,10 +108,6 @@ class Volumes:
         found = source.input_files()
         if not found or any("://" in file.url for file in found):
             return volume
-        every = source.every_file() if isinstance(source, RowFileSource) else found
-        window, name = max((window_of_file(file), file.name) for file in every)
-        if window > _USUAL_WINDOW:
-            volume = replace(volume, window_bytes=window, window_of=name)
         sample = sample_of_source(source, files, seed=self._registry.build.seed, encoder=self._encoder())
         if sample is None:
             return replace(volume, no_sample="it begins without text")

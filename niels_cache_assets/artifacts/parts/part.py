@@ -5,37 +5,36 @@ With `prepare`, it is the share of the corpus that the part with this number has
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Work, Written
-from niels_cache_assets.artifacts.parts.leased import checked
-from niels_cache_assets.artifacts.parts.of_plan import Leased, OfCorpus
+from niels_cache_assets.artifacts.parts.of_plan import OfCorpus, OfPlan
+from niels_cache_assets.artifacts.parts.progress import checked
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.documents import Document, DocumentBatch
-from niels_cache_assets.parts.engines import record_uses, recorded_uses
-from niels_cache_assets.parts.layout import engines_file, part_name
+from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import PlannedPart, is_compressed
 from niels_cache_assets.show.contents import budget_rule
-from niels_cache_assets.show.wording import listed
 from niels_cache_assets.sources.excluding import identity_of_ids
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.splits import UNLIMITED
-from niels_cache_assets.tokenizer.checked import EngineUse
-from niels_cache_runtime.format.meta import Meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(Leased):
+class Part(OfPlan):
     """A part of a data set."""
+
+    is_shared = True
+    is_part = True
 
     number: int
 
@@ -80,27 +79,6 @@ class Part(Leased):
     def revision(self) -> str | None:
         assert self.tokenizer  # fail early: nothing can be built without it
         return self.planned.revision
-
-    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
-        return super().is_made_of(meta, made_of) and not self.refused_engines(meta)
-
-    def refused_engines(self, meta: Meta) -> list[str]:
-        """Return the engines that encoded, or may have encoded, the part with this meta.json, and that differed in this data set."""
-        found = self.engines_that_differed(meta.get("tokenizer_sha256"))
-        if not found:
-            return []
-        uses = self.recorded_engines(meta)
-        encoded = None if uses is None else {(use.name, use.version) for use in uses if not use.differed}
-        return [f"{each.name} {each.version}" for each in found if encoded is None or (each.name, each.version) in encoded]
-
-    def difference(self, meta: Meta) -> str:
-        if engines := self.refused_engines(meta):
-            return f"may hold wrong tokens of {listed(engines)}, which gave other ids than {self.reference} in another part"
-        return super().difference(meta)
-
-    def recorded_engines(self, meta: Meta) -> list[EngineUse] | None:
-        """Return the engines that encoded the part with this meta.json, or None if its build has not recorded them."""
-        return recorded_uses(engines_file(self.directory), content_sha256=meta["content_sha256"])
 
     @cached_property
     def stream(self) -> PartStream:
@@ -190,12 +168,7 @@ class Part(Leased):
         budget, tokens = self.planned.train_tokens, written.meta["train_tokens"]
         short = 0 if budget is None else budget - tokens
         part = {"number": self.number, "plan": self.planned.plan, "short": short}
-        self.record_engines(written)
         return replace(written, meta={**self.of_removed_ids(written.meta, work.made_of), "part": part})
-
-    def record_engines(self, written: Written) -> None:
-        """Record which engines encoded this part."""
-        record_uses(engines_file(self.directory), written.engines, content_sha256=written.meta["content_sha256"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from niels_cache_assets.artifacts.base import Log
 from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.holding import times_of
 from niels_cache_assets.artifacts.parts.ranges import remove_ranges
 from niels_cache_assets.artifacts.parts.seal import Sealed
-from niels_cache_assets.artifacts.parts.under_lease import times_of
 from niels_cache_assets.corpus.layout import corpus_parts_dir
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.excluded import FOUND_NAME
-from niels_cache_assets.parts.layout import ENGINES_FOLDER, PLAN_NAME, PLAN_STAGED, engines_file, part_name, parts_dir
+from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, part_name, parts_dir
 from niels_cache_assets.parts.lease import leased
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -65,7 +65,6 @@ def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> lis
         for each, stays in ((folder, kept), (of_corpus, kept_of_corpus)):
             if not stays:
                 remove(each / FOUND_NAME)
-                remove(each / ENGINES_FOLDER)
                 with suppress(OSError):  # something else lies there
                     each.rmdir()
         return removed
@@ -81,7 +80,6 @@ def _pruned(graph: Graph, folder: Path, kept: Mapping[str, object], log: Log) ->
             continue
         with leased(target, times=times_of(graph.registry), wait=False, log=log) as lease:
             removed += [Pruned(*each) for each in remove_target(lease)]
-            remove(engines_file(target))
     return removed
 
 

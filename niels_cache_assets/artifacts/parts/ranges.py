@@ -20,10 +20,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.artifacts.base import Log, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Log, Work, Written
 from niels_cache_assets.artifacts.corpus import Corpus
-from niels_cache_assets.artifacts.parts.leased import UnderLease, checked
-from niels_cache_assets.artifacts.parts.under_lease import times_of
+from niels_cache_assets.artifacts.holding import times_of
+from niels_cache_assets.artifacts.parts.progress import checked
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import dedup_order, drop_lists_identity, require_unchanged
@@ -115,13 +115,15 @@ class SearchProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfSearch(UnderLease):
+class OfSearch(Artifact):
     """A step of the search for duplicates in ranges. ranges: how many there are."""
 
+    registry: Registry
     root: Path
     ranges: int
 
     version = CODE_VERSION
+    is_shared = True
 
     @cached_property
     def wanted(self) -> WantedDropLists:

@@ -6,37 +6,35 @@ With `prepare`, the parts are those of the corpus (`PreparedSealed`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset
-from niels_cache_assets.artifacts.parts.leased import AfreshUnderLease, told_of_parts
 from niels_cache_assets.artifacts.parts.of_plan import OfCorpus, OfPlan
 from niels_cache_assets.artifacts.parts.part import Part, PreparedPart
+from niels_cache_assets.artifacts.parts.progress import told_of_parts
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.parts.whole_part import WholePart
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.disk.space import Need
-from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.documents import DocumentBatch, joined_facts
+from niels_cache_assets.documents import joined_facts
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
-from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sealed(AfreshUnderLease, OfPlan):
+class Sealed(OfPlan):
     """The cache of a pretrain data set with `parts` above 1."""
 
     resumable = False
+    is_shared = True
 
     @property
     def member(self) -> str:
@@ -95,11 +93,6 @@ class Sealed(AfreshUnderLease, OfPlan):
     def provenance(self, revision: str | None, fingerprint: str) -> Provenance:
         return Dataset.provenance(self, revision, fingerprint)
 
-    def items(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        """Yield the documents of all parts, in the order of the plan. Those of val are among them."""
-        for planned in self.plan.parts:
-            yield from self.stream_of(planned).documents(context)
-
     def need(self) -> Need | None:
         return None  # links take no room; if links are refused, the seal asks for room itself
 
@@ -120,23 +113,7 @@ class Sealed(AfreshUnderLease, OfPlan):
         self._require_the_same_builds(members)
         if not meta["train_tokens"]:
             raise NielsCacheError(f"{self.directory}: no part has a document for train; nothing was written")
-        return Written(meta=meta, warning=self._shortfall(members), engines=self._engines(members))
-
-    def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
-        return super().is_made_of(meta, made_of) and not self._joins_replaced_parts(meta)
-
-    def _joins_replaced_parts(self, meta: Meta) -> bool:
-        """Return whether a part of this joined cache has other bytes now, after an engine differed. Then the old ones may be wrong."""
-        if not self.engines_that_differed(meta.get("tokenizer_sha256")):
-            return False
-        now = {member.member: found["meta_sha256"] for member in self.members() if (found := finished_meta(member.directory))}
-        return any(now.get(part["name"], part["meta_sha256"]) != part["meta_sha256"] for part in meta["parts"])
-
-    def _engines(self, members: Sequence[Member]) -> list[EngineUse]:
-        """Return the engines that encoded the parts, as far as they are recorded."""
-        metas = {member.name: member.meta for member in members}
-        parts = [part for part in self.members() if isinstance(part, Part)]
-        return EngineUse.joined(use for part in parts for use in part.recorded_engines(metas[part.member]) or ())
+        return Written(meta=meta, warning=self._shortfall(members))
 
     def _members(self) -> Iterator[Member]:
         """Yield the finished parts in order, the val part first. Raises NielsCacheError for a part that cannot be joined."""
@@ -215,9 +192,6 @@ class PreparedSealed(OfCorpus, Sealed):
     @property
     def _shared(self) -> dict[str, Any]:
         return {"corpus": self.corpus, "prepared": self.corpus}
-
-    def items(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        return self.corpus.stream(context)
 
     def _require_the_same_input(self, again: str) -> None:
         require_unchanged(self.corpus.directory, self.corpus.meta)

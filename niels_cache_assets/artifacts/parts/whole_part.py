@@ -6,7 +6,6 @@ source. Otherwise it is built again, which gives the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,15 +13,14 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset
-from niels_cache_assets.artifacts.parts.leased import checked
 from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.progress import checked
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.documents import Documents
 from niels_cache_assets.parts.seal import link_all
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import require_unchanged
@@ -32,7 +30,7 @@ from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import dataset_dir
 from niels_cache_runtime.format.meta import Meta
 
-_BEFORE_THE_PIN = (None, "main")  # `parts add` replaces these by the commit; a cache of another branch is built again, with the same bytes
+_BEFORE_THE_PIN = (None, "main")  # `part --add` replaces these by the commit; a cache of another branch is built again, with the same bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,16 +45,7 @@ class WholePart(Part):
 
         All ids of `exclude` count for a cache that one process built, also those that it does not hold.
         """
-        is_same = any(self._is_made_of(meta, each) for each in (self.with_held_ids(meta, made_of), dict(made_of)))
-        return is_same and not self.refused_engines(meta)
-
-    def refused_engines(self, meta: Meta) -> list[str]:
-        """Return the engines that encoded this part and differed.
-
-        A cache that one process built has no record. It was a data set of its own when the engine differed, so it stays.
-        """
-        found = super().refused_engines(meta)
-        return found if found and self.recorded_engines(meta) else []
+        return any(self._is_made_of(meta, each) for each in (self.with_held_ids(meta, made_of), dict(made_of)))
 
     def _is_made_of(self, meta: Meta, made_of: dict[str, Any]) -> bool:
         source, forms = dict(made_of["source"]), [made_of]
@@ -101,9 +90,6 @@ class WholePart(Part):
     def split_rule(self) -> str:
         return Pretrain.split_rule(self)
 
-    def items(self, context: StreamContext) -> Iterable[Documents]:
-        return Pretrain.items(self, self._of_plan(context))
-
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
         return Pretrain.builder(self, self._of_plan(context), provenance, progress)
 
@@ -115,7 +101,6 @@ class WholePart(Part):
         if self.built is None or work.force:
             require_unchanged(self.stream.files)
             written = Dataset.write(self, replace(work, progress=checked(work.lease, work.progress)))
-            self.record_engines(written)
             meta = self._with_part(self.of_removed_ids(written.meta, work.made_of))
             return Written(meta=meta, resumed=written.resumed, warning=written.warning, engines=written.engines)
         meta = self.built

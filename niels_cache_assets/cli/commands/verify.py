@@ -5,20 +5,17 @@ with a progress bar.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.cli.command import CACHES, WHERE, Command, at_least, draw_seed, refuse, whole_number
-from niels_cache_assets.cli.console import explain, new_table, output, print_json
+from niels_cache_assets.cli.command import CACHES, WHERE, Command, refuse
+from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.config.registry import Registry
-    from niels_cache_runtime.verify import Finding
+    pass
 
 _STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off": "dim"}
 
@@ -31,15 +28,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="data sets, tokenizer or duplicates (default: the whole cache directory), or one ADDRESS of a published cache",
     )
     parser.add_argument("--quick", action="store_true", help="compare only names and sizes; read no file")
-    parser.add_argument(
-        "--threads", type=whole_number, metavar="N", help="number of files to read at a time (default: the number of cores)"
-    )
-    parser.add_argument(
-        "--tokens",
-        type=at_least(1),
-        metavar="N",
-        help="also read N random documents or examples of each data set again from its source, encode them, and compare the tokens",
-    )
     parser.add_argument(
         "--against-dagster",
         action="store_true",
@@ -68,7 +56,6 @@ Dagster's home (.dagster) with its logs, exports, and any other file in the cach
   niels-cache verify                    everything in the cache directory, including corpora and indices
   niels-cache verify wikitext dolly15k  two data sets, and their corpora
   niels-cache verify --quick            only names and sizes; no file is read
-  niels-cache verify --tokens 100       also encode 100 documents of each data set again
   niels-cache verify --against-dagster  also compare with Dagster's records of the builds
   niels-cache verify s3://bucket/caches/wikitext --download  read and hash a published cache
 
@@ -105,16 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
     verified = [VerifiedFolder(path) for path in find_folders(root, names=names)]
     folders = [folder.path for folder in verified]
     with transfer_progress("verifying") as progress:
-        findings = verify_folders(root, verified, beside=not names, quick=arguments.quick, threads=arguments.threads, progress=progress)
-    told: list[str] = []
-    if arguments.tokens:
-        differing, told = _encoded_again(registry, root, folders, arguments.tokens)
-        findings += differing
+        findings = verify_folders(root, verified, beside=not names, quick=arguments.quick, progress=progress)
     if arguments.against_dagster:
         from niels_cache_assets.defs.home.history import recorded_findings
 
         findings += recorded_findings(root, folders)
-    said = [*notes(root, verified, beside=not names), *told]
+    said = notes(root, verified, beside=not names)
     names_found = [folder.relative_to(root).as_posix() for folder in folders]
     rows = results(root, verified, findings, quick=arguments.quick)
     if arguments.json:
@@ -153,27 +136,24 @@ def _verify_address(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.publish.check import check
     from niels_cache_runtime.remote.store import check_address
 
-    for option in ("quick", "tokens", "against_dagster"):
+    for option in ("quick", "against_dagster"):
         if getattr(arguments, option):
             raise NielsCacheError(f"{WHERE}: --{option.replace('_', '-')}: not for an address; pull the cache, and verify it then")
     if len(arguments.names) > 1:
         raise NielsCacheError(f"{WHERE}: verify takes one address, without other names")
     address = check_address(arguments.names[0])
-    given = {} if arguments.threads is None else {"threads": arguments.threads}
     with stop_on_signals(), transfer_progress("verifying") as progress:
-        checked = check(address, download=arguments.download, progress=progress, **given)
+        checked = check(address, download=arguments.download, progress=progress)
     published, findings = checked.published, checked.findings
-    if arguments.json:
-        print_json(
-            {
-                "address": address,
-                "data_set": f"{published.family}/{published.name}",
-                "content_sha256": published.meta["content_sha256"],
-                "files": len(published.files),
-                "is_proven": checked.is_proven,
-                "findings": [asdict(finding) for finding in findings],
-            }
-        )
+    facts = {
+        "address": address,
+        "data_set": f"{published.family}/{published.name}",
+        "content_sha256": published.meta["content_sha256"],
+        "files": len(published.files),
+        "is_proven": checked.is_proven,
+        "findings": [asdict(finding) for finding in findings],
+    }
+    if print_facts(arguments, facts):
         return FAILED if findings else DONE
     console = output()
     for finding in findings:
@@ -185,28 +165,3 @@ def _verify_address(arguments: argparse.Namespace) -> int:
     if not checked.is_proven:
         console.print("note: only --download reads the content, and proves it", style="dim", soft_wrap=True)
     return FAILED if findings else DONE
-
-
-def _encoded_again(registry: Registry, root: Path, folders: Sequence[Path], count: int) -> tuple[list[Finding], list[str]]:
-    """Encode documents of each data set again. Return the findings, and one note for each data set.
-
-    An error of a data set is a finding, so that those of the other data sets are not lost.
-    """
-    from niels_cache_assets.artifacts.encoded_again import encode_again
-    from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_runtime.format.layout import FAMILIES, META_NAME
-    from niels_cache_runtime.verify import Finding
-
-    findings, told, seed = [], [], draw_seed(None)
-    for name in (name for family in FAMILIES for name in registry.datasets(family) if root / family / name in folders):
-        dataset = graph(registry, root).dataset(name)
-        try:
-            again = encode_again(dataset, count, seed=seed, log=explain)
-        except NielsCacheError as error:
-            problem = f"its texts cannot be encoded again: {error}"
-            findings.append(Finding(kind="content", folder=str(dataset.directory), path=META_NAME, problem=problem))
-            continue
-        findings += again.findings
-        said = f"not encoded again: {again.note}" if again.note else f"{again.compared:,} of its texts were encoded again"
-        told.append(f"{dataset.key}: {said}")
-    return findings, told

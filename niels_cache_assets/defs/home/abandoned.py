@@ -8,19 +8,16 @@ different machine, is left alone. If several homes share one database, such a ru
 the database and a look at a folder of small files, every few seconds.
 """
 
-import json
 import multiprocessing
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
-from dagster._core.storage.tags import GRPC_INFO_TAG, HIDDEN_TAG_PREFIX  # GRPC_INFO_TAG: the code server that holds a run
 
-from niels_cache_assets.defs.keys import LOCATION, PARTS_POOL, STREAM_POOL
+from niels_cache_assets.defs.keys import PARTS_POOL, STREAM_POOL
 from niels_cache_assets.processes import claimed_record, end_with_parent, hold_record, is_held, read_record
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -28,12 +25,6 @@ _RECORDS = ".runs"
 _GONE = "The process of this run has ended (it was killed, or the machine stopped)."
 _WATCH_SECONDS = 5.0
 _JOIN_SECONDS = 1.0
-
-# For homes from before 23 November 2026. A launcher held a lock file in _FORMER_LOCKS, and a tag of its runs had the name of this file.
-# Runs that no launcher started had no lock file.
-_FORMER_TAGS = (f"{HIDDEN_TAG_PREFIX}niels_cache_launcher", "niels_cache/launcher")
-_FORMER_LOCKS = ".launchers"
-_FORMER_STATES = [dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
 
 
 @contextmanager
@@ -97,9 +88,6 @@ def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
                     _end_steps(home, run_id)  # before `_end`, because step workers of an ended run must not write any more
                     _end(instance, run_id)
                     _clear(home, run_id)
-    for run in instance.get_runs(filters=dg.RunsFilter(statuses=_FORMER_STATES)):
-        if not _record(home, run.run_id).exists() and is_own and _was_abandoned(run, home):
-            _end(instance, run.run_id)
     if instance.event_log_storage.supports_global_concurrency_limits:
         for pool in map(instance.event_log_storage.get_concurrency_info, (STREAM_POOL, PARTS_POOL)):
             for run_id in pool.active_run_ids | pool.pending_run_ids:
@@ -165,28 +153,3 @@ def _has_own_database(instance: dg.DagsterInstance) -> bool:
     storage = instance.get_ref().run_storage_data
     folder = None if storage is None else storage.config_dict.get("base_dir")
     return isinstance(folder, str) and Path(folder).resolve().is_relative_to(_home(instance).resolve())
-
-
-def _was_abandoned(run: dg.DagsterRun, home: Path) -> bool:
-    """Return whether a run without a record has lost its process. Signs of this are a free lock of its launcher, and a code server that
-    does not answer.
-    """
-    identity = next((run.tags[tag] for tag in _FORMER_TAGS if tag in run.tags), None)
-    if identity is not None:
-        return not is_held(home / _FORMER_LOCKS / identity)
-    origin = run.remote_job_origin
-    if origin is not None and origin.repository_origin.code_location_origin.location_name != LOCATION:
-        return False
-    server = json.loads(run.tags.get(GRPC_INFO_TAG, "{}")).get("socket")
-    return server is not None and not _answers(server)
-
-
-def _answers(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX) as client:
-        try:
-            client.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
-        except OSError:
-            pass  # the server exists but rejects the connection
-    return True

@@ -45,7 +45,7 @@ _COUNTS = frozenset(
     }
 )
 # Files and hashes follow from the compared values. The name is an argument of the command.
-_NOT_COMPARED = frozenset({"files", "meta_sha256", "content_sha256", "schema_version", "kind", "dataset_name"})
+_NOT_COMPARED = frozenset({"files", "meta_sha256", "content_sha256", "schema_version", "forms", "kind", "dataset_name"})
 _FINGERPRINT = "fingerprint"
 
 

@@ -1,4 +1,4 @@
-"""Local files that a glob or a folder names, and which of them are one file.
+"""Local files that a glob or a folder names, which of them are one file, and advice for a path that matches nothing.
 
 A glob has the meaning of Python's `glob.glob(recursive=True)`, and a folder stands for `**`, with two differences. A folder is entered once
 for each component of a pattern, whatever links lead to it, so that each search ends: it makes at most as many steps as there are folders,
@@ -8,9 +8,12 @@ paths, so the result does not depend on the order in which a file system lists n
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import glob
+import itertools
 import os
+import re
 import stat
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,6 +21,10 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from niels_cache_runtime.errors import NielsCacheError
+
+_BRACKET = re.compile(r"\[\[\]|\[")  # also one that is escaped already
+_MOST_TRIED = 64  # ways to take the brackets of a glob
+_MOST_NAMES = 10_000  # number of names in a folder that are read to find a name similar to a missing name
 
 
 class Found(NamedTuple):
@@ -192,3 +199,46 @@ def links_among(paths: Iterable[str]) -> Links:
         else:
             first[path] = earlier
     return Links(first, hard)
+
+
+def advice_for_missing(pattern: str) -> str:
+    """Return advice for a path or glob that matches nothing."""
+    near = None if "://" in pattern else _near_path(pattern)
+    return _bracket_advice(pattern) or (f"did you mean {near!r}?" if near else "check the path")
+
+
+def _bracket_advice(pattern: str) -> str | None:
+    """Return advice for a glob that matches nothing and has an opening bracket, or None.
+
+    If there are files whose names have these brackets, the advice has the glob that matches them.
+    """
+    if "[" not in pattern:
+        return None
+    what = "brackets in a glob stand for one of the characters in them"
+    components = pattern.split("/")
+    choices = [dict.fromkeys([_BRACKET.sub("[[]", each), each]) if "[" in each else [each] for each in components]
+    for literal in [] if "://" in pattern else itertools.islice(map("/".join, itertools.product(*choices)), _MOST_TRIED):
+        if literal != pattern and glob_files(os.path.expanduser(literal)).paths:
+            return f"{what}; write {literal!r}"
+    return f"{what}; write [[] for a bracket of a name"
+
+
+def _near_path(path: str) -> str | None:
+    """Return the path up to its first missing name, with the nearest existing name in place of the missing name.
+
+    Return None if nothing is missing, or if no name is near. In a glob, only the names before the first wildcard are checked.
+    """
+    folder = Path()
+    for part in Path(path).parts:
+        if glob.has_magic(part):
+            return None
+        if not os.path.lexists((folder / part).expanduser()):
+            try:
+                with os.scandir(folder.expanduser()) as entries:
+                    names = [entry.name for entry in itertools.islice(entries, _MOST_NAMES)]
+            except OSError:
+                return None
+            near = difflib.get_close_matches(part, names, n=1)
+            return str(folder / near[0]) if near else None
+        folder /= part
+    return None

@@ -11,10 +11,10 @@ from __future__ import annotations
 import glob
 import logging
 import re
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import IO, Any, ClassVar, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -24,9 +24,8 @@ from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.hub.errors import hub_errors, nearest
 from niels_cache_assets.sources.hub.local_files import format_of, need_decoding, require_content
 from niels_cache_assets.sources.reading.compressed import decompressed
-from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, Damage, DecodesText, damage_of
+from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, Damage, DecodesText, damage_of, refuse_length
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_splits
-from niels_cache_assets.sources.reading.limits import refuse_length
 from niels_cache_assets.sources.reading.parquet_files import may_hold_text
 from niels_cache_assets.sources.reading.places import Part
 from niels_cache_assets.sources.reading.rows import refuse_long_lines
@@ -51,12 +50,19 @@ class HubRows(NamedTuple):
     damaged: dict[int, Damage]
 
 
+class HubRow(NamedTuple):
+    """A row as its values by column, with its file, its number in this file, and the replaced bytes in its texts."""
+
+    values: dict[str, Any]
+    file: str
+    row: int
+    damage: Damage
+
+
 class HubData(DecodesText):
     """The configuration keys of a data set from the hub. If `files` is set, the same loading code reads local files, and no request goes to
     the hub.
     """
-
-    files_code_version: ClassVar[str] = "3"  # the code version for reading files; `code_version` is for reading the hub
 
     dataset: str = Field(description="Hub data set, owner/name")
     config: str | None = Field(None, description="Configuration (subset) of the data set")
@@ -114,14 +120,10 @@ class HubData(DecodesText):
         with hub_errors(self.dataset, self.pinned_revision):
             return str(HfApi().dataset_info(self.dataset, revision=self.pinned_revision).sha)
 
-    @property
+    @property  # type: ignore[misc]
     def reads_files(self) -> bool:
         """Whether files of the user are read. Such files may hold anything."""
         return self.local_key is not None
-
-    @property
-    def version_that_counts(self) -> str:
-        return self.files_code_version if self.reads_files else self.code_version
 
     @property
     def follows_the_hub(self) -> bool:
@@ -242,6 +244,14 @@ class HubData(DecodesText):
                 raise interrupt.with_traceback(None) from None
             finally:
                 batches.close()
+
+    def rows(
+        self, part: Part, context: StreamContext, choose_columns: Callable[[dict[str, bool]], list[str]], **settings: Any
+    ) -> Iterator[HubRow]:
+        """Yield the rows of a part one by one. For the arguments, see `stream`."""
+        for columns, files, rows, damaged in self.stream(part, context, choose_columns, **settings):
+            for index, (file, row, *values) in enumerate(zip(files, rows, *columns.values(), strict=True)):
+                yield HubRow(dict(zip(columns, values, strict=True)), file, row, damaged.get(index, NO_DAMAGE))
 
 
 def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:

@@ -1,4 +1,4 @@
-"""The conversion of wikitext to plain text, in the function `plain_text`.
+"""The conversion of wikitext to plain text, in the function `text_or_list`.
 
 There are two steps. First, one scan over the page removes everything that shows no prose (comments, references, templates, tables, files,
 categories, tags) and all marks that are never closed. The scan inserts the text of templates that are prose (`templates`) and the labels of
@@ -10,7 +10,7 @@ whose links are plain needs no parser (`nodes.simple_text`). Dumps and redirects
 The text keeps paragraphs, headings as separate lines, list items with `-`, labels of links, formulas as LaTeX between `$`, code,
 quotations, and raised numbers such as `10^6`. The text omits sections of end matter (`languages`) and sections that only list names or
 works, because such sections are not prose and would turn many articles into lists. It also omits links to the same article in a different
-language if they are on a separate line. (`[[wp:Manual]]` in a sentence shows the same text as in MediaWiki.) `Form` keeps tables and the
+language if they are on a separate line. (`[[wp:Manual]]` in a sentence shows the same text as in MediaWiki.) `Form` keeps the
 levels of headings. Grammar: mediawiki.org, Help:Formatting and Preprocessor ABNF.
 """
 
@@ -19,18 +19,17 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from niels_cache_assets.sources.mediawiki.marks import next_mark
 from niels_cache_assets.sources.mediawiki.names import (
     BLOCK_TAGS,
     EXTENSIONS,
     FORMULAS,
     LANGUAGES,
     LITERAL_TAGS,
+    TAGS,
 )
 from niels_cache_assets.sources.mediawiki.nodes import nodes_text, simple_text
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, prefix_of
 from niels_cache_assets.sources.mediawiki.templates import EQUALS, template_text
-from niels_cache_assets.sources.mediawiki.wikitables import BREAK, CELL_TAGS, Tables
 
 _LISTED_LINES = 50  # of an article that has only lists, for an example
 _SENTENCE = 100  # list items with at least this average length in characters are prose
@@ -38,9 +37,14 @@ _JOINED = re.compile(r"\s*(?:,|&|/|\band\b)\s*")
 
 _OPENING = re.compile(rf"<!--|<({'|'.join(sorted(EXTENSIONS, key=len, reverse=True))})(?=[\s/>])([^<>]{{0,2000}})>", re.IGNORECASE)
 
+_NEXT_MARK = re.compile(r"[\[\]{}<\n]")
+_BRACES = re.compile(r"\{{2,}|\}{2,}")
+_TABLE_LINE = re.compile(r"[ \t:*#]{0,20}\{\||[ \t]{0,20}\|\}(?!\})")  # at the start of a line
+_TAG = re.compile(rf"(?P<table><table\b[^<>]{{0,2000}}>|</table\s{{0,9}}>)|(?P<tag></?(?:{TAGS})(?:[\s/][^<>]{{0,2000}})?>)", re.IGNORECASE)
+_ADDRESS_START = re.compile(r"\[(?=(?:https?:|ftp:|mailto:)?//|mailto:)", re.IGNORECASE)
+
 _DEPTH = 40  # maximum number of open marks; if a page has more, the marks are not meant as markup
 _RANKS = {"[": 0, "[[": 1, "{|": 2, "<table": 2, "{{": 2}  # a closing mark skips open marks of the same or a lower rank to find its partner
-_TABLES = frozenset(("{|", "<table"))
 _TAG_NAME = re.compile(r"</?([a-zA-Z][a-zA-Z0-9]*)")
 _ADDRESS = re.compile(r"[^\s\[\]<>\"\x02-\x08]*")
 _POWER = re.compile(
@@ -60,7 +64,7 @@ _BACK = (
     (EQUALS, "="),
     *((mark, "") for mark in (_GONE, _ROWS, _LINK, _LINK_END)),
 )
-_PRIVATE = re.compile(f"[\x00\x02-\x08\x0e{EQUALS}\x10\x11\x1e]")
+_PRIVATE = re.compile("[\x00\x02-\x08\x0e-\x11\x1e]")
 
 _LANGUAGE_LINKS = re.compile("(?:\x05\\s?([a-z-]{2,12})\\s?:[^\x05\x06|]{1,300}\x06\\s{0,9})+")
 _LANGUAGE_CODE = re.compile("\x05\\s?([a-z-]{2,12})\\s?:")
@@ -85,33 +89,22 @@ _DOUBLE_MARK = re.compile(r"\[\[|\]\]")
 class Form(NamedTuple):
     """The choices for the text of a page.
 
-    `site`: the wiki of the page. `tables`: whether tables become Markdown instead of being dropped. `headings`: whether headings keep their
-    level, as in Markdown.
+    `site`: the wiki of the page. `headings`: whether headings keep their level, as in Markdown.
     """
 
     site: Site = NO_SITE
-    tables: bool = False
     headings: bool = False
 
 
-def plain_text(wikitext: str, form: Form = Form()) -> str:  # noqa: B008 (a named tuple)
-    """Return the prose of a page as paragraphs between blank lines, or an empty string. The function is pure, and linear in time and
-    memory.
-    """
-    text, only_lists = text_or_list(wikitext, form)
-    return "" if only_lists else text
-
-
 def text_or_list(wikitext: str, form: Form = Form()) -> tuple[str, bool]:  # noqa: B008
-    """Return `plain_text`, and False. If a page without prose has sections that list names or works, return the beginning of these lists,
-    and True.
+    """Return the prose of a page as paragraphs between blank lines, and False. If a page without prose has sections that list names or
+    works, return the beginning of these lists, and True. The function is pure, and linear in time and memory.
     """
     raw: list[str] = []
     text = _without_extensions(_PRIVATE.sub("", wikitext).replace("\r\n", "\n"), raw)
     if "<sup>" in text:
         text = _POWER.sub(r"^\1", text)
-    tables = Tables(raw, _line_text) if form.tables else None
-    text = _SWITCH.sub("", _closed_markup(text, form.site, tables))
+    text = _SWITCH.sub("", _closed_markup(text, form.site))
     page = _Page(form)
     in_rows = False
     for line in text.split("\n"):
@@ -219,13 +212,9 @@ def _without_extensions(text: str, raw: list[str]) -> str:
     return "".join((*parts, text[position:]))
 
 
-def _closed_markup(text: str, site: Site, tables: Tables | None) -> str:
-    """Remove templates, tables, files, categories, tags and all marks without a partner, and join the lines inside a link.
-
-    tables: takes the tables instead.
-    """
+def _closed_markup(text: str, site: Site) -> str:
+    """Remove templates, tables, files, categories, tags and all marks without a partner, and join the lines inside a link."""
     out: list[str] = []
-    html_tables: dict[int, str] = {}  # the attributes of open HTML tables, by the index in `out`
     stack: list[tuple[str, int]] = []  # open marks, and the index of each in `out`
     position = 0
 
@@ -253,7 +242,7 @@ def _closed_markup(text: str, site: Site, tables: Tables | None) -> str:
         stack.append((kind, len(out)))
         out.append(shown)
 
-    while match := next_mark(text, position):
+    while match := _next_mark(text, position):
         start, group, mark = match
         out.append(text[position:start])
         position = start + len(mark)
@@ -276,13 +265,8 @@ def _closed_markup(text: str, site: Site, tables: Tables | None) -> str:
             kind = "<table" if "<" in mark else "{|"
             if mark.startswith("</") or mark.endswith("}"):
                 if (index := close(kind)) is not None:
-                    content = "".join(out[index + 1 :]) if tables else ""
                     del out[index:]
-                    if tables:
-                        out.append(tables.taken(content, html_tables.pop(index, "") if kind == "<table" else None))
             else:
-                if tables and kind == "<table":
-                    html_tables[len(out)] = mark
                 open_mark(kind, _ROWS if kind == "{|" else "")
         elif group == "address":
             open_mark("[", "[")
@@ -297,19 +281,41 @@ def _closed_markup(text: str, site: Site, tables: Tables | None) -> str:
             out.append("\n")
         elif group == "tag":
             found = _TAG_NAME.match(mark)
-            name = found[1].lower() if found else ""
-            table = next((kind for kind, _ in reversed(stack) if kind in _TABLES), "") if tables else ""
-            if tables and table == "<table" and name in CELL_TAGS:
-                out.append("" if mark.startswith("</") else tables.tag(name, mark))
-            else:
-                out.append("" if name not in BLOCK_TAGS else BREAK if table else "\n")
+            out.append("\n" if found and found[1].lower() in BLOCK_TAGS else "")
         else:
             out.append(_LESS)
     out.append(text[position:])
     for _, index in stack:
         never_closes(index)
-    closed = "".join(out)
-    return tables.without_tags(closed) if tables else closed
+    return "".join(out)
+
+
+def _next_mark(text: str, position: int) -> tuple[int, str, str] | None:
+    """Return the start, the kind and the text of the first mark from `position` on, or None. After a mark, `position` is its end.
+
+    One search for the few characters that begin a mark, and then a look at this place, takes a fifth of the time of one pattern for all
+    marks.
+    """
+    if (not position or text[position - 1] == "\n") and (table := _TABLE_LINE.match(text, position)):
+        return position, "table", table[0]
+    while found := _NEXT_MARK.search(text, position):
+        start, character = found.start(), found[0]
+        if character == "\n":
+            return start, "line", "\n"
+        if character in "[]":
+            if text.startswith(character, start + 1):
+                return start, "link", character * 2
+            if character == "]":
+                return start, "end", "]"
+            if _ADDRESS_START.match(text, start):
+                return start, "address", "["
+        elif character == "<":
+            tag = _TAG.match(text, start)
+            return (start, tag.lastgroup or "", tag[0]) if tag else (start, "less", "<")
+        elif braces := _BRACES.match(text, start):
+            return start, "braces", braces[0]
+        position = start + 1
+    return None
 
 
 def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[str, int]]) -> int:
@@ -340,7 +346,7 @@ def _take_link(out: list[str], index: int, site: Site) -> None:
     if namespace in site.hidden or (namespace in site.media and "|" not in content):
         out.append(_GONE)
         return
-    out.append(_LINK + content.replace("\n", " ").replace(BREAK, " ") + _LINK_END)
+    out.append(_LINK + content.replace("\n", " ") + _LINK_END)
 
 
 def _take_address(out: list[str], index: int) -> None:

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from niels_cache_assets.sources.mediawiki.names import COUNTRIES
 
 EQUALS = "\x0f"  # stands for an equals sign of an inner template, which names no argument of the outer template
 Arguments = dict[str, str]  # "1", "2", ... for arguments without a name
+_Value = TypeVar("_Value")
 
 _NAME = re.compile(r"[^|{}<>\[\]\n\x02-\x08]{1,60}")
 _BOUNDS = re.compile("[\x05\x06|]")  # bars, and the bounds of a link, which `markup` has marked
@@ -278,114 +280,135 @@ def _note(arguments: Arguments) -> str:
     return {"flat": "♭", "sharp": "♯", "natural": "♮"}.get(_given(arguments, "1").lower(), "")
 
 
+def _named(table: dict[_Value, str]) -> dict[str, _Value]:
+    """Return the values of a table by name. The table has the names of each value, with commas between them."""
+    return {name: value for value, names in table.items() for name in names.split(", ")}
+
+
 _QUOTE = "&#39;"  # a quotation mark as an entity, because two quotation marks together would be markup
-_SIGNS = {"!": "&#124;", "=": "=", "'": _QUOTE, "'s": f"{_QUOTE}s", "eqm": "⇌", '-"': '"'}
-_SIGNS |= {"' \"": f'{_QUOTE} "', "\" '": f'" {_QUOTE}', "'\"": f'{_QUOTE}"', "\"'": f'"{_QUOTE}'}
-_SIGNS |= dict.fromkeys(("nbsp", "space", "thinsp", "thin space", "hair space", "hairsp", "spaces"), " ")
-_SIGNS |= dict.fromkeys(("wbr", "shy", "zwj", "zwnj"), "")
-_SIGNS |= dict.fromkeys(("mdash", "em dash", "emdash", "mdashb", "—"), "—")
-_SIGNS |= dict.fromkeys(("ndash", "en dash", "endash", "–"), "–")
-_SIGNS |= dict.fromkeys(("snd", "snds", "spnd", "sndash", "spndash", "spaced ndash", "spaced en dash", "dash"), " – ")
-_SIGNS |= dict.fromkeys(("spaced mdash", "spaced em dash", "smdash", "snmdash"), " — ")
-_SIGNS |= dict.fromkeys(("dot", "·", "•", "bull", "bullet", "middot", "\\"), " · ")
+_SIGNS = _named(
+    {
+        "&#124;": "!",
+        "=": "=",
+        _QUOTE: "'",
+        f"{_QUOTE}s": "'s",
+        f'{_QUOTE} "': "' \"",
+        f'" {_QUOTE}': "\" '",
+        f'{_QUOTE}"': "'\"",
+        f'"{_QUOTE}': "\"'",
+        '"': '-"',
+        "⇌": "eqm",
+        " ": "nbsp, space, thinsp, thin space, hair space, hairsp, spaces, gap, pad, ensp, emsp, en space, em space, figure space, figsp"
+        ", nnbsp, 0spaces",
+        "": "wbr, shy, zwj, zwnj, zwsp, zwnbsp",
+        "—": "mdash, em dash, emdash, mdashb, —",
+        "–": "ndash, en dash, endash, –",
+        " – ": "snd, snds, spnd, sndash, spndash, spaced ndash, spaced en dash, dash",
+        " — ": "spaced mdash, spaced em dash, smdash, snmdash",
+        " · ": "dot, ·, •, bull, bullet, middot, \\",
+        "π": "pi",
+        "∞": "infin, infinity",
+        "×": "times",
+        "−": "minus",
+        "±": "plusmn",
+        "1/2": "half",
+        "-": "hyphen",
+        "\u2011": "nbhyph",
+        "ʻ": "okina, hamza okina, wg-apos, wg-apos-",
+        "ʿ": "ayin",
+        "ʾ": "hamza",
+    }
+)
 _FUNCTIONS = frozenset(("formatnum", "lc", "uc", "lcfirst", "ucfirst"))
 # The positions of author and work among the arguments without a name.
-_QUOTATIONS = dict.fromkeys(
-    ("quote", "quotation", "blockquote", "block quote", "bquote", "quoted text", "poemquote", "poem quote", "poem"), ("2", "3")
+_QUOTATIONS = _named(
+    {
+        ("2", "3"): "quote, quotation, blockquote, block quote, bquote, quoted text, poemquote, poem quote, poem",
+        ("4", "5"): "cquote, centered pull quote, bq",
+    }
 )
-_QUOTATIONS |= dict.fromkeys(("cquote", "centered pull quote", "bq"), ("4", "5"))
-_SIGNS |= {"pi": "π", "infin": "∞", "infinity": "∞", "times": "×", "minus": "−", "plusmn": "±", "half": "1/2", "hyphen": "-"}
-_SIGNS |= dict.fromkeys(("okina", "hamza okina", "wg-apos", "wg-apos-"), "ʻ")
-_SIGNS |= {"ayin": "ʿ", "hamza": "ʾ", "nbhyph": "\u2011", "zwsp": "", "zwnbsp": ""}
-_SIGNS |= dict.fromkeys(("gap", "pad", "ensp", "emsp", "en space", "em space", "figure space", "figsp", "nnbsp", "0spaces"), " ")
 _CHINESE = {"c": "Chinese", "s": "simplified Chinese", "t": "traditional Chinese", "p": "pinyin", "w": "Wade–Giles", "j": "Jyutping"}
 _CHINESE |= {"y": "Cantonese Yale", "poj": "Pe̍h-ōe-jī", "l": "lit."}
 _KOREAN = {"1": "Korean", "hangul": "Korean", "hanja": "Hanja", "rr": "RR", "mr": "MR", "lit": "lit."}
-_DATES = "birth date, birth date and age, bda, birth-date and age, dob, death date, death date and age, dda, start date, start date and age"
-_DATES += ", end date, end date and age, release date, birth year, birth year and age, death year"
-_CURRENCIES = {"£": "£ gbp pound", "€": "€ euro eur", "US$": "us$ usd $", "¥": "¥ yen jpy cny rmb", "₹": "₹ inr rs rupee"}
-_CURRENCIES |= {
-    "A$": "a$ aud au$",
-    "C$": "c$ ca$ cad",
-    "NZ$": "nz$ nzd",
-    "HK$": "hk$ hkd",
-    "S$": "s$ sgd",
-    "R$": "r$ brl",
-    "₩": "₩ krw won",
+_CURRENCIES = {
+    "£": "£, gbp, pound, pound sterling",
+    "€": "€, euro, eur",
+    "US$": "us$, usd, $",
+    "¥": "¥, yen, jpy, cny, rmb",
+    "₹": "₹, inr, rs, rupee, indian rupee",
+    "A$": "a$, aud, au$",
+    "C$": "c$, ca$, cad",
+    "NZ$": "nz$, nzd",
+    "HK$": "hk$, hkd",
+    "S$": "s$, sgd",
+    "R$": "r$, brl",
+    "₩": "₩, krw, won",
+    "₽": "₽, rub, ruble",
+    "₪": "₪, ils",
+    "₱": "₱, php, peso",
+    "₨": "₨, pkr",
+    "₺": "₺, try",
+    "₫": "₫, vnd",
+    "₴": "₴, uah",
+    "CHF ": "chf",
 }
-_CURRENCIES |= {"₽": "₽ rub ruble", "₪": "₪ ils", "₱": "₱ php peso", "₨": "₨ pkr", "₺": "₺ try", "₫": "₫ vnd", "₴": "₴ uah", "CHF ": "chf"}
 _AFTER_NUMBERS = frozenset(("frac", "sfrac", "fraction", "tfrac"))
 _RAISED = frozenset(("sup",))
 
-_FIRST = "nowrap nobr nobold nobreak small smaller smalldiv big bigger large larger smallcaps sc sc2 abbr tooltip em strong bold italic i b"
-_FIRST += " iast unicode overline overbar overarc vec polytonic hebrew grc unihan proper num nts stn nwr lower raise smallsup nocaps flagu"
-_FIRST += " var mvar math code mono kbd samp tt strikethrough underline u vanchor sic typo ill railgauge sub sup flag flagcountry vr"
-_TEXTS: dict[str, Callable[[Arguments], str]] = {
-    **dict.fromkeys(
-        (
-            *_FIRST.split(),
-            "no wrap",
-            "visible anchor",
-            "iso 15919",
-            "proper name",
-            "avoid wrap",
-            "not a typo",
-            "interlanguage link",
-            "track gauge",
-        ),
-        _argument("1"),
-    ),
-    **dict.fromkeys(("lang", "script", "rtl-lang", "color", "colour", "font color", "resize", "abbrlink"), _argument("2", "text", "1")),
-    **dict.fromkeys(
-        ("transl", "transliteration"), lambda arguments: next((value for value in reversed(_in_order(arguments)) if value), "")
-    ),
-    **dict.fromkeys(("convert", "cvt"), _convert),
-    **dict.fromkeys(("val",), _val),
-    **dict.fromkeys(("e", "esp", "x10^"), _power_of_ten),
-    **dict.fromkeys(_AFTER_NUMBERS, _fraction),
-    **dict.fromkeys(("as of", "asof"), _as_of),
-    **dict.fromkeys(("chem", "chem2", "ce"), _joined("")),
-    **dict.fromkeys(("key", "keypress", "key press", "button"), _joined("+")),
-    **dict.fromkeys(("bibleverse", "bibleref", "bibleref2"), _joined(" ")),
-    **dict.fromkeys(("sclass", "sclass-"), _ship_class),
-    **dict.fromkeys(("hlist", "flatlist", "plainlist", "plain list", "ubl", "unbulleted list", "blist", "bulleted list", "cslist"), _list),
-    **dict.fromkeys(("angbr", "angle bracket", "grapheme"), _around("⟨", "⟩")),
-    **dict.fromkeys(("circa", "c.", "ca."), _circa),
-    **dict.fromkeys(("langx", "wikt-lang"), _argument("2", "text")),
-    **dict.fromkeys(("citation needed span", "cn span", "clarify span", "failed verification span"), _argument("1", "text")),
-    "nihongo": _nihongo("1", "2", "3", "4"),
-    "nihongo2": _argument("1"),
-    "nihongo3": _nihongo("3", "2", "1", "4"),
-    **dict.fromkeys(("nihongo foot", "nihongo krt"), _argument("1", "3", "2")),
-    "zh": _labelled(_CHINESE),
-    **dict.fromkeys(("korean", "ko"), _labelled(_KOREAN)),
-    **dict.fromkeys(("linktext", "gaps"), _joined("")),
-    **dict.fromkeys(("lit", "lit.", "literal translation", "literally"), _around(f"lit. {_QUOTE}", _QUOTE)),
-    **dict.fromkeys(("gloss", "single+double"), _around(_QUOTE, _QUOTE)),
-    **dict.fromkeys(("fl.", "fl", "floruit"), _years("fl.")),
-    **dict.fromkeys(("reign", "r."), _years("r.")),
-    **dict.fromkeys(("born", "b."), _years("b.")),
-    **dict.fromkeys(("died", "d."), _years("d.")),
-    **dict.fromkeys(("sqrt", "radic", "root"), _root),
-    "tmath": _formula,
-    "pound sterling": _currency("£"),
-    "indian rupee": _currency("₹"),
-    **dict.fromkeys(("ordinal", "ord"), _ordinal),
-    **dict.fromkeys(_DATES.split(", "), _date),
-    **dict.fromkeys(("sortname", "sort name"), lambda arguments: " ".join(_in_order(arguments)[:2])),
-    **dict.fromkeys(("sort", "stnlnk", "rws"), _argument("2", "1")),
-    "height": _height,
-    "prime": _around("", "′"),
-    "pprime": _around("", "″"),
-    **dict.fromkeys(("abs", "mabs"), _around("&#124;", "&#124;")),
-    "floor": _around("⌊", "⌋"),
-    "ceil": _around("⌈", "⌉"),
-    "ket": _around("&#124;", "⟩"),
-    "bra": _around("⟨", "&#124;"),
-    **dict.fromkeys(("bracket", "interp", "interpolation"), _around("&#91;", "&#93;")),
-    **{name: _currency(sign) for sign, names in _CURRENCIES.items() for name in names.split()},
-    **dict.fromkeys(('"', "q", "'\"'", "qq"), _around('"', '"')),
-    "music": _note,
-    "ship": lambda arguments: f"{_given(arguments, '1')} {_given(arguments, '2')}".strip(),
-    **{ship: _ship(ship.upper()) for ship in _SHIPS.split()},
-}
+_TEXTS: dict[str, Callable[[Arguments], str]] = _named(
+    {
+        _argument("1"): "nowrap, nobr, nobold, nobreak, small, smaller, smalldiv, big, bigger, large, larger, smallcaps, sc, sc2, abbr"
+        ", tooltip, em, strong, bold, italic, i, b, iast, unicode, overline, overbar, overarc, vec, polytonic, hebrew, grc, unihan, proper"
+        ", num, nts, stn, nwr, lower, raise, smallsup, nocaps, flagu, var, mvar, math, code, mono, kbd, samp, tt, strikethrough, underline"
+        ", u, vanchor, sic, typo, ill, railgauge, sub, sup, flag, flagcountry, vr, no wrap, visible anchor, iso 15919, proper name"
+        ", avoid wrap, not a typo, interlanguage link, track gauge, nihongo2",
+        _argument("2", "text", "1"): "lang, script, rtl-lang, color, colour, font color, resize, abbrlink",
+        _argument("2", "text"): "langx, wikt-lang",
+        _argument("1", "text"): "citation needed span, cn span, clarify span, failed verification span",
+        _argument("1", "3", "2"): "nihongo foot, nihongo krt",
+        _argument("2", "1"): "sort, stnlnk, rws",
+        lambda arguments: next((value for value in reversed(_in_order(arguments)) if value), ""): "transl, transliteration",
+        _convert: "convert, cvt",
+        _val: "val",
+        _power_of_ten: "e, esp, x10^",
+        _fraction: ", ".join(_AFTER_NUMBERS),
+        _as_of: "as of, asof",
+        _joined(""): "chem, chem2, ce, linktext, gaps",
+        _joined("+"): "key, keypress, key press, button",
+        _joined(" "): "bibleverse, bibleref, bibleref2",
+        _ship_class: "sclass, sclass-",
+        _list: "hlist, flatlist, plainlist, plain list, ubl, unbulleted list, blist, bulleted list, cslist",
+        _circa: "circa, c., ca.",
+        _nihongo("1", "2", "3", "4"): "nihongo",
+        _nihongo("3", "2", "1", "4"): "nihongo3",
+        _labelled(_CHINESE): "zh",
+        _labelled(_KOREAN): "korean, ko",
+        _years("fl."): "fl., fl, floruit",
+        _years("r."): "reign, r.",
+        _years("b."): "born, b.",
+        _years("d."): "died, d.",
+        _root: "sqrt, radic, root",
+        _formula: "tmath",
+        _ordinal: "ordinal, ord",
+        _date: "birth date, birth date and age, bda, birth-date and age, dob, death date, death date and age, dda, start date"
+        ", start date and age, end date, end date and age, release date, birth year, birth year and age, death year",
+        lambda arguments: " ".join(_in_order(arguments)[:2]): "sortname, sort name",
+        _height: "height",
+        _note: "music",
+        lambda arguments: f"{_given(arguments, '1')} {_given(arguments, '2')}".strip(): "ship",
+        _around("", "′"): "prime",
+        _around("", "″"): "pprime",
+        _around("&#124;", "&#124;"): "abs, mabs",
+        _around("⌊", "⌋"): "floor",
+        _around("⌈", "⌉"): "ceil",
+        _around("&#124;", "⟩"): "ket",
+        _around("⟨", "&#124;"): "bra",
+        _around("⟨", "⟩"): "angbr, angle bracket, grapheme",
+        _around("&#91;", "&#93;"): "bracket, interp, interpolation",
+        _around('"', '"'): "\", q, '\"', qq",
+        _around(_QUOTE, _QUOTE): "gloss, single+double",
+        _around(f"lit. {_QUOTE}", _QUOTE): "lit, lit., literal translation, literally",
+        **{_currency(sign): names for sign, names in _CURRENCIES.items()},
+        **{_ship(name.upper()): name for name in _SHIPS.split()},
+    }
+)

@@ -180,41 +180,6 @@ def is_plain(text: Any) -> bool:
     return type(text) is str and text != "" and not text.isspace() and "\0" not in text
 
 
-class RowCollector:
-    """A collector of the documents of a pass, for files whose rows come one by one."""
-
-    def __init__(self, files: FilePass) -> None:
-        self._files = files
-        self._rows: list[tuple[str, Any, str, int, str | None, str | None]] = []
-        self._characters = 0
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add(self, text: str, source_id: Any, file: str, row: int, title: str | None, kept: str | None = None) -> bool:
-        """Add a document, and return whether the batch is full now. source_id: the id in the data, of any type (see `rows.row_id`)."""
-        self._rows.append((text, source_id, file, row, title, kept))
-        self._characters += len(text)
-        self._files.gave(file)
-        return len(self._rows) >= rows.BATCH_DOCUMENTS or self._characters >= rows.BATCH_CHARACTERS
-
-    def batch(self) -> DocumentBatch:
-        """Return the collected documents, and report the place after them."""
-        count = len(self._rows)
-        texts, ids, files, numbers, titles, kept = map(list, zip(*self._rows, strict=True))
-        self._rows.clear()
-        self._characters = 0
-        self._files.report_place()
-        return batch_of(
-            Texts(object_array(texts, count), np.fromiter(map(len, texts), np.int64, count), ()),
-            files=files,
-            numbers=numbers,
-            ids=ids,
-            titles=titles if any(title is not None for title in titles) else None,
-            kept=kept if any(each is not None for each in kept) else None,
-        )
-
-
 class Collector:
     """A collector of the documents of a pass. It holds documents that were read, but not yielded yet."""
 

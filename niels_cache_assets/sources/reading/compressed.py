@@ -16,7 +16,7 @@ import re
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
-from typing import IO, Any, NamedTuple, Protocol, cast
+from typing import IO, Any, NamedTuple, cast
 
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -33,9 +33,6 @@ _COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time; damage c
 _ZSTD_PIECE = 1 << 9
 MOST_WINDOW = 1 << 31  # bytes: that of `zstd --ultra --long=31`
 _XZ_MEMORY = MOST_WINDOW + (1 << 24)  # the dictionary, which is the window, and what the decompressor needs itself
-_XZ_LZMA2 = 0x21
-_ZSTD_HEADER = 18  # the longest header of a frame, in bytes
-_ZSTD_SKIPPABLE = range(0x184D2A50, 0x184D2A60)
 _BLOCK = 1 << 18
 
 
@@ -44,18 +41,6 @@ class DamagedFile(NielsCacheError):
 
 
 OnDamage = Callable[[DamagedFile], None]
-
-
-class _Stream(Protocol):
-    """The interface of the decompressors of bz2 and lzma."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def needs_input(self) -> bool: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
 class _GzipStream:
@@ -115,17 +100,17 @@ class _ZstdStream:
 
 
 class _Format(NamedTuple):
-    start: Callable[[], _Stream]
+    start: Callable[[], Any]  # returns an object with the interface of the decompressors of bz2 and lzma
     padding: int  # zero bytes may follow a stream in multiples of this number; 0 means no padding
 
 
-def _bzip2() -> _Stream:
+def _bzip2() -> Any:
     import bz2
 
     return bz2.BZ2Decompressor()
 
 
-def _xz() -> _Stream:
+def _xz() -> Any:
     import lzma
 
     return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
@@ -181,58 +166,6 @@ def _is_of_window(error: Exception) -> bool:
     return isinstance(error, decompression_errors()) and bool(re.search("requires too much memory|Memory usage limit", str(error)))
 
 
-def window_bytes(stream: IO[bytes], name: str) -> int:
-    """Return the memory that a decompressor needs for the window of the first zstd frame or xz block, in bytes.
-
-    `stream`: the file, open at its beginning and seekable. Return 0 for other files, and for a header that cannot be read.
-    """
-    suffix = compression_of(name)
-    try:
-        return _zstd_window(stream) if suffix == ".zst" else _xz_window(stream.read(1 << 10)) if suffix == ".xz" else 0
-    except LookupError:
-        return 0
-    except decompression_errors():
-        return 0
-
-
-def _zstd_window(stream: IO[bytes]) -> int:
-    import zstandard
-
-    while int.from_bytes((head := stream.read(_ZSTD_HEADER))[:4], "little") in _ZSTD_SKIPPABLE:
-        stream.seek(8 + int.from_bytes(head[4:8], "little") - len(head), io.SEEK_CUR)
-    found = zstandard.get_frame_parameters(head)
-    return min(found.window_size, found.content_size)  # an unknown size of the content is a very high number
-
-
-def _xz_window(head: bytes) -> int:
-    """Return the size of the dictionary that the first block header names: .xz file format 1.2, sections 3.1 and 5.3.1."""
-    place = 12  # after the header of the stream
-
-    def number() -> int:
-        nonlocal place
-        value, shift = 0, 0
-        while True:
-            byte = head[place]
-            place += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if not byte & 0x80:
-                return value
-
-    flags = head[place + 1]
-    place += 2
-    for is_there in (flags & 0x40, flags & 0x80):  # the sizes of the block
-        if is_there:
-            number()
-    for _ in range((flags & 3) + 1):
-        kind, size = number(), number()
-        if kind == _XZ_LZMA2:
-            bits = head[place]
-            return (2 | bits & 1) << (bits // 2 + 11)
-        place += size
-    return 0
-
-
 class _Decompressed(io.RawIOBase):
     """All streams of a file, one after the other."""
 
@@ -241,7 +174,7 @@ class _Decompressed(io.RawIOBase):
         self._format = kind
         self._name = name
         self._on_damage = on_damage
-        self._stream: _Stream | None = None
+        self._stream: Any = None
         self._compressed = b""  # compressed bytes that were read, but not yet given to a stream
         self._streams = 0
         self._offset = 0
@@ -256,7 +189,7 @@ class _Decompressed(io.RawIOBase):
         compressed = b""
         try:
             while self._stream or self._next_stream():
-                stream = cast(_Stream, self._stream)
+                stream = self._stream
                 if stream.needs_input:
                     compressed = self._take()
                     if not compressed:

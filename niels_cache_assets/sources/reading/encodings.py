@@ -1,5 +1,5 @@
-"""Decoding of files. This module has the keys `encoding` and `max_replaced_share`, readers of lines and whole files, and the counts of a
-pass.
+"""Decoding of files. This module has the keys `encoding`, `max_replaced_share` and `max_document_mib`, readers of lines and whole files
+that keep this limit, and the counts of a pass.
 
 Bytes that are not valid in the encoding become U+FFFD (as with Python's "replace"), and are counted. A U+FFFD in the file itself must not
 be counted. So the error handler first puts a mark in place of the bytes. A mark is a lone surrogate that holds the number of bytes. No
@@ -18,20 +18,22 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, ClassVar, NamedTuple, NoReturn
 
-from pydantic import Field, field_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from niels_cache_assets.sources.reading.compressed import OnDamage
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
-from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, LimitsDocuments, read_whole, refuse_length
 from niels_cache_assets.sources.reading.places import FilePosition
-from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.sources.types import Source, StreamContext
+from niels_cache_runtime.errors import NielsCacheError
 
 UTF8 = "utf-8"
 NOT_TEXT = "not_text"
 REPLACED = "replaced"
 MAX_REPLACED_SHARE = 0.01
+MAX_DOCUMENT_MIB = 256
+MAX_DOCUMENT_BYTES = MAX_DOCUMENT_MIB << 20
 MARKS = "niels_cache_marks"  # the error handler that leaves marks
 CARRIED_MARKS = "niels_cache_carried_marks"  # the error handler for bytes that already hold marks (see `carried`)
 MARK = re.compile("[\udc01-\udcff]")
@@ -51,9 +53,23 @@ _SHOWN_FILES = 3
 _JSON_MARKS = [*map(chr, (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF8FF)))]  # noncharacters, then private ones
 
 
-class DecodesText(LimitsDocuments):
-    """Keys of the kinds that read files, for decoding."""
+class DecodesText(Source):
+    """Keys of the kinds that read files: the encoding, and the largest size of one document, line or whole file.
 
+    Without a limit, one line of a few gigabytes takes all the memory of a machine. A small compressed file may become such a line. Readers
+    hold at most one block more than the limit. The parsed JSON of a line may take about twenty times the bytes of the line. Two kinds of
+    rows are in memory before they are rejected. The first is rows of a Parquet file, together with few other rows (parquet_files.py). The
+    second is rows that the hub's library reads from the hub or from addresses. (A local file is scanned before that library reads it.)
+    """
+
+    reads_files: ClassVar[bool] = True  # False: data of the hub, whose documents are counted and never rejected
+    never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
+
+    max_document_mib: PositiveInt = Field(
+        MAX_DOCUMENT_MIB,
+        description="Limit in MiB for each document, for each line, and for each file that is one document. "
+        "If one of them is longer, the build fails",
+    )
     encoding: str = Field(
         UTF8,
         description="Python's name of the files' encoding; a byte order mark overrides it. In Parquet, for strings that are not UTF-8",
@@ -69,6 +85,10 @@ class DecodesText(LimitsDocuments):
     def describe(self) -> dict[str, Any]:
         """Return the description that every source has, and in it the encoding, if it is not the default."""
         return {**super().describe(), **({"encoding": self.encoding} if self.encoding != UTF8 else {})}
+
+    @property
+    def max_document_bytes(self) -> int:
+        return self.max_document_mib << 20
 
     @field_validator("encoding")
     @classmethod
@@ -172,6 +192,23 @@ def encoding_of(stream: IO[bytes], encoding: str) -> str:
     """Return `encoding_at` of a newly opened stream. No byte is taken from the stream."""
     peek = getattr(stream, "peek", None)
     return encoding_at(peek(4)[:4], encoding) if peek is not None else encoding
+
+
+def refuse_length(where: str, limit: int) -> NoReturn:
+    size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit:,} bytes"
+    raise NielsCacheError(f"{where}: is longer than {size}; remove it, or raise max_document_mib (it is held in memory)")
+
+
+def read_whole(stream: IO[bytes], where: str, limit: int) -> bytes:
+    """Return the rest of a stream. Raises NielsCacheError if it has more than `limit` bytes. `where`: a name for the message."""
+    blocks = []
+    size = 0
+    while block := stream.read(_BLOCK):
+        blocks.append(block)
+        size += len(block)
+        if size > limit:
+            refuse_length(where, limit)
+    return b"".join(blocks)
 
 
 def read_text(
@@ -297,10 +334,9 @@ class Decoding:
     one after the other.
     """
 
-    def __init__(self, source: DecodesText, context: StreamContext, *, of_files: bool = True) -> None:
-        """Set up empty counts. `of_files`: False for data of the hub, whose documents are counted and never rejected."""
+    def __init__(self, source: DecodesText, context: StreamContext) -> None:
         self.encoding = source.encoding
-        self._share, self._of_files = source.max_replaced_share, of_files
+        self._share, self._of_files = source.max_replaced_share, source.reads_files
         self._report = context.report
 
     def count(self, file: str, damage: Damage) -> int:

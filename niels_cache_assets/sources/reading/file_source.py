@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import ClassVar, Self
+from typing import Self
 
 from pydantic import Field
 
@@ -52,8 +52,6 @@ class KeepsDamaged(Source):
 
 class FileSource(DecodesText, PretrainSource):
     """Keys of the kinds that read globs of files."""
-
-    reads_files: ClassVar[bool] = True  # False: files of the hub, whose documents are counted and never rejected (see `Decoding`)
 
     files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
 

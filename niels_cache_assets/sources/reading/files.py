@@ -24,9 +24,8 @@ from urllib.parse import urlsplit
 
 from niels_cache_assets.first_bytes import HEAD_BYTES, refuse_content
 from niels_cache_assets.sources.errors import SourceUnavailable, endless_redirect, first_line, is_of_network, shown
-from niels_cache_assets.sources.finding.globs import Found, Links, files_below, glob_files, links_among
-from niels_cache_assets.sources.finding.missing import advice_for_missing
-from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors, window_bytes
+from niels_cache_assets.sources.finding.globs import Found, Links, advice_for_missing, files_below, glob_files, links_among
+from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors
 from niels_cache_runtime.errors import NielsCacheError
 
 
@@ -350,14 +349,6 @@ def file_size(file: SourceFile) -> int:
             return os.stat(file.url).st_size
         filesystem, path = _filesystem(file.url)
         return int(filesystem.info(path).get("size") or 0)
-
-
-def window_of_file(file: SourceFile) -> int:
-    """Return the memory in bytes that the window of a compressed local file takes while it is read. See `window_bytes`."""
-    if not file.name.lower().endswith((".zst", ".xz")):
-        return 0
-    with reading(file), open(file.url, "rb") as stream:
-        return window_bytes(stream, file.name)
 
 
 def file_digest(file: SourceFile) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +19,12 @@ from niels_cache_assets.sources.reading.files import SourceFile, file_digest, fi
 from niels_cache_assets.sources.text_column import errors_without_samples
 from niels_cache_assets.sources.types import ListedFile, StreamContext
 from niels_cache_assets.sources.val_share import HashRule
-from niels_cache_assets.sources.with_parts import FileReader, SourceWithParts
+from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
+
+if TYPE_CHECKING:
+    from niels_cache_assets.sources.reading.file_source import RowFileSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +36,7 @@ class PartStream:
     head of the rest that val has taken. only: leave out documents of the other split.
     """
 
-    reader: FileReader
+    reader: RowFileSource
     files: Sequence[tuple[ListedFile, SourceFile]]
     text_field: str | None
     rule: HashRule | None = None

@@ -1,4 +1,4 @@
-"""Rows of JSON Lines and Parquet files.
+"""Rows of JSON Lines and Parquet files, as the Python values that JSON Lines hold.
 
 Pretrain and SFT sources share these readers, and the sources give rows their meaning. A line costs one json.loads. parquet_files.py
 describes the cost of Parquet.
@@ -9,28 +9,34 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from niels_cache_assets.first_bytes import described
-from niels_cache_assets.sources.arrow_rows import json_forms, rows_in
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage, compression_of
 from niels_cache_assets.sources.reading.encodings import (
+    MARK,
     MARKS,
+    MAX_DOCUMENT_BYTES,
     UTF8,
     DamagedRow,
+    damage_of,
     marked_values,
     read_lines,
+    refuse_length,
+    unmarked,
 )
 from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes, reading, writable
-from niels_cache_assets.sources.reading.limits import MAX_DOCUMENT_BYTES, refuse_length
-from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, open_parquet
+from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, is_string_type, may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition, RowsPass
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from niels_cache_assets.sources.types import StreamContext
 
 Item = TypeVar("Item")
@@ -42,10 +48,7 @@ PARQUET_ROWS = 1024
 _BLANKS = " \t\n\r\x0b\f"  # ASCII blanks, as in bytes.isspace; a line of other blanks is not valid JSON
 _SCAN_BLOCK = 1 << 20  # no limit is smaller
 _decode_json = json.JSONDecoder(object_pairs_hook=unique_keys).decode  # json.loads makes a decoder for each line
-PEEK_ROWS = 100  # number of rows without a field after which the field counts as missing
-PROOF_ROWS = 10_000
-_PEEK_CHARACTERS = 1 << 24
-_PROOF_CHARACTERS = 1 << 25
+PROOF = 10_000, 1 << 25  # rows and characters without a field after which the field counts as missing
 
 
 def batched(
@@ -78,31 +81,15 @@ def batched(
         yield batch
 
 
-def first_rows(stream: Iterator[Row], count: int | None = None) -> Iterator[Row]:
-    """Yield the first `count` rows, a hundred by default. Stop earlier after a few megabytes of text, because the caller holds all of these
-    rows in memory.
+def first_rows(stream: Iterator[Row], count: int, characters: int = 1 << 24) -> Iterator[Row]:
+    """Yield the first `count` rows. Stop earlier after so many characters of text, because the caller may hold all of these rows in memory.
 
-    The last element of a row holds its values.
+    The last element of a row holds its values. PROOF gives the rows after which a field that no row had counts as missing.
     """
-    characters = 0
-    for row in islice(stream, PEEK_ROWS if count is None else count):
+    for row in islice(stream, count):
         yield row
-        characters += sum(len(value) for value in row[-1].values() if isinstance(value, str))
-        if characters >= _PEEK_CHARACTERS:
-            return
-
-
-def rows_of_proof(stream: Iterator[Row]) -> Iterator[Row]:
-    """Yield the first rows, up to ten thousand rows or tens of megabytes of text. If no row of these has a field, the field counts as
-    missing.
-
-    The caller stops at the first row that has the field. The last element of a row holds its values.
-    """
-    characters = 0
-    for row in islice(stream, PROOF_ROWS):
-        yield row
-        characters += _characters(row[-1])
-        if characters >= _PROOF_CHARACTERS:
+        characters -= _characters(row[-1])
+        if characters <= 0:
             return
 
 
@@ -155,13 +142,15 @@ class HeldText:
         """Whether no row had text in the field, but some row had a different value."""
         return not self._is_there and self._other is not None
 
-    def tell(self, context: StreamContext, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> None:
+    def tell(
+        self, context: StreamContext, fields: Mapping[str, bool] | None = None, *, key: str | None = None, kind: str | None = None
+    ) -> None:
         """Add a hint to the report at the end of a pass, if no row had text in the field but some rows had a different value.
 
-        fields: a mapping of each field to whether it holds strings. key: the key that names the field in the configuration, or None. kind:
-        the type of the column, if the file gives a type.
+        fields: a mapping of each field to whether it holds strings. key: the key that names the field in the configuration. kind: the type
+        of the column, if the file gives a type.
         """
-        hint = self.hint(fields, key=key, kind=kind)
+        hint = self.hint(fields or {}, key=key, kind=kind)
         if hint is not None and context.start is None:  # the values in rows of an earlier run are unknown
             context.report.hints.append(hint)
 
@@ -274,25 +263,124 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
     import pyarrow as pa
     import pyarrow.types as types
 
-    if is_bytes_type(column.type):
-        return marked_values(column.cast("large_binary").to_pylist(), encoding, errors, {} if damaged is None else damaged)
-    if types.is_string(column.type) or types.is_large_string(column.type):
-        try:
+    if not is_bytes_type(column.type):
+        if not (types.is_string(column.type) or types.is_large_string(column.type)):
+            return cast(list[Any], column.to_pylist())
+        with suppress(UnicodeDecodeError, pa.ArrowException):  # invalid UTF-8: files may hold it, Arrow does not check
             return cast(list[Any], column.to_numpy(zero_copy_only=False).tolist())
-        except (UnicodeDecodeError, pa.ArrowException):  # invalid UTF-8: files may hold it, Arrow does not check
-            return marked_values(column.cast("large_binary").to_pylist(), encoding, errors, {} if damaged is None else damaged)
-    return cast(list[Any], column.to_pylist())
+    return marked_values(column.cast("large_binary").to_pylist(), encoding, errors, {} if damaged is None else damaged)
+
+
+def rows_in(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
+    """Return the rows of a batch. Strings that are not UTF-8 are decoded as `encoding`, also inside lists and structs.
+
+    Bytes are decoded too, because old writers store strings so. Bytes stay bytes if they have a NUL, or if a
+    quarter of them would be replaced, such as pictures.
+    """
+    if not any(map(_has_bytes, batch.schema.types)):
+        with suppress(UnicodeDecodeError):
+            return cast(list[dict[str, Any]], batch.to_pylist())
+    columns = [
+        [_marked(value, column.type, encoding) for value in column.cast(_with_bytes(column.type)).to_pylist()] for column in batch.columns
+    ]
+    rows = [dict(zip(batch.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+    return [_settled(row) for row in rows]
+
+
+def _has_bytes(kind: pa.DataType) -> bool:
+    return is_bytes_type(kind) or any(_has_bytes(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _with_bytes(kind: pa.DataType) -> pa.DataType:
+    """Return the type with bytes in place of strings."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if is_string_type(kind):
+        return pa.large_binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.large_list(_with_bytes(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([(field.name, _with_bytes(field.type)) for field in kind])
+    return kind
+
+
+def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
+    """Return the value with marked text in place of each string's bytes. `kind`: the type of the value before `_with_bytes`."""
+    import pyarrow.types as types
+
+    if value is None:
+        return None
+    if may_hold_text(kind):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            if is_bytes_type(kind) and b"\0" in value:
+                return value
+            marked = value.decode(encoding, MARKS)
+            return value if is_bytes_type(kind) and damage_of(marked).size * 4 > len(value) else marked
+    if types.is_list(kind) or types.is_large_list(kind):
+        return [_marked(inner, kind.value_type, encoding) for inner in value]
+    if types.is_struct(kind):
+        return {field.name: _marked(value[field.name], field.type, encoding) for field in kind}
+    return value
+
+
+def _settled(marked: dict[str, Any]) -> dict[str, Any]:
+    """Return a row that contains marks as a DamagedRow. A row without marks is returned unchanged."""
+    size = 0
+
+    def clean(value: Any) -> Any:
+        nonlocal size
+        if isinstance(value, list):
+            return [clean(inner) for inner in value]
+        if isinstance(value, dict):
+            return {key: clean(inner) for key, inner in value.items()}
+        if not isinstance(value, str):
+            return value
+        size += damage_of(value).size
+        return unmarked(value)
+
+    values = clean(marked)
+    return DamagedRow(values, marked, MARK, size) if size else marked
+
+
+def json_forms(columns: Mapping[str, pa.DataType]) -> dict[str, Callable[[Any], Any]]:
+    """Return `json_form` of the nested columns, by name."""
+    return {name: form for name, kind in columns.items() if (form := json_form(kind)) is not None}
+
+
+def json_form(arrow_type: Any) -> Callable[[Any], Any] | None:
+    """Return a function that turns the Python values of a nested column into those that JSON Lines would hold. None: they already are.
+
+    In Arrow, every struct has all keys of its type, and the keys that a row lacks are null. So null keys of structs are left out. A key
+    that was null in the data cannot be told from such padding. Nulls in lists and maps stay. Maps become objects, and texts of the type
+    `arrow.json` (Json of `datasets`) are decoded.
+    """
+    import pyarrow.types as types
+
+    if getattr(arrow_type, "extension_name", None) == "arrow.json":
+        return lambda value: None if value is None else json.loads(value, object_pairs_hook=unique_keys)
+    if types.is_struct(arrow_type):
+        inner = {field.name: json_form(field.type) or _unchanged for field in arrow_type}
+        return lambda value: None if value is None else {key: inner[key](each) for key, each in value.items() if each is not None}
+    if types.is_map(arrow_type):
+        of_item = json_form(arrow_type.item_type) or _unchanged
+        return lambda value: None if value is None else {key: of_item(each) for key, each in value}
+    if types.is_list(arrow_type) or types.is_large_list(arrow_type) or types.is_fixed_size_list(arrow_type):
+        of_value = json_form(arrow_type.value_type)
+        return of_value and (lambda value: None if value is None else [of_value(each) for each in value])
+    return None
+
+
+def _unchanged(value: Any) -> Any:
+    return value
 
 
 def parquet_rows(
-    file: SourceFile,
-    position: FilePosition | None = None,
-    *,
-    encoding: str = UTF8,
-    limit: int = MAX_DOCUMENT_BYTES,
-    columns: Sequence[str] | None = None,
+    file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (row index from 0, object) of a Parquet file, beginning at `position`. An object has those of `columns` that the file has.
+    """Yield (row index from 0, object) of a Parquet file, beginning at `position`.
 
     Nested values are those that JSON Lines would hold (`json_form`). Strings that are not UTF-8 are decoded as `encoding`; a row with
     replaced bytes is a DamagedRow. A row of more than `limit` bytes in Arrow is an error.
@@ -300,9 +388,8 @@ def parquet_rows(
     position = position or FilePosition()
     with open_parquet(file) as parquet:
         position.rows = parquet.rows
-        wanted = None if columns is None else [name for name in columns if name in parquet.columns]
         forms = json_forms(parquet.columns)
-        for first, batch in parquet.batches(wanted, most_rows=PARQUET_ROWS, start=position.row):
+        for first, batch in parquet.batches(most_rows=PARQUET_ROWS, start=position.row):
             if batch.nbytes > limit:  # a single row may be longer than the limit
                 for row in range(len(batch)):
                     if batch.slice(row, 1).nbytes > limit:
@@ -315,18 +402,8 @@ def parquet_rows(
 
 
 def file_rows(
-    file: SourceFile,
-    position: FilePosition | None = None,
-    *,
-    encoding: str = UTF8,
-    limit: int = MAX_DOCUMENT_BYTES,
-    on_damage: OnDamage | None = None,
-    columns: Sequence[str] | None = None,
+    file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rows of a file. Its suffix decides whether it is Parquet or JSON Lines.
-
-    Rows of Parquet have only those of `columns` that the file has. Rows of JSON Lines are always whole.
-    """
-    if file.name.lower().endswith(".parquet"):
-        return parquet_rows(file, position, encoding=encoding, limit=limit, columns=columns)
-    return json_rows(file, position, encoding=encoding, limit=limit, on_damage=on_damage)
+    """Yield the rows of a file. Its suffix decides whether it is Parquet or JSON Lines."""
+    read = parquet_rows if file.name.lower().endswith(".parquet") else json_rows
+    return read(file, position, encoding=encoding, limit=limit)

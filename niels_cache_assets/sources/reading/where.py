@@ -1,10 +1,14 @@
 """The key `where`: a condition on the columns of rows, such as `int_score >= 3 and language_score > 0.9`.
 
 The grammar is a small part of Python's: `and`, `or`, `not`, comparisons, `in`, `is None`, columns and constants. Python's parser reads the
-text, and nothing in it is ever called. Nulls behave as in SQL: a comparison with a null is neither true nor false, and only rows for which
-the condition is true stay. Arrow's kernels judge the columns of a Parquet file at a few nanoseconds a row. Rows of other files are judged
-one by one, at about a microsecond, and so are large integers that Arrow cannot compare. All give the same result. Row groups whose
-statistics show that no row can stay are not read.
+text, and nothing in it is ever called. A condition is a tree of `_Several`, `_Not`, `_IsNull` and `_Comparison`, and everything else is
+written with these: `a in [1, 2]` is `a == 1 or a == 2`, and a column of booleans is compared with True. Each node judges a row, the columns
+of a batch, and the limits of a row group.
+
+Nulls behave as in SQL: a comparison with a null is neither true nor false, and only rows for which the condition is true stay. Arrow's
+kernels judge the columns of a Parquet file at a few nanoseconds a row. Rows of other files are judged one by one, at about a microsecond,
+and so are large integers that Arrow cannot compare. All give the same result. Row groups whose statistics show that no row can stay are not
+read.
 """
 
 from __future__ import annotations
@@ -12,9 +16,9 @@ from __future__ import annotations
 import ast
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +26,6 @@ from pydantic import Field, field_validator
 
 from niels_cache_assets.sources.reading.columns import require_columns
 from niels_cache_assets.sources.reading.parquet_files import as_strings
-from niels_cache_assets.sources.reading.where_grammar import GRAMMAR, Column, Path, WrongType, choices_of, kind_of, operand_of, pairs_of
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -32,9 +35,12 @@ if TYPE_CHECKING:
 DROPPED = "where"  # the reason of rows for which the condition is false, or compares a null
 WRONG_TYPE = "where_wrong_type"  # the reason of rows whose value has another type than the constant that it is compared with
 
+_GRAMMAR = "use columns, constants, and, or, not, ==, !=, <, <=, >, >=, in, is None"
+_RANGE = 2**63  # Arrow's integers are below this
 _LONGEST = 20_000  # characters of a condition
-_ARROW = {ast.Eq: "equal", ast.NotEq: "not_equal", ast.Lt: "less", ast.LtE: "less_equal", ast.Gt: "greater", ast.GtE: "greater_equal"}
-_PYTHON = {
+
+Compare = Callable[[Any, Any], bool]
+_COMPARE: dict[type[ast.cmpop], Compare] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -42,8 +48,15 @@ _PYTHON = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-
-RowJudge = Callable[[Mapping[str, Any]], bool | None]
+_ARROW = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")  # Arrow's names of these functions
+_KERNELS = dict(zip(_COMPARE.values(), _ARROW, strict=True))
+_MIRRORED = {
+    operator.lt: operator.gt,
+    operator.le: operator.ge,
+    operator.gt: operator.lt,
+    operator.ge: operator.le,
+    operator.eq: operator.eq,
+}
 
 
 class ChoosesRows(Source):
@@ -78,14 +91,13 @@ class Where:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._paths: set[Path] = set()
         if len(text) > _LONGEST:
             raise ValueError(f"where has {len(text):,} characters; write at most {_LONGEST:,}")
         try:
-            self._tree = ast.parse(text.strip(), mode="eval").body
-            self._judge = self._row_judge(self._tree)
+            self._node = _node_of(ast.parse(text.strip(), mode="eval").body)
+            self._paths = {column.path for column in _columns_in(self._node)}
         except SyntaxError as error:
-            hint = "write == to compare" if _has_single_equals(text) else GRAMMAR
+            hint = "write == to compare" if _has_single_equals(text) else _GRAMMAR
             raise ValueError(f"where is not a condition at character {error.offset or 1}; {hint}") from error
         except (RecursionError, MemoryError) as error:
             raise ValueError("where is nested too deeply; simplify it") from error
@@ -108,8 +120,8 @@ class Where:
     def problem(self, values: Mapping[str, Any]) -> str | None:
         """Return the reason to drop a row, or None if the row stays. A column that the row lacks is null."""
         try:
-            return None if self._judge(values) else DROPPED
-        except WrongType:
+            return None if self._node.of_row(values) else DROPPED
+        except _WrongType:
             return WRONG_TYPE
 
     def mask(self, batch: pa.RecordBatch, place: str) -> NDArray[np.bool_]:
@@ -118,15 +130,15 @@ class Where:
         import pyarrow.compute as compute
 
         try:
-            stays = compute.fill_null(self._arrow(self._tree, batch), False)
-        except (pa.ArrowException, WrongType) as error:
+            stays = compute.fill_null(self._node.of_batch(batch), False)
+        except (pa.ArrowException, _WrongType) as error:
             types = ", ".join(f"{name} is {batch.schema.field(name).type}" for name in self.columns)
             raise NielsCacheError(f"{place}: where cannot compare these types ({types}); correct where = {self.text!r}") from error
         return np.asarray(stays.to_numpy(zero_copy_only=False), dtype=bool)
 
     def may_match(self, group: Any) -> bool:
         """Return False if the statistics of a row group show that no row stays. group: a pyarrow.parquet.RowGroupMetaData."""
-        limits: dict[Path, tuple[Any, Any]] = {}
+        limits: dict[_Column, tuple[Any, Any]] = {}
         columns = [group.column(index) for index in range(group.num_columns)]
         named = Counter(column.path_in_schema for column in columns)  # a column may have the name of a field, such as `metadata.lang`
         for column in columns:
@@ -135,239 +147,251 @@ class Where:
                 try:
                     statistics = column.statistics
                     if statistics is not None and statistics.has_min_max:
-                        limits[path] = statistics.min, statistics.max
+                        limits[_Column(path)] = statistics.min, statistics.max
                 except (ValueError, ArithmeticError):  # a minimum that Python cannot hold
                     continue
-        return not limits or _may_be_true(self._tree, limits)
+        return self._node.may_be_true(limits)
 
-    def _row_judge(self, node: ast.expr) -> RowJudge:
-        """Return the function that judges a row: True, False, or None if nulls leave it open. Raises ValueError for other grammar."""
-        if isinstance(node, ast.BoolOp):
-            judges = [self._row_judge(each) for each in node.values]
-            decides = isinstance(node.op, ast.Or)
 
-            def several(values: Mapping[str, Any]) -> bool | None:
-                found = [judge(values) for judge in judges]
-                return decides if decides in found else None if None in found else not decides
+class _WrongType(Exception):
+    """A value of a row has another type than the value that it is compared with."""
 
-            return several
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            inner = self._row_judge(node.operand)
 
-            def negated(values: Mapping[str, Any]) -> bool | None:
-                found = inner(values)
-                return None if found is None else not found
+class _Column(NamedTuple):
+    """A column of rows. path: its name, and the names of fields inside it."""
 
-            return negated
-        if isinstance(node, ast.Compare):
-            pairs = [self._pair_judge(*pair) for pair in pairs_of(node)]
+    path: tuple[str, ...]
 
-            def chained(values: Mapping[str, Any]) -> bool | None:
-                found = [judge(values) for judge in pairs]
-                return False if False in found else None if None in found else True
+    def of_row(self, values: Any) -> Any:
+        for name in self.path:
+            if values is None:
+                return None
+            if not isinstance(values, Mapping):
+                raise _WrongType
+            values = values.get(name)
+        return values
 
-            return pairs[0] if len(pairs) == 1 else chained
-        column = operand_of(node)
-        if not isinstance(column, Column):
-            raise ValueError(f"where: {ast.unparse(node)} is neither true nor false by a column; compare it with a column")
-        self._paths.add(column.path)
-
-        def is_true(values: Mapping[str, Any]) -> bool | None:
-            value = _value(values, column)
-            if value is not None and type(value) is not bool:
-                raise WrongType
-            return value
-
-        return is_true
-
-    def _pair_judge(self, left: ast.expr, kind: ast.cmpop, right: ast.expr) -> RowJudge:
-        first = operand_of(left)
-        if isinstance(kind, ast.Is | ast.IsNot):
-            if not isinstance(first, Column) or not (isinstance(right, ast.Constant) and right.value is None):
-                raise ValueError(f"where: {ast.unparse(left)}: `is` needs a column on its left and None on its right")
-            self._paths.add(first.path)
-            is_null = isinstance(kind, ast.Is)
-            return lambda values: (_value(values, first) is None) == is_null
-        if isinstance(kind, ast.In | ast.NotIn):
-            choices = choices_of(right)
-            if not isinstance(first, Column):
-                raise ValueError(f"where: {ast.unparse(left)}: `in` needs a column on its left")
-            self._paths.add(first.path)
-            is_in = isinstance(kind, ast.In)
-
-            def among(values: Mapping[str, Any]) -> bool | None:
-                value = _value(values, first)
-                return None if value is None else any([_compared(operator.eq, value, choice) for choice in choices]) == is_in
-
-            return among
-        second, compare = operand_of(right), _PYTHON[type(kind)]
-        self._paths.update(each.path for each in (first, second) if isinstance(each, Column))
-
-        def judged(values: Mapping[str, Any]) -> bool | None:
-            one, other = _value(values, first), _value(values, second)
-            return None if one is None or other is None else _compared(compare, one, other)
-
-        return judged
-
-    def _arrow(self, node: ast.expr, batch: pa.RecordBatch) -> Any:
-        """Return the result for each row of a batch, as an Arrow array of booleans with nulls."""
+    def of_batch(self, batch: pa.RecordBatch) -> Any:
+        """Return the column as an Arrow array. Numbers become 64 bits wide, and strings large strings."""
+        import pyarrow as pa
         import pyarrow.compute as compute
         import pyarrow.types as types
 
-        if isinstance(node, ast.BoolOp):
-            joined = compute.or_kleene if isinstance(node.op, ast.Or) else compute.and_kleene
-            return reduce(joined, (self._arrow(each, batch) for each in node.values))
-        if isinstance(node, ast.UnaryOp):
-            return compute.invert(self._arrow(node.operand, batch))
-        if isinstance(node, ast.Compare):
-            return reduce(compute.and_kleene, (_arrow_pair(*pair, batch) for pair in pairs_of(node)))
-        found = _arrow_value(operand_of(node), batch)
-        if not types.is_boolean(found.type):
-            raise WrongType
-        return found
+        found = batch[self.path[0]]
+        for name in self.path[1:]:
+            if not types.is_struct(found.type) or found.type.get_field_index(name) < 0:
+                raise _WrongType
+            found = compute.struct_field(found, name)
+        if types.is_dictionary(found.type):
+            found = found.dictionary_decode()
+        found = as_strings(found)
+        if types.is_string(found.type) or types.is_string_view(found.type):
+            return found.cast(pa.large_string())
+        if types.is_integer(found.type):
+            return found if found.type == pa.uint64() else found.cast(pa.int64())
+        return found.cast(pa.float64()) if types.is_floating(found.type) else found
 
 
-def _value(values: Mapping[str, Any], operand: Any) -> Any:
-    if not isinstance(operand, Column):
-        return operand
-    found: Any = values
-    for name in operand.path:
-        if found is None:
+class _Constant(NamedTuple):
+    value: bool | float | str
+
+    def of_row(self, values: Any) -> Any:
+        return self.value
+
+    def of_batch(self, batch: pa.RecordBatch) -> Any:
+        return self.value
+
+
+Limits = Mapping[_Column, tuple[Any, Any]]
+"""The least and the greatest value of columns. A NaN is in no limits, so only comparisons that are false for NaN are judged by them."""
+
+
+class _Several(NamedTuple):
+    """Conditions joined by `or`, or by `and`."""
+
+    nodes: Sequence[Any]
+    is_or: bool
+
+    def of_row(self, values: Mapping[str, Any]) -> bool | None:
+        """Return True, False, or None if nulls leave it open. Raises _WrongType."""
+        found = [node.of_row(values) for node in self.nodes]
+        return self.is_or if self.is_or in found else None if None in found else not self.is_or
+
+    def of_batch(self, batch: pa.RecordBatch) -> Any:
+        """Return the result for each row of a batch, as an Arrow array of booleans with nulls. Raises _WrongType."""
+        import pyarrow.compute as compute
+
+        return reduce(compute.or_kleene if self.is_or else compute.and_kleene, (node.of_batch(batch) for node in self.nodes))
+
+    def may_be_true(self, limits: Limits) -> bool:
+        """Return False if no values within these limits make the condition true."""
+        return (any if self.is_or else all)([node.may_be_true(limits) for node in self.nodes])
+
+
+class _Not(NamedTuple):
+    node: Any
+
+    def of_row(self, values: Mapping[str, Any]) -> bool | None:
+        found = self.node.of_row(values)
+        return None if found is None else not found
+
+    def of_batch(self, batch: pa.RecordBatch) -> Any:
+        import pyarrow.compute as compute
+
+        return compute.invert(self.node.of_batch(batch))
+
+    def may_be_true(self, limits: Limits) -> bool:
+        return True
+
+
+class _IsNull(NamedTuple):
+    column: _Column
+
+    def of_row(self, values: Mapping[str, Any]) -> bool:
+        return self.column.of_row(values) is None
+
+    def of_batch(self, batch: pa.RecordBatch) -> Any:
+        return self.column.of_batch(batch).is_null()
+
+    def may_be_true(self, limits: Limits) -> bool:
+        return True
+
+
+class _Comparison(NamedTuple):
+    one: _Column | _Constant
+    compare: Compare
+    other: _Column | _Constant
+
+    def of_row(self, values: Mapping[str, Any]) -> bool | None:
+        one, other = self.one.of_row(values), self.other.of_row(values)
+        if one is None or other is None:
             return None
-        if not isinstance(found, Mapping):
-            raise WrongType
-        found = found.get(name)
-    return found
+        if _kind_of(one) is None or _kind_of(one) != _kind_of(other):
+            raise _WrongType
+        return self.compare(one, other)
+
+    def of_batch(self, batch: pa.RecordBatch) -> Any:
+        import pyarrow as pa
+        import pyarrow.compute as compute
+        import pyarrow.types as types
+
+        sides = [self.one.of_batch(batch), self.other.of_batch(batch)]
+        for side in sides:
+            if isinstance(side, pa.Array) and types.is_null(side.type):
+                return pa.nulls(len(side), pa.bool_())
+        kind, other_kind = map(_arrow_kind, sides)
+        if kind != other_kind:
+            raise _WrongType
+        try:
+            return compute.call_function(_KERNELS[self.compare], sides)
+        except pa.ArrowInvalid:
+            if kind is not float:
+                raise
+        # No type holds both sides, for example 2^63 and -1.
+        pairs = zip(*(side.to_pylist() if isinstance(side, pa.Array) else [side] * len(batch) for side in sides), strict=True)
+        return pa.array([None if None in pair else self.compare(*pair) for pair in pairs], pa.bool_())
+
+    def may_be_true(self, limits: Limits) -> bool:
+        column, compare, other = self
+        if isinstance(column, _Constant):
+            column, compare, other = other, _MIRRORED.get(compare, compare), column
+        if not (isinstance(column, _Column) and isinstance(other, _Constant)) or column not in limits or compare not in _MIRRORED:
+            return True
+        least, greatest = limits[column]
+        if any(limit != limit or _kind_of(limit) != _kind_of(other.value) for limit in (least, greatest)):
+            return True
+        if compare is operator.eq:
+            return bool(least <= other.value <= greatest)
+        return compare(least if compare in (operator.lt, operator.le) else greatest, other.value)
 
 
-def _compared(compare: Callable[[Any, Any], bool], one: Any, other: Any) -> bool:
-    if kind_of(one) != kind_of(other):
-        raise WrongType
-    return compare(one, other)
+def _columns_in(node: Any) -> Iterator[_Column]:
+    if isinstance(node, _Column):
+        yield node
+    elif isinstance(node, tuple | list):
+        for each in node:
+            yield from _columns_in(each)
 
 
-def _arrow_pair(left: ast.expr, kind: ast.cmpop, right: ast.expr, batch: pa.RecordBatch) -> Any:
-    import pyarrow.compute as compute
+def _kind_of(value: Any) -> type | None:
+    """Return the type that values must share to be compared, or None for a value that cannot be compared."""
+    return {int: float, float: float, str: str, bool: bool}.get(type(value))
 
-    one = _arrow_value(operand_of(left), batch)
+
+def _arrow_kind(side: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if not isinstance(side, pa.Array):
+        return _kind_of(side)
+    if types.is_integer(side.type) or types.is_floating(side.type) or types.is_decimal(side.type):
+        return float
+    return str if types.is_large_string(side.type) else bool if types.is_boolean(side.type) else side.type
+
+
+def _node_of(tree: ast.expr) -> Any:
+    """Return the condition of a tree of Python's parser. Raises ValueError for everything that is not in the grammar."""
+    if isinstance(tree, ast.BoolOp):
+        return _Several([_node_of(each) for each in tree.values], isinstance(tree.op, ast.Or))
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
+        return _Not(_node_of(tree.operand))
+    if isinstance(tree, ast.Compare):
+        sides = [tree.left, *tree.comparators]  # `a < b < c` has two comparisons
+        nodes = [_comparison_of(*each) for each in zip(sides[:-1], tree.ops, sides[1:], strict=True)]
+        return nodes[0] if len(nodes) == 1 else _Several(nodes, is_or=False)
+    column = _operand_of(tree)
+    if not isinstance(column, _Column):
+        raise ValueError(f"where: {ast.unparse(tree)} is neither true nor false by a column; compare it with a column")
+    return _Comparison(column, operator.eq, _Constant(True))
+
+
+def _comparison_of(left: ast.expr, kind: ast.cmpop, right: ast.expr) -> Any:
+    one = _operand_of(left)
     if isinstance(kind, ast.Is | ast.IsNot):
-        return compute.is_null(one) if isinstance(kind, ast.Is) else compute.is_valid(one)
-    if isinstance(kind, ast.In | ast.NotIn):
-        found = reduce(compute.or_kleene, (_arrow_compared(ast.Eq, one, choice) for choice in choices_of(right)))
-        return found if isinstance(kind, ast.In) else compute.invert(found)
-    return _arrow_compared(type(kind), one, _arrow_value(operand_of(right), batch))
-
-
-def _arrow_value(operand: Any, batch: pa.RecordBatch) -> Any:
-    """Return a column as an Arrow array, or the constant. Numbers become 64 bits wide, and strings large strings."""
-    import pyarrow as pa
-    import pyarrow.compute as compute
-    import pyarrow.types as types
-
-    if not isinstance(operand, Column):
-        return operand
-    found = batch[operand.path[0]]
-    for name in operand.path[1:]:
-        if not types.is_struct(found.type) or found.type.get_field_index(name) < 0:
-            raise WrongType
-        found = compute.struct_field(found, name)
-    if types.is_dictionary(found.type):
-        found = found.dictionary_decode()
-    found = as_strings(found)
-    if types.is_string(found.type) or types.is_string_view(found.type):
-        return found.cast(pa.large_string())
-    if types.is_unsigned_integer(found.type) or types.is_signed_integer(found.type):
-        return found if found.type == pa.uint64() else found.cast(pa.int64())
-    return found.cast(pa.float64()) if types.is_floating(found.type) else found
-
-
-def _arrow_compared(comparison: type[ast.cmpop], one: Any, other: Any) -> Any:
-    import pyarrow as pa
-    import pyarrow.compute as compute
-    import pyarrow.types as types
-
-    def kind(value: Any) -> Any:
-        if not isinstance(value, pa.Array):
-            return kind_of(value)
-        if types.is_integer(value.type) or types.is_floating(value.type) or types.is_decimal(value.type):
-            return float
-        return str if types.is_large_string(value.type) else bool if types.is_boolean(value.type) else value.type
-
-    for value in (one, other):
-        if isinstance(value, pa.Array) and types.is_null(value.type):
-            return pa.nulls(len(value), pa.bool_())
-    if kind(one) != kind(other):
-        raise WrongType
-    try:
-        return compute.call_function(_ARROW[comparison], [one, other])
-    except pa.ArrowInvalid:
-        if kind(one) is not float:
-            raise
-        return _compared_in_python(_PYTHON[comparison], one, other)  # no type holds both sides, for example 2^63 and -1
-
-
-def _compared_in_python(compare: Callable[[Any, Any], bool], one: Any, other: Any) -> pa.Array:
-    import pyarrow as pa
-
-    rows = len(one if isinstance(one, pa.Array) else other)
-    pairs = zip(*(side.to_pylist() if isinstance(side, pa.Array) else [side] * rows for side in (one, other)), strict=True)
-    return pa.array([None if None in pair else compare(*pair) for pair in pairs], pa.bool_())
-
-
-def _may_be_true(node: ast.expr, limits: Mapping[Path, tuple[Any, Any]]) -> bool:
-    """Return False if no values within these limits make the condition true. limits: the least and the greatest value of columns.
-
-    A NaN is in no limits, so only comparisons that are false for NaN are judged.
-    """
-    if isinstance(node, ast.BoolOp):
-        quantified = any if isinstance(node.op, ast.Or) else all
-        return quantified([_may_be_true(each, limits) for each in node.values])
-    if not isinstance(node, ast.Compare):
-        return True
-    return all([_pair_may_be_true(*pair, limits) for pair in pairs_of(node)])
-
-
-_MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.Gt,
-    ast.LtE: ast.GtE,
-    ast.Gt: ast.Lt,
-    ast.GtE: ast.LtE,
-    ast.Eq: ast.Eq,
-}
-
-
-def _pair_may_be_true(left: ast.expr, kind: ast.cmpop, right: ast.expr, limits: Mapping[Path, tuple[Any, Any]]) -> bool:
-    comparison = type(kind)
-    if comparison is ast.In:
-        column, values = operand_of(left), choices_of(right)
-    elif comparison in _MIRRORED:
-        column, other = operand_of(left), operand_of(right)
-        if not isinstance(column, Column):
-            column, other, comparison = other, column, _MIRRORED[comparison]
-        values = [other]
+        if not isinstance(one, _Column) or not (isinstance(right, ast.Constant) and right.value is None):
+            raise ValueError(f"where: {ast.unparse(left)}: `is` needs a column on its left and None on its right")
+        node: Any = _IsNull(one)
+    elif isinstance(kind, ast.In | ast.NotIn):
+        if not isinstance(right, ast.List | ast.Tuple | ast.Set) or not right.elts:
+            raise ValueError('where: `in` needs a list of constants on its right, such as language in ["en", "de"]')
+        choices = [_operand_of(each) for each in right.elts]
+        if any(isinstance(each, _Column) for each in choices):
+            raise ValueError("where: `in` takes constants only, not columns")
+        if not isinstance(one, _Column):
+            raise ValueError(f"where: {ast.unparse(left)}: `in` needs a column on its left")
+        node = _Several([_Comparison(one, operator.eq, each) for each in choices], is_or=True)
     else:
-        return True
-    if not isinstance(column, Column) or column.path not in limits or any(isinstance(value, Column) for value in values):
-        return True
-    least, greatest = limits[column.path]
-    if (
-        {_safe_kind(each) for each in (least, greatest)} != {_safe_kind(value) for value in values}
-        or least != least
-        or greatest != greatest
-    ):
-        return True
-    if comparison in (ast.Lt, ast.LtE):
-        return bool(_PYTHON[comparison](least, values[0]))
-    if comparison in (ast.Gt, ast.GtE):
-        return bool(_PYTHON[comparison](greatest, values[0]))
-    return any(least <= value <= greatest for value in values)
+        return _Comparison(one, _COMPARE[type(kind)], _operand_of(right))
+    return _Not(node) if isinstance(kind, ast.IsNot | ast.NotIn) else node
 
 
-def _safe_kind(value: Any) -> Any:
-    try:
-        return kind_of(value)
-    except WrongType:
-        return object()
+def _column_of(tree: ast.AST) -> _Column | None:
+    """Return the column that a node names, as `a`, `a.b` or `column("a")`, or None for any other node."""
+    if isinstance(tree, ast.Name):
+        return _Column((tree.id,))
+    if isinstance(tree, ast.Attribute) and (outer := _column_of(tree.value)) is not None:
+        return _Column((*outer.path, tree.attr))
+    match tree:
+        case ast.Call(func=ast.Name(id="column"), args=[ast.Constant(value=str(name))], keywords=[]):
+            return _Column((name,))
+    return None
+
+
+def _operand_of(tree: ast.expr) -> _Column | _Constant:
+    """Return the column or constant of a node. Raises ValueError for anything else."""
+    if (column := _column_of(tree)) is not None:
+        return column
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        found = _operand_of(tree.operand)
+        if isinstance(found, _Constant) and type(found.value) in (int, float):
+            return _Constant(-found.value)  # type: ignore[operator]
+    if isinstance(tree, ast.Constant) and type(tree.value) in (bool, int, float, str):
+        if type(tree.value) is int and tree.value >= _RANGE:
+            raise ValueError(f"where: {str(tree.value)[:40]} is too large; write a number below 2**63")
+        return _Constant(tree.value)  # type: ignore[arg-type]
+    if isinstance(tree, ast.Constant) and tree.value is None:
+        raise ValueError("where: compare with None by `is None` or `is not None`")
+    raise ValueError(f"where: {ast.unparse(tree)[:80]!r} is not allowed; {_GRAMMAR}")
 
 
 def _has_single_equals(text: str) -> bool:

@@ -1,0 +1,237 @@
+"""The text of a first niels_cache.toml. Data sets that the user asks for are tables; further possible settings are comments."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from niels_cache_assets.chats.templates import find_template
+from niels_cache_assets.cli.recognizing import Kind, Proposal, files_in, recognize
+from niels_cache_assets.config import defaults
+from niels_cache_assets.config.problems import refuse_choice
+from niels_cache_assets.config.registry import is_valid_name, load_registry
+from niels_cache_assets.config.shipped import ABOUT, catalog
+from niels_cache_assets.config.tables import BuildSettings, TokenizerSettings
+from niels_cache_assets.config.toml import as_toml
+from niels_cache_assets.show.wording import file_size
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.sources.finding.globs import glob_files, links_among
+from niels_cache_assets.tokenizer.base import likely_eot
+from niels_cache_assets.tokenizer.kinds import open_model
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import FAMILIES, Family
+
+_BUDGETS = ("train_tokens", "val_tokens")
+_BYTES_PER_PIECE = 250  # bytes of text for each piece; with less text, training often cannot find enough pieces
+_LEAST_PIECES = 400  # bytes and special tokens take 260 of these pieces
+_PLAIN = (".txt", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".xml")
+_COMPRESSION = 3  # for other kinds of files: bytes of text for each byte of the file, roughly
+_TEMPLATE = ('template = "model"  # chats as the model of the tokenizer expects them; it learns only the words of the assistant',)
+_FORMS = {
+    "kto": "only the answers that people liked",
+    "kind": "preference pairs",
+    "messages_field": "conversations in {messages_field!r}",
+    "instruction_field": "{instruction_field!r} and its answer in {output_field!r}",
+    "text_field": "text in {text_field!r}",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """The data that the user wants to build.
+
+    Paths are written as the user typed them, relative to the working directory. `folder`: the folder where the new file will be.
+    """
+
+    folder: str = "."
+    profile: str | None = None
+    catalog: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+    hub: tuple[str, ...] = ()
+    text_field: str | None = None
+    cache_dir: str | None = None
+    tokenizer: str | None = None
+    vocab_size: int | None = None
+
+    @property
+    def names_data(self) -> bool:
+        return bool(self.profile or self.catalog or self.data or self.hub)
+
+
+def render(wishes: Wishes) -> str:
+    """Return the text of the file. Raises NielsCacheError for missing files, and for files that hold neither text nor conversations."""
+    return "\n\n".join(_sections(wishes)) + "\n"
+
+
+def catalog_table(name: str) -> str:
+    """Return the table of a shipped data set, as it would be in a configuration file. Raises NielsCacheError for a name that is not in the
+    catalog.
+    """
+    if name not in catalog():
+        refuse_choice("catalog", "no data set", name, catalog())
+    family, table = catalog()[name]
+    return _table_text(family, name, table)
+
+
+def _table_text(family: Family, name: str, table: Mapping[str, Any]) -> str:
+    model = (PRETRAIN_SOURCES if family == "pretrain" else SFT_SOURCES)[table["source"]]
+    lines = [f"[{family}.{name}]  # {ABOUT[name].what}", *(f"{key} = {as_toml(value)}" for key, value in table.items())]
+    for key in _BUDGETS:
+        usual = model.model_fields[key].default if key in model.model_fields else None
+        if usual is not None:
+            lines.append(f"# {key} = {usual:_}  # {'less for a first try' if key == 'train_tokens' else 'kept for val'}")
+    return "\n".join(lines)
+
+
+def _sections(wishes: Wishes) -> Iterator[str]:
+    yield "# What niels-cache builds here. Every key is explained in docs/configuration.md; paths are relative to this file."
+    if wishes.profile:
+        yield f"profile = {as_toml(wishes.profile)}  # its data sets are built, and this file adds to them"
+    shipped = load_registry(profile=wishes.profile, config=os.devnull)
+    usual = os.path.relpath(shipped.build.cache_dir, os.path.dirname(os.devnull)) if wishes.profile else BuildSettings().cache_dir
+    cache_dir = f"# cache_dir = {as_toml(usual)}" if wishes.cache_dir is None else f"cache_dir = {as_toml(_path(wishes.cache_dir, wishes))}"
+    yield f"""\
+[build]
+{cache_dir}  # root of all caches
+# seed = {shipped.build.seed}  # of shuffles and splits; the same seed makes the same bytes"""
+    proposals = recognize(wishes.data, text_field=wishes.text_field)
+    yield _tokenizer(wishes, shipped.tokenizer.vocab_size if wishes.profile else TokenizerSettings().vocab_size, proposals)
+    taken = {name for family in FAMILIES for name in shipped.datasets(family)}
+    for name in dict.fromkeys(wishes.catalog):
+        if name == "roam":
+            raise NielsCacheError("--from roam: does not say which folder holds your notes; give it to init: niels-cache init PATH")
+        yield catalog_table(name)
+        taken.add(name)
+    yield from _own(wishes, proposals, taken)
+    if not wishes.names_data or wishes.profile:
+        yield """\
+# A data set of your own is a table with a name of your choice (niels-cache init PATH looks into your files and writes it):
+#
+# [pretrain.books]
+# source = "text"  # or jsonl, parquet, markdown_folder, huggingface, wikipedia, ...
+# files = ["books/*.txt"]
+#
+# [sft.chats]
+# source = "chat_jsonl"
+# files = ["chats.jsonl"]"""
+
+
+def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str:
+    if wishes.tokenizer is not None:
+        if not Path(wishes.tokenizer).expanduser().exists():
+            raise NielsCacheError(f"{wishes.tokenizer}: does not exist; correct --tokenizer")
+        model = _path(wishes.tokenizer, wishes)
+        return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one{_end_of_text(wishes.tokenizer)}"
+    said = f"# vocab_size = {usual:_}" if wishes.vocab_size is None else f"vocab_size = {wishes.vocab_size:_}"
+    why = "pieces in all; up to 65_536, a token takes two bytes, otherwise four"
+    elsewhere = wishes.profile or wishes.catalog or wishes.hub
+    text_bytes = None if elsewhere else _text_bytes(proposals)
+    if wishes.vocab_size is None and text_bytes is not None and text_bytes < usual * _BYTES_PER_PIECE:
+        fitting = max(text_bytes // _BYTES_PER_PIECE // 100 * 100, _LEAST_PIECES)
+        said, why = f"vocab_size = {fitting:_}", f"pieces in all: for {file_size(text_bytes)} of text; with more of it, {usual:_}"
+    return f"""\
+[tokenizer]
+{said}  # {why}
+# model = "my.model"  # a model to use instead of training one: SentencePiece, tokenizer.json, tiktoken ranks"""
+
+
+def _end_of_text(model: str) -> str:
+    """Return the line that names the EOT of a model of another project. It is empty for a model with our special tokens."""
+    tokenizer = open_model(Path(model).expanduser(), special_tokens={})
+    eot = likely_eot(tokenizer.special_names())
+    if tokenizer.token_id(defaults.SPECIAL_TOKENS["eot"]) is not None or eot is None:
+        return ""
+    said = "" if _has_template(model) else "; SFT data also needs sys, usr, asst"
+    return f"\nspecial_tokens = {{ eot = {as_toml(eot)} }}  # follows each document: check its name{said}"
+
+
+def _has_template(model: str) -> bool:
+    """Return whether a chat template comes with a model."""
+    try:
+        return find_template("model", TokenizerSettings(model=str(Path(model).expanduser()))) is not None
+    except NielsCacheError:
+        return False
+
+
+def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
+    """Return the approximate number of bytes of text, or None if it is unknown."""
+    patterns = [os.path.expanduser(place) for proposal in proposals for place in proposal.places]
+    if any("://" in pattern for pattern in patterns):
+        return None
+    found = [path for pattern in patterns for path in ([pattern] if os.path.exists(pattern) else glob_files(pattern).paths)]
+    every = [file for path in found for file in (files_in(path) if os.path.isdir(path) else [path]) if os.path.isfile(file)]
+    files = set(links_among(every).first.values())
+    return sum(os.path.getsize(file) * (1 if file.endswith(_PLAIN) else _COMPRESSION) for file in files)
+
+
+def _own(wishes: Wishes, proposals: Sequence[Proposal], taken: set[str]) -> Iterator[str]:
+    hints = f"""\
+# val_frac = {defaults.VAL_FRAC:g}  # share of the documents that goes to val
+# prepare = ["clean", "dedup"]  # filter and deduplicate first (docs/cleaning.md)"""
+    texts = [proposal for proposal in proposals if proposal.kind.family == "pretrain"]
+    for proposal in chain(texts, (proposal for proposal in proposals if proposal.kind.family == "sft")):
+        wanted = _wanted_name(proposal.kind, alone=len(texts) == 1)
+        yield _own_table(proposal, _name(wanted, taken), wishes, hints)
+    for dataset in wishes.hub:
+        owner_name, _, config = dataset.partition(":")
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", owner_name):
+            raise NielsCacheError(f"--hub {dataset}: is not the name of a hub data set; write OWNER/NAME or OWNER/NAME:CONFIG")
+        name = _name(re.sub(r"[^A-Za-z0-9_]+", "_", owner_name.rpartition("/")[2]).lower(), taken)
+        chosen = f"config = {as_toml(config)}" if config else '# config = "en"  # if the data set has several'
+        yield f"""\
+[pretrain.{name}]
+source = "huggingface"
+dataset = {as_toml(owner_name)}
+{chosen}
+# text_field = "text"  # which column is read
+train_tokens = 10_000_000  # budgets: so much of the stream is read; without budgets all of it
+val_tokens = 100_000
+# pinned_revision = "main"  # a commit, to always read the same text"""
+
+
+def _wanted_name(kind: Kind, *, alone: bool) -> str:
+    if kind.family == "sft":
+        return "chats"
+    if kind.source in ("markdown_folder", "roam"):
+        return "my_notes" if kind.source == "markdown_folder" else "roam"
+    return "my_text" if alone else f"my_{kind.source}"
+
+
+def _own_table(proposal: Proposal, name: str, wishes: Wishes, hints: str) -> str:
+    kind, keys = proposal.kind, dict(proposal.kind.keys)
+    places = [_path(path, wishes) for path in proposal.places]
+    form = form_of(keys)
+    lines = [
+        f"[{kind.family}.{name}]{f'  # {form}' if form else ''}",
+        f"source = {as_toml(kind.source)}",
+        f"{kind.place_key} = {as_toml(places if kind.place_key == 'files' else places[0])}",
+        *(f"{key} = {as_toml(value)}" for key, value in keys.items()),
+        *(_TEMPLATE if kind.family == "sft" and wishes.tokenizer is not None and _has_template(wishes.tokenizer) else ()),
+        hints if kind.family == "pretrain" else f"# val_frac = {defaults.VAL_FRAC:g}  # share of the conversations that goes to val",
+    ]
+    return "\n".join(lines)
+
+
+def form_of(keys: Mapping[str, Any]) -> str:
+    """Return a note on the fields that a table reads, such as `text in 'body'`. The note is empty if the table sets no key for a field."""
+    return next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
+
+
+def _name(wanted: str, taken: set[str]) -> str:
+    """Return a valid name that no other data set has."""
+    base = wanted if is_valid_name(wanted) else "my_data"
+    name = next(name for name in (base, *(f"{base}_{number}" for number in range(2, 1000))) if name not in taken)
+    taken.add(name)
+    return name
+
+
+def _path(path: str, wishes: Wishes) -> str:
+    """Return the path as the configuration file in `folder` must write it."""
+    if "://" in path or path.startswith("~") or os.path.isabs(path):
+        return path
+    return os.path.relpath(path, wishes.folder)
