@@ -275,12 +275,13 @@ class _Arrivals:
         import pyarrow as pa
 
         first, end = self.count, self.count + len(documents.row)
-        if not (self._text.append(first, *documents.text.buffers()) and self._source_id.append(first, *documents.source_id.buffers())):
+        text, source_id, file = (cast(Strings, getattr(documents, name)) for name in _STRINGS)
+        if not (self._text.append(first, *text.buffers()) and self._source_id.append(first, *source_id.buffers())):
             return None
-        if documents.file.values is not self._added:
-            self._base, self._added = len(self._names), documents.file.values
+        if file.values is not self._added:
+            self._base, self._added = len(self._names), file.values
             self._names = pa.concat_arrays([self._names, self._added])
-        new = (documents.row, documents.split, documents.characters, documents.file.rows + self._base)
+        new = (documents.row, documents.split, documents.characters, file.rows + self._base)
         for column, values in zip(self._numbers, new, strict=True):
             column[first:end] = values
         self.count = end
