@@ -304,7 +304,7 @@ class DedupSettings(Table):
         1,
         ge=1,
         le=1024,
-        description="Ranges of hashes, each of which can be a job. A higher number takes less memory, and more disk. "
+        description="Ranges of hashes, each of which can be a job. A higher number takes less memory. "
         "It never changes which documents are dropped",
     )
 

@@ -96,7 +96,7 @@ class _Vals:
             hashes.append(own[own != hashes_of([""])[0]])
             owners.append(np.full(len(hashes[-1]), len(names), np.int64))
             names.append(name)
-        return cls(index=HashIndex(hashes, owners), names=tuple(names), not_checked=tuple(not_checked))
+        return cls(index=HashIndex(np.concatenate(hashes), np.concatenate(owners)), names=tuple(names), not_checked=tuple(not_checked))
 
 
 def shared_texts(folders: Mapping[str, Path]) -> SharedTexts:

@@ -341,6 +341,6 @@ def _counts(directories: Sequence[Path]) -> CorpusCounts:
         if total is None:
             total = counts
         else:
-            total.join(counts)
+            total.add(counts, is_part=True)
     assert total is not None
     return total

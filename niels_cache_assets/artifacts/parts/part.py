@@ -191,7 +191,7 @@ class PreparedPart(OfCorpus, Part):
         return pretrain_need(train_tokens=None, val_tokens=None, token_bytes=self.token_bytes, text_bytes=text_bytes, exact=False)
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        return self.corpus.stream_of(self._ordinals, context)
+        return self.corpus.stream(context, self._ordinals)
 
     def require_input(self) -> None:
         """Do nothing: everything that is read from a corpus is compared with its meta.json."""
