@@ -28,7 +28,7 @@ _UNIT_NAMES += ", usgal US gal, impgal imp gal, LT long tons"
 _UNITS = dict(entry.split(" ", 1) for entry in _UNIT_NAMES.split(", "))
 _BETWEEN = {"-": "–", "–": "–", "to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "×": " × ", "*": " × "}
 _BETWEEN |= {"+/-": " ± ", "±": " ± ", "to(-)": " to ", "and(-)": " and ", "or(-)": " or ", "xx": " × ", ",": ", "}
-_MONTHS = "January February March April May June July August September October November December".split()
+_MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
 _MOST_DIGITS = 100  # of the number of a month; Python refuses thousands
 _SHIPS = "hms hmas hmcs hmnzs hmis hmsas hnlms hdms hswms uss usns uscgc uscgs usat usrc ss rms ms mv mt ps ts sms css mf rv ins orp fs"
 
