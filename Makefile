@@ -108,9 +108,11 @@ release: $(VENV)/.installed-release  ## the wheel of the last commit, checked in
 	@rm -rf $(RELEASE) dist
 	@mkdir -p $(RELEASE)/source $(RELEASE)/check dist
 	@git archive HEAD | tar -x -C $(RELEASE)/source
-	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir dist $(RELEASE)/source
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m pip --quiet --disable-pip-version-check wheel \
+	  --no-deps --no-build-isolation --wheel-dir dist $(RELEASE)/source
 	@$(PYTHON) -m venv --without-pip $(RELEASE)/environment
-	@$(PIP) --python $(RELEASE)/environment/bin/python install --quiet dist/*.whl
+	@$(BIN)/python -m pip --quiet --disable-pip-version-check --python $(RELEASE)/environment/bin/python \
+	  install -c constraints.txt $(PIP_ARGS) dist/*.whl
 	@cd $(RELEASE)/check && ../environment/bin/niels-cache build-all --profile quickstart && \
 	  ../environment/bin/python -m niels_cache_runtime.verify cache/quickstart
 	@$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file dist/niels-cache.cdx.json \

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from niels_cache_runtime import TokenLoader
+from niels_cache_runtime import Blocks, TokenLoader
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, META_NAME, TOKEN_DTYPE, doc_ends_name, list_shards, shard_name
 from niels_cache_runtime.format.meta import write_meta
 
@@ -63,7 +63,7 @@ class Way:
 
 
 def in_blocks(block_shards: int, lanes: int = 1) -> dict[str, Any]:
-    return {"order": "blocks", "block_shards": block_shards, "lanes": lanes}
+    return {"order": Blocks(shards=block_shards, lanes=lanes)}
 
 
 WAYS = (

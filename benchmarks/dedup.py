@@ -47,9 +47,9 @@ from dedup_pairs import (
 )
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.dedup.canonical import canonical_text
 from niels_cache_assets.dedup.greedy import keep_first
 from niels_cache_assets.dedup.signatures import Signatures, Signer, jaccard
+from tests.plain_signatures import canonical_text, sign_canonical
 
 NGRAM, NUM_PERM, BANDS, ROWS, THRESHOLD = 5, 128, 8, 16, 0.85
 CHARACTERS = 2400
@@ -140,7 +140,7 @@ def compare_signatures(count: int) -> None:
     seconds = rounds(
         {
             "datasketch, words": lambda turn: [minhash_of(own) for own in words[part(turn)]],
-            "ours, words": lambda turn: signer.sign_canonical([" ".join(own) for own in words[part(turn)]]),
+            "ours, words": lambda turn: sign_canonical(signer, [" ".join(own) for own in words[part(turn)]]),
             "rensa, words": lambda turn: [rensa_slots(own) for own in words[part(turn)]],
             "datasketch, texts": lambda turn: [minhash_of(plain_words(text)) for text in texts[part(turn)]],
             "ours, texts": lambda turn: signer.sign(texts[part(turn)]),
@@ -155,9 +155,6 @@ def compare_signatures(count: int) -> None:
     row("signatures from canonical words, datasketch / ours", figures("datasketch, words", "ours, words"), "20x")
     row("signatures from canonical words, rensa / ours", figures("rensa, words", "ours, words"), "-")
     row("with making the canonical text, datasketch / ours", figures("datasketch, texts", "ours, texts"), "6x")
-    pure = Signer(num_perm=NUM_PERM, ngram=NGRAM, pure=True)
-    without = rounds({"pure": lambda turn: pure.sign(texts[:20]), "ours": lambda turn: signer.sign(texts[:20])}, 5)
-    row("with making the canonical text, ours without numba / with", f"{ratio(without['pure'], without['ours']):.0f}x", "-")
 
 
 def dedup_ours(texts: list[str]) -> list[int]:

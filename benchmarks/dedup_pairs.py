@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from niels_cache_assets.dedup.canonical import canonical_text
+from tests.plain_signatures import canonical_text
 
 NGRAM = 5
 Pair = tuple[int, int]

@@ -38,7 +38,7 @@ import psutil
 import torch
 from numpy.typing import NDArray
 
-from niels_cache_runtime import PretrainTokenStreamDataset
+from niels_cache_runtime import Blocks, PretrainTokenStreamDataset
 from niels_cache_runtime.cache.mmap import map_example_starts
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
@@ -297,8 +297,8 @@ def blocks(split: Path, scale: Scale) -> Iterator[Row]:
     # The order of 4096 samples is computed at once, for all their batches. A round has 16 times as many, so it also enters a block or two.
     orders: dict[str, dict[str, Any]] = {
         "order='split'": {},
-        "blocks of 1 shard": {"order": "blocks", "block_shards": 1},
-        "blocks of 1 shard, 8 lanes": {"order": "blocks", "block_shards": 1, "lanes": 8},
+        "blocks of 1 shard": {"order": Blocks(shards=1)},
+        "blocks of 1 shard, 8 lanes": {"order": Blocks(shards=1, lanes=8)},
     }
     for B, T in WANTED:
         of_many = replace(scale, calls=(16 if scale is FULL else 1) * 4096 // B)

@@ -53,7 +53,7 @@ WANTED = 0.8
 BUCKET = "bench"
 BLOCK_SHARDS, EPOCHS, STREAMS = 4, 4, 4  # with --train
 TURNS, BATCHES = 16, 32  # so many turns in a round, with so many batches each
-SETTINGS: dict[str, Any] = {"T": 2048, "B": 16, "seed": 0, "order": "blocks", "block_shards": BLOCK_SHARDS}
+SETTINGS: dict[str, Any] = {"T": 2048, "B": 16, "seed": 0}
 _BLOCK = 1 << 20
 
 
@@ -289,10 +289,11 @@ def _median(found: Iterable[dict[str, float]]) -> str:
 
 
 def _start(address: str, copy: Path, limit: int) -> dict[str, float]:
-    from niels_cache_runtime import TokenLoader
+    from niels_cache_runtime import Blocks, Copy, TokenLoader
     from niels_cache_runtime.remote.local_copy import LocalCopy
 
-    seconds, _ = timed(lambda: take(TokenLoader(address, **SETTINGS, local_dir=copy, limit_bytes=limit), 1))
+    settings = {**SETTINGS, "order": Blocks(shards=BLOCK_SHARDS), "remote": Copy(dir=copy, limit=limit)}
+    seconds, _ = timed(lambda: take(TokenLoader(address, **settings), 1))
     counts = LocalCopy(copy).counts()
     requests = 2 + counts["files"] + counts["tails"]  # with the record and meta.json
     shutil.rmtree(copy, ignore_errors=True)  # the process that downloads ends a second later
@@ -300,7 +301,7 @@ def _start(address: str, copy: Path, limit: int) -> dict[str, float]:
 
 
 def _stream(address: str, copy: Path, limit: int, prefix: str, folder: Path, *, turn: int) -> dict[str, float]:
-    from niels_cache_runtime import TokenLoader
+    from niels_cache_runtime import Blocks, Copy, TokenLoader
     from niels_cache_runtime.remote.local_copy import LocalCopy
 
     size = sum(path.stat().st_size for path in folder.iterdir())
@@ -316,7 +317,8 @@ def _stream(address: str, copy: Path, limit: int, prefix: str, folder: Path, *, 
             loop.result()
 
     def ours() -> float:
-        batches = iter(TokenLoader(address, **SETTINGS, epochs=EPOCHS, local_dir=copy, limit_bytes=limit))
+        order, remote = Blocks(shards=BLOCK_SHARDS), Copy(dir=copy, limit=limit)
+        batches = iter(TokenLoader(address, **SETTINGS, order=order, epochs=EPOCHS, remote=remote))
         take(batches, 1)
         before = LocalCopy(copy).counts()["bytes"]
         seconds, _ = timed(lambda: take(batches, sys.maxsize))
@@ -341,10 +343,10 @@ def _stream(address: str, copy: Path, limit: int, prefix: str, folder: Path, *, 
 
 
 def _local(folder: str, address: str, copy: Path, limit: int, rounds: int, block_shards: int) -> Iterator[dict[str, float]]:
-    from niels_cache_runtime import TokenLoader
+    from niels_cache_runtime import Blocks, Copy, TokenLoader
 
-    settings = SETTINGS | {"block_shards": block_shards}
-    loaders = [TokenLoader(folder, **settings), TokenLoader(address, **settings, local_dir=copy, limit_bytes=limit)]
+    settings = SETTINGS | {"order": Blocks(shards=block_shards)}
+    loaders = [TokenLoader(folder, **settings), TokenLoader(address, **settings, remote=Copy(dir=copy, limit=limit))]
     (epoch,) = loaders[0].samples_per_epoch.values()
     batches = [iter(loader) for loader in loaders]
     for each in batches:

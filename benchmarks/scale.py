@@ -95,12 +95,12 @@ def step_of_ranges(step: str, folder: Path, documents: int, ranges: int, number:
     found: dict[str, Any] = {}
     if step == "hashes":
         blocks = synthetic_signatures(documents)
-        in_ranges.write_ranged_hashes(blocks, bands=BANDS, rows=ROWS, ranges=ranges, folder=folder)
+        in_ranges.write_hashes(blocks, bands=BANDS, rows=ROWS, ranges=ranges, folder=folder)
     elif step == "range":
         for band in range(BANDS + 1):
             in_ranges.link_range(folder, folder, band, number, documents=documents)
     else:
-        buckets = in_ranges.RangedBuckets(scratch=folder, hashes=folder, links=[folder] * ranges, documents=documents, bands=BANDS)
+        buckets = in_ranges.Buckets(scratch=folder, hashes=folder, links=[folder] * ranges, documents=documents, bands=BANDS)
         found["dropped"] = len(drop_later(buckets, verify=None))
     seconds, peak = used()
     return {**found, "seconds": seconds, "peak": peak}

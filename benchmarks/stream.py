@@ -115,13 +115,11 @@ def read_ours(address: str, local: str, limit: int, seconds: float) -> None:
     """Read batches in this process, and print the result of `stream`."""
     import torch
 
-    from niels_cache_runtime import TokenLoader
+    from niels_cache_runtime import Blocks, Copy, TokenLoader
 
     torch.set_num_threads(1)
     began = perf_counter()
-    loader = TokenLoader(
-        f"{address}/train", T=T, B=B, seed=0, order="blocks", block_shards=BLOCK_SHARDS, local_dir=local, limit_bytes=limit
-    )
+    loader = TokenLoader(f"{address}/train", T=T, B=B, seed=0, order=Blocks(shards=BLOCK_SHARDS), remote=Copy(dir=local, limit=limit))
     stream(endless(((batch.x, batch.y) for batch in loader), (B, T)), began=began, seconds=seconds, beside=local)
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from niels_cache_assets.config.publishing import PublishSettings
-from niels_cache_assets.config.running import ClusterSettings, NotifySettings
+from niels_cache_assets.config.running import ClusterSettings, NotifySettings, PublishSettings
 from niels_cache_assets.config.tables import (
     BlendSettings,
     BuildSettings,
@@ -63,9 +62,9 @@ files = ["data/*.jsonl.gz"]
 
 Some data sets ship with the package.
 
-* `niels-cache catalog` lists them.
+* `niels-cache init --list` shows them.
 * `niels-cache init --from wikitext dolly15k` writes a file with these two.
-* `niels-cache catalog wikitext` prints a table that you can add to your file.
+* `niels-cache init --list wikitext` prints a table that you can add to your file.
 
 If a table has the name of a catalog data set and no `source`, it takes the keys of the catalog, and your keys override them.
 A table with a `source` inherits nothing.
@@ -86,13 +85,13 @@ If your table names another `source`, it inherits nothing from the profile.
 With the quickstart profile, `niels_cache.toml` is read only if `NIELS_CACHE_CONFIG` or `--config` names this file.
 
 Without a file, `build-all` and Dagster take the default profile and print a line that says so.
-`status` and `list` report that there is no file, and show what is built.
+`status` reports that there is no file, and shows what is built.
 
 ## How do I switch a data set off?
 
 Set `enabled = false`.
 The data set is then not built and not checked, and it has no partition.
-`list --all` and `status --all` still show it.
+`status --all` still shows it.
 
 ## When is the tokenizer trained again?
 
@@ -277,7 +276,7 @@ def section(model: type[BaseModel]) -> list[str]:
 
 
 def added_section() -> list[str]:
-    """Return what the page says of the tables that `niels-cache parts add` writes."""
+    """Return what the page says of the tables that `niels-cache part NAME --add` writes."""
     return [
         "### [[pretrain.NAME.added]]",
         "",

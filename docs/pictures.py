@@ -47,6 +47,8 @@ sequence_length = 512
 num_samples = 1_500
 [reports]
 batch_size = 16
+[dagster]
+plots = true
 """
 CHANGED = """
 [pretrain.my_letters]

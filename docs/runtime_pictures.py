@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, shard_name
 from niels_cache_runtime.loader.blend import Blend
-from niels_cache_runtime.loader.blocks.order import BlockOrder
+from niels_cache_runtime.loader.blocks import BlockOrder
 from niels_cache_runtime.loader.documents import document_ids, document_mask
 from niels_cache_runtime.loader.order import Order
 from niels_cache_runtime.loader.packing.plan import place_examples, shape_rows

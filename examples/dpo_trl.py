@@ -1,7 +1,7 @@
 """Direct preference optimization with trl's DPOTrainer, on batches of a preference cache: a small Llama from scratch, on the CPU.
 
     pip install trl
-    niels-cache init --chats pairs.jsonl                # rows with `chosen` and `rejected`
+    niels-cache init pairs.jsonl                        # rows with `chosen` and `rejected`
     niels-cache build-all
     python examples/dpo_trl.py --cache cache --data chats
 
@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 
-from niels_cache_runtime import NielsCacheError, PreferenceBatch, TokenLoader, open_cache
+from niels_cache_runtime import SFT, NielsCacheError, PreferenceBatch, TokenLoader, open_cache
 
 
 class Batches(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
@@ -50,9 +50,7 @@ def train(args: argparse.Namespace) -> None:
 
     meta = open_cache(args.cache).sft[args.data].meta
     eot = meta["special_token_ids"]["eot"]
-    loader = TokenLoader(
-        f"{args.cache}/sft/{args.data}/train", T=args.T, B=args.B, seed=0, kind="preference", packing=False, overflow="drop"
-    )
+    loader = TokenLoader(f"{args.cache}/sft/{args.data}/train", T=args.T, B=args.B, seed=0, sft=SFT(packing=False, overflow="drop"))
     config = LlamaConfig(
         vocab_size=meta["vocab_size"],
         hidden_size=64,

@@ -18,13 +18,18 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.documents import document_mask, flex_block_mask
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.loader.preference.batch import PreferenceBatch
+    from niels_cache_runtime.loader.settings import SFT, Blocks
+    from niels_cache_runtime.remote.whole import Copy
     from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
     from niels_cache_runtime.samplers.sequential import DatasetLoader
     from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 
 __all__ = [
+    "SFT",
     "Batch",
+    "Blocks",
+    "Copy",
     "DatasetLoader",
     "NielsCacheError",
     "PreferenceBatch",
@@ -42,7 +47,10 @@ __all__ = [
 ]
 
 _MODULES = {
+    "SFT": "loader.settings",
     "Batch": "loader.batch",
+    "Blocks": "loader.settings",
+    "Copy": "remote.whole",
     "DatasetLoader": "samplers.sequential",
     "NielsCacheError": "errors",
     "PreferenceBatch": "loader.preference.batch",

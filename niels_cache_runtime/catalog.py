@@ -50,7 +50,7 @@ from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import check_place
 from niels_cache_runtime.format.reading import find_files
 from niels_cache_runtime.remote.record import TOKENIZER
-from niels_cache_runtime.remote.whole import Place
+from niels_cache_runtime.remote.whole import Copy, Place
 
 if TYPE_CHECKING:
     from niels_cache_runtime.loader.loader import TokenLoader
@@ -97,10 +97,10 @@ class CacheSplit:
         self.dataset, self.split = dataset, split
         self.folder = str(Path(dataset.folder) / split)
         self._place: Place | None = None  # of the split at an address
-        self._copy_settings: dict[str, Any] = {}
+        self._remote = None if dataset.remote is None else dataset.remote.remote
         if dataset.remote is not None:
             self._place = replace(dataset.remote, given=f"{dataset.remote.given}/{split}")
-            self.folder, self._copy_settings = self._place.given, self._place.settings
+            self.folder = self._place.given
         meta = dataset.meta
         of_examples = (tokens_name(split), idx_name(split), targets_name(split), target_ends_name(split))
         prefixes = (f"{split}/", f"{split}_doc_ends.npy", *of_examples)
@@ -130,8 +130,7 @@ class CacheSplit:
         """
         from niels_cache_runtime.loader.loader import TokenLoader
 
-        of_pairs = {"kind": "preference"} if has_pairs(self.dataset.meta) else {}
-        return TokenLoader(self.folder, T=T, B=B, seed=seed, **{**self._copy_settings, **of_pairs, **settings})
+        return TokenLoader(self.folder, T=T, B=B, seed=seed, **{"split": self.split, "remote": self._remote, **settings})
 
     def sampler(
         self, *, T: int, device: str = "cpu", verify: Verify = "size"
@@ -148,7 +147,7 @@ class CacheSplit:
         from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
         from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 
-        settings: dict[str, Any] = {"T": T, "device": device, "verify": verify, **self._copy_settings}
+        settings: dict[str, Any] = {"T": T, "device": device, "verify": verify, "remote": self._remote}
         sampler: PretrainTokenStreamDataset | SFTExampleDataset | PreferenceDataset
         if has_pairs(meta := self.dataset.meta):
             sampler = PreferenceDataset(self.folder, **settings)
@@ -250,7 +249,7 @@ class CacheDataset:
         self.folder = str(dataset_dir(root, family, name))
         meta = open_meta(self.folder)
         self.meta: Meta = {} if meta is None else check_place(meta, self.folder)
-        opened = repr(root) if remote is None else f"{remote.given!r}, local_dir={remote.local_dir!r}, limit_bytes={remote.limit_bytes!r}"
+        opened = repr(root) if remote is None else f"{remote.given!r}, remote={remote.remote!r}"
         self._expression = f"open_cache({opened}).{family}[{name!r}]"
         self.train, self.val = (CacheSplit(self, split) for split in SPLITS)
 
@@ -365,16 +364,16 @@ class Cache:
         return f"<p><b>{html.escape(_shown(self.root, self.remote))}</b></p>{html_table(('data set', 'train', 'val'), rows)}"
 
 
-def open_cache(root: str | Path = "cache", *, local_dir: str | None = None, limit_bytes: float | None = None) -> Cache:
+def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cache:
     """Open the cache in the folder `root`, which contains `pretrain/` or `sft/`, or the published cache at an address.
 
-    local_dir, limit_bytes: for an address such as `s3://bucket/caches/NAME`: the folder of a local copy, and how many bytes it may take.
-        Opening fetches meta.json only. Samplers and `split[i]` fetch a whole split first, so it must fit.
+    remote: for an address such as `s3://bucket/caches/NAME`: the local copy, such as Copy(dir="/local/tokens", limit=200e9). Opening
+        fetches meta.json only. Samplers and `split[i]` fetch a whole split first, so it must fit.
 
     Raises NielsCacheError if the folder holds no cache, or if nothing is published at the address.
     """
-    place = Place.of(root, local_dir=local_dir, limit_bytes=limit_bytes)
-    if place.settings:
+    place = Place.of(root, remote)
+    if place.remote is not None:
         opened, place = place.opened()
         return Cache(opened, remote=place)
     folder = Path(os.path.expanduser(root))

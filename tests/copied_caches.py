@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_runtime import TokenLoader
+from niels_cache_runtime import Blocks, Copy, TokenLoader
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.remote.windows import CopiedWindows
 from niels_cache_runtime.remote import local_copy
 from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Ledger
+from tests.grouped import grouped
 from tests.hand_made import write_meta_of, write_stream
 from tests.loopback_s3 import BUCKET, LoopbackS3
 
@@ -31,7 +32,7 @@ SHARD_BYTES = SHARD_TOKENS * 2
 SHARDS = 12
 ADDRESS = f"s3://{BUCKET}/at/notes"
 OVERHEAD = 24_000  # bytes of the ledger of a few processes, of meta.json, document ends and tails
-SETTINGS: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": "blocks", "block_shards": 2}
+SETTINGS: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": Blocks(shards=2)}  # with `grouped`, a test changes one of them
 
 
 def room(blocks: float, *, block_shards: int = 2) -> int:
@@ -57,10 +58,10 @@ class Published:
     copy: Path
 
     def local(self, **settings: Any) -> TokenLoader:
-        return TokenLoader(str(self.folder / "train"), **SETTINGS | settings)
+        return TokenLoader(str(self.folder / "train"), **grouped(SETTINGS | settings))
 
     def remote(self, **settings: Any) -> TokenLoader:
-        return TokenLoader(f"{ADDRESS}/train", **SETTINGS | {"local_dir": self.copy, "limit_bytes": room(3)} | settings)
+        return TokenLoader(f"{ADDRESS}/train", **grouped(SETTINGS | {"remote": Copy(dir=self.copy, limit=room(3))} | settings))
 
     def wait_until_unread(self) -> None:
         """Free the loaders that no code refers to, and wait until the copy has no reader. A thread of it may hold a loader for a moment."""

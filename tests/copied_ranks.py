@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.loader.batch import Batch
+from tests.grouped import grouped
 
 
 def hashed(batch: Batch) -> str:
@@ -31,9 +32,9 @@ def main(settings: dict[str, Any]) -> None:
         name: settings.pop(name) for name in ("sources", "out", "workers", "context", "batches", "passes", "state", "pause")
     }
     if taken["state"] is None:
-        loader = TokenLoader(taken["sources"], **settings)
+        loader = TokenLoader(taken["sources"], **grouped(settings))
     else:
-        loader = TokenLoader.from_state(taken["state"], taken["sources"], **settings)
+        loader = TokenLoader.from_state(taken["state"], taken["sources"], **grouped(settings))
     batches = loader
     if taken["workers"]:
         workers = {"num_workers": taken["workers"], "multiprocessing_context": taken["context"], "persistent_workers": True}

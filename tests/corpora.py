@@ -11,20 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import pytest
 from pydantic import Field
 
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.corpus.report import plot_names
 from niels_cache_assets.documents import Document, Drops
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-
-
-def draw_no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let reports of corpora have empty files as plots, because drawing takes seconds. tests/test_corpus_report.py draws them."""
-    monkeypatch.setattr("niels_cache_assets.show.plots.corpora.draw", lambda report: dict.fromkeys(plot_names(report), b""))
 
 
 def articles(count: int, *, seed: int = 0, sentences_each: int = 10) -> list[str]:

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from niels_cache_assets.dedup.buckets import Steps
+from niels_cache_assets.dedup.ranges import Steps
 
 
 def recorded_steps(folder: Path) -> tuple[list[Steps], Callable[[Steps, list[Path]], bool]]:

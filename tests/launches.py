@@ -7,7 +7,6 @@ import pytest
 
 from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
 from niels_cache_assets.show.progress import HowFar
-from tests.corpora import draw_no_plots
 from tests.dagster_tools import Project
 
 
@@ -42,10 +41,9 @@ def states(results: dict[str, LaunchResult]) -> dict[str, str]:
 
 
 def launch_in_memory(project: Project, monkeypatch: pytest.MonkeyPatch) -> dg.DagsterInstance:
-    """The project's instance, which launches use now: it has no files, and is three times as fast. Nothing is drawn either."""
+    """The project's instance, which launches use now: it has no files, and is three times as fast."""
     home = project.folder / "home"
     home.mkdir()
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     monkeypatch.setattr("niels_cache_assets.defs.launcher.ensure_instance", lambda home, overrides: nullcontext(project.instance))
-    draw_no_plots(monkeypatch)
     return project.instance

@@ -216,14 +216,17 @@ def language(text: str, identify: Callable[[str], str | None]) -> str | None:
     return "en" if "en" in answers else next((answer for answer in answers if answer), None)
 
 
-def cld2(text: str) -> str | None:
-    import pycld2
+def langdetect(text: str) -> str | None:
+    from langdetect_rs import DetectorFactory, LangDetectException, detect
 
-    code = pycld2.detect(text, isPlainText=True)[2][0][1]
-    return code if re.fullmatch("[a-z]{2,3}", code) and code not in ("un", "xxx", "zzb", "zze", "zzh", "zzp") else None
+    DetectorFactory.seed = 0
+    try:
+        return detect(text).split("-")[0]
+    except LangDetectException:
+        return None
 
 
-RULES = rules(cld2)
+RULES = rules(langdetect)
 
 
 def is_disambiguation(text: str, title: str) -> bool:

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.loader.blend import Blend, BlendInRounds
-from niels_cache_runtime.loader.blocks.machines import resolve_machines
-from niels_cache_runtime.loader.blocks.order import BLOCK_ORDER_VERSION, BlockOrder
-from niels_cache_runtime.loader.blocks.visits import block_visits
+from niels_cache_runtime.loader.blocks import BLOCK_ORDER_VERSION, BlockOrder, block_visits, resolve_machines
 from niels_cache_runtime.loader.order import Order
-from niels_cache_runtime.loader.source import Blocks
+from niels_cache_runtime.loader.source import SourceBlocks
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 LANES = st.integers(1, 7)
@@ -192,7 +190,7 @@ def test_visits_are_the_first_and_last_samples_of_each_block(sizes: list[list[in
     names = [f"source {number}" for number in range(len(sizes))]
     blend = BlendInRounds(names, [(0, {name: 2 + number for number, name in enumerate(names)})], lanes=lanes)
     orders = [BlockOrder(starts_of(own), seed=5, name=name, lanes=lanes) for own, name in zip(sizes, names, strict=True)]
-    blocks = [Blocks(samples=starts_of(own), files=10 * np.arange(len(own) + 1), tails=np.arange(len(own))) for own in sizes]
+    blocks = [SourceBlocks(samples=starts_of(own), files=10 * np.arange(len(own) + 1), tails=np.arange(len(own))) for own in sizes]
     end = samples + 60
     sources, numbers = blend.at(np.arange(2 * end))
     block_of_sample = np.empty_like(sources)
@@ -224,7 +222,7 @@ def test_a_source_that_is_weighed_no_more_ends_its_visits() -> None:
     names = ["a", "b"]
     blend = Blend(names, [(0, {"a": 1, "b": 1}), (10, {"a": 1, "b": 0})])
     orders = [BlockOrder(np.array([0, 3, 6]), seed=0, name=name) for name in names]
-    blocks = [Blocks(samples=np.array([0, 3, 6]), files=np.arange(3), tails=np.zeros(2, dtype=np.int64))] * 2
+    blocks = [SourceBlocks(samples=np.array([0, 3, 6]), files=np.arange(3), tails=np.zeros(2, dtype=np.int64))] * 2
     visits = block_visits(names, blocks, [[order] for order in orders], blend, samples=0, machine=0, machines=1)
     found = [next(visits) for _ in range(10)]
     assert [visit.source for visit in found].count("b") == 2
@@ -236,8 +234,8 @@ def test_a_source_that_is_weighed_no_more_ends_its_visits() -> None:
 # Machines
 
 
-def machines_of(lanes: int, world_size: int, **given: object) -> int:
-    return resolve_machines(**{"lanes": lanes, "world_size": world_size, "environment": {}, **given})
+def machines_of(lanes: int, world_size: int, *, machines: int | None = None, environment: dict[str, str] | None = None) -> int:
+    return resolve_machines(machines, lanes=lanes, world_size=world_size, environment=environment or {})
 
 
 TORCHRUN = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}
@@ -246,8 +244,6 @@ TORCHRUN = {"WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"
 def test_machines_come_from_arguments_or_from_torchrun() -> None:
     assert machines_of(4, 16) == 1
     assert machines_of(4, 16, machines=2) == 2
-    assert machines_of(4, 16, ranks_per_machine=4) == 4
-    assert machines_of(4, 16, machines=4, ranks_per_machine=4) == 4
     assert machines_of(4, 16, environment=TORCHRUN) == 2
     assert machines_of(4, 16, environment=TORCHRUN, machines=1) == 1
     assert machines_of(4, 1, environment=TORCHRUN) == 1  # one process of a job that reads for itself
@@ -265,11 +261,7 @@ def test_machines_come_from_arguments_or_from_torchrun() -> None:
     ("given", "message"),
     [
         ({"machines": 3}, "1, 2, 4"),
-        ({"machines": 0}, "machines=0"),
         ({"machines": 8}, "lanes=8"),
-        ({"machines": 2, "ranks_per_machine": 4}, "8 ranks"),
-        ({"ranks_per_machine": 5}, "1, 2, 4, 8, 16"),
-        ({"ranks_per_machine": True}, "ranks_per_machine=True"),
         ({"environment": {**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}}, "LOCAL_WORLD_SIZE=5"),
         ({"environment": {**TORCHRUN, "LOCAL_WORLD_SIZE": "x"}}, "LOCAL_WORLD_SIZE=x"),
         ({"environment": {**TORCHRUN, "WORLD_SIZE": "64"}}, "WORLD_SIZE=64"),

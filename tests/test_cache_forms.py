@@ -14,8 +14,7 @@ from niels_cache_assets.publish.push import local_build
 from niels_cache_runtime import NielsCacheError, open_cache, read_meta
 from niels_cache_runtime.cache.opening import open_meta
 from niels_cache_runtime.format.layout import CACHE_FORMS, META_NAME
-from niels_cache_runtime.remote.published import published_of
-from niels_cache_runtime.remote.record import Record
+from niels_cache_runtime.remote.record import Record, published_of
 from niels_cache_runtime.verify import verify_dataset
 from tests.hand_made import rewrite_meta, write_cache
 

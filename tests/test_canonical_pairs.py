@@ -12,7 +12,6 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.dedup.canonical import canonical_text
 from niels_cache_assets.dedup.signatures import Signer, jaccard
 from niels_cache_assets.streaming.decontaminate import ReferencePlace, ReferenceTexts, open_references
 from niels_cache_assets.streaming.disjoint import splits_disjoint
@@ -20,10 +19,11 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import Meta, read_meta
 from tests.canonical_pairs import DIFFERENT, DOCUMENTS, EQUAL_ALL_THE_SAME, ONLY_NEAR, QUESTIONS, SAME
 from tests.corpora import corpus_registry
+from tests.plain_signatures import PlainSigner, canonical_text
 from tests.test_disjoint import build, documents_of
 from tests.tiny import sentences
 
-SIGNERS = pytest.mark.parametrize("signer", [Signer(), Signer(pure=True)], ids=["compiled", "plain Python"])
+SIGNERS = pytest.mark.parametrize("signer", [Signer(), PlainSigner()], ids=["compiled", "plain Python"])
 TEXTS = pytest.mark.parametrize("texts", [DOCUMENTS, QUESTIONS], ids=["documents", "questions"])
 
 

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.cli import main
+from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.documents import Conversation
-from niels_cache_assets.own_data.recognizing import recognize
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.messages import template_messages
 from niels_cache_assets.sources.pairs import continued, sides_of

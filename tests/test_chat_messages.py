@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts.forecast.sample import sample_of_source
+from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.corpus.tokenizer_sample import raw_texts
 from niels_cache_assets.documents import Conversation
-from niels_cache_assets.own_data.recognizing import recognize
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.conversations import conversation_problem
 from niels_cache_assets.sources.messages import template_messages, tools_of
@@ -266,7 +266,7 @@ def test_rows_are_recognized_by_looking(tmp_path: Path, form: str) -> None:
     row, keys = FORMS[form]
     path = tmp_path / "x.jsonl"
     path.write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
-    (proposal,) = recognize([str(path)], family="sft", option="--chats")
+    (proposal,) = recognize([str(path)])
     assert (proposal.kind.source, dict(proposal.kind.keys)) == ("chat_jsonl", keys)
 
 

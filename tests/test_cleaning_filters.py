@@ -98,7 +98,11 @@ def test_the_gopher_family_at_its_thresholds_where_it_is_asked_for(key: str, lim
         (Document("The word bank can refer to any of these places:\n" + ENGLISH * 3), None),
         (Document("ordinary words " + ENGLISH * 3 + " It may refer to: nothing.\n" + ENGLISH), None),
         (Document("1234 5678 " * 60), "low_alpha_ratio"),
-        (Document(" ".join(distinct(200)) + " the of"), "language_error"),
+        (Document(" ".join(distinct(200)) + " the of"), "not_english"),
+        (
+            Document(" ".join("ᚠᚢᚦᚨ" + "ᚱᚲᚷᚹ"[: number % 4] + chr(0x16A0 + number % 75) for number in range(150)) + " the of"),
+            "language_error",
+        ),
         (Document((GERMAN + " the of ") * 4), "not_english"),
         (Document((ENGLISH + " ") * 2 + "of the river " * 6), "repetitive"),
         (Document((ENGLISH + " ") * 2), None),
@@ -110,11 +114,11 @@ def test_the_first_reason_wins(document: Document, reason: str | None) -> None:
 
 
 def test_a_long_document_is_judged_by_its_first_million_characters_and_kept_whole() -> None:
-    book = (ENGLISH + "\n") * (JUDGED_CHARACTERS // len(ENGLISH) + 1) + "* bullet\n" * 300_000 + "end"
+    book = (ENGLISH + "\n") * (JUDGED_CHARACTERS // len(ENGLISH) + 1) + "* the bullet of a list\n" * 120_000 + "end"
     skipping = Cleaner(CleaningSettings(skip=("repetitive",)))
     assert len(book) > 3 * JUDGED_CHARACTERS
     assert skipping.clean(Document(book)) == Document(book)
-    result = skipping.clean(Document("* bullet\n" * 300_000 + book))
+    result = skipping.clean(Document("* the bullet of a list\n" * 120_000 + book))
     assert isinstance(result, Rejected)
     assert (result.reason, result.value) == ("list_page", 1.0)
 
@@ -216,7 +220,7 @@ from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.cleaning.chain import Cleaner
 CleaningSettings(skip=("not_english",))
-print(json.dumps(sorted({"pycld2", "numba", "pyarrow", "torch", "mwparserfromhell"} & set(sys.modules))))
+print(json.dumps(sorted({"langdetect_rs", "numba", "pyarrow", "torch", "mwparserfromhell"} & set(sys.modules))))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert json.loads(done.stdout) == [], done.stderr

@@ -10,9 +10,9 @@ import pytest
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.filters import Facts, Rejected
-from niels_cache_assets.cleaning.languages import STOP_WORDS, UNSPACED_LANGUAGES, identify_language, language_of
+from niels_cache_assets.cleaning.languages import STOP_WORDS, UNSPACED_LANGUAGES, _detectors, identify_language, language_of
 from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.config.tables import CleaningSettings
+from niels_cache_assets.config.tables import LANGUAGES, CleaningSettings
 from niels_cache_assets.corpus.reading import prepared_documents
 from niels_cache_assets.dedup.signatures import Signer, jaccard
 from niels_cache_assets.documents import Document
@@ -57,8 +57,22 @@ def test_stop_words_are_those_of_the_language_of_the_document() -> None:
     only_nouns = " ".join(f"{one} {other}" for one in words.split()[:9] for other in words.split()[9:])
     assert identify_language(only_nouns).code == "de"
     assert reason(only_nouns, "de", max_bigram_share=1) == "no_stopwords"
-    assert reason(only_nouns, "de", "la", max_bigram_share=1) == "no_stopwords"
+    assert reason(only_nouns, "de", "sw", max_bigram_share=1) == "no_stopwords"
     assert reason(only_nouns, "la", max_bigram_share=1, skip=["not_english"]) is None, "no list for Latin, so nothing is judged"
+
+
+def test_a_language_that_cannot_be_identified_is_refused_unless_the_filter_is_skipped() -> None:
+    assert {code.partition("-")[0] for code in _detectors().langlist} == set(LANGUAGES.split())
+    with pytest.raises(ValueError, match=r"'la' .*\bsw\b.*skip not_english"):
+        CleaningSettings(languages=("en", "la"))
+    assert CleaningSettings(languages=("la",), skip=("not_english",)).languages == ("la",)
+
+
+def test_the_share_of_a_language_does_not_depend_on_packages_and_order() -> None:
+    assert identify_language(PARAGRAPHS["de"]) == ("de", 1.0)
+    assert sorted(_detectors().langlist) == _detectors().langlist
+    mixed = ENGLISH[:100] + PARAGRAPHS["nl"][:60]
+    assert len({identify_language(mixed) for _ in range(20)}) == 1
 
 
 def test_a_document_is_asked_again_before_it_goes() -> None:

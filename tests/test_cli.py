@@ -198,29 +198,30 @@ def test_force_builds_again(built: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert contents(built / "cache") == before, "the same input gives the same bytes"
 
 
-def test_list_says_what_is_configured_and_what_is_built(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, "list").splitlines()
-    rows = {line.split()[0]: line for line in lines[2:] if line}
-    assert re.search(r"pretrain +jsonl +in sync +[0-9,]+ tokens", rows["notes"])
-    assert re.search(r"sft +chat_jsonl +in sync +40 examples +0", rows["chats"])
-    assert re.search(r"roam +needs path +", rows["roam"])
+def test_status_says_what_is_configured_and_what_is_built(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status"]) == 1
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[2:] if line}
+    assert re.search(r"pretrain +complete +[0-9,]+ tokens +[0-9,]+", rows["notes"])
+    assert re.search(r"sft +complete +40 examples +0", rows["chats"])
+    assert re.search(r"off +- +- +needs path", rows["roam"])
     assert "missing" in rows["python_docs"]
-    assert re.search(r"imported +in sync +400 pieces", rows["tokenizer"])
+    assert re.search(r"complete +400 pieces +-", rows["tokenizer"])
 
 
-def test_list_marks_what_is_damaged_and_what_has_another_tokenizer(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_marks_what_is_damaged_or_has_another_tokenizer(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = shutil.copytree(built / "cache", tmp_path / "cache")
     (root / "sft/chats" / META_NAME).write_text("{")
     changed = str(root / "tokenizer" / META_NAME)
     write_meta(changed, {**read_meta(changed), "sha256": "0" * 64})
-    rows = {line.split()[0]: line for line in printed(capsys, "list", "--cache-dir", str(root)).splitlines() if line}
-    assert "unreadable" in rows["chats"]
-    assert "other tokenizer" in rows["notes"]
+    assert main(["status", "--cache-dir", str(root)]) == 1
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert re.search(r"broken +- +- ", rows["chats"])
+    assert re.search(r"stale .*tokenizer has changed", rows["notes"])
     assert main(["sample", "notes", "--cache-dir", str(root)]) == 2
     assert "built with tokenizer" in capsys.readouterr().err
 
 
-def test_list_goes_by_the_settings_and_by_what_meta_json_must_hold(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_goes_by_the_settings_and_the_keys_of_meta_json(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = shutil.copytree(built / "cache", tmp_path / "cache")
     config = tmp_path / "other.toml"
     config.write_text(
@@ -229,10 +230,10 @@ def test_list_goes_by_the_settings_and_by_what_meta_json_must_hold(built: Path, 
     )
     path = str(root / "sft/chats" / META_NAME)
     write_meta(path, {key: value for key, value in read_meta(path).items() if key != "train_tokens"})
-    listed = printed(capsys, "list", "--cache-dir", str(root), "--config", str(config))
-    rows = {line.split()[0]: line for line in listed.splitlines() if line}
-    assert re.search(r"other settings +[0-9,]+ tokens", rows["notes"])
-    assert re.search(r"not in niels_cache.toml +unreadable +- +-", rows["chats"])
+    assert main(["status", "--cache-dir", str(root), "--config", str(config)]) == 1
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert re.search(r"stale +[0-9,]+ tokens +[0-9,]+ .*settings", rows["notes"])
+    assert re.search(r"broken +- +- ", rows["chats"])
 
 
 def test_show_prints_what_meta_json_says(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,8 +335,11 @@ def test_sampling_from_an_empty_split_says_so(built: Path, capsys: pytest.Captur
 
 def test_every_command_that_looks_prints_json_for_programs(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meta = read_meta(str(built / "cache/pretrain/notes" / META_NAME))
-    listed = {row["name"]: row for row in printed_json(capsys, "list")["data_sets"]}
-    assert listed["notes"]["counts"] == {key: meta[key] for key in ("train_tokens", "val_tokens", "vocab_size")}
+    assert main(["status", "--json"]) == 1
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)["data_sets"]}
+    counts = {key: meta[key] for key in ("train_tokens", "val_tokens", "vocab_size")}
+    assert listed["notes"]["counts"] == {**counts, "documents": sum(meta["documents"].values())}
+    assert listed["notes"]["source"] == "jsonl"
     assert (listed["notes"]["sha256"], listed["roam"]["state"]) == (meta["content_sha256"], "not configured")
     assert printed_json(capsys, "show", "notes")["cache"]["meta"] == meta
     assert printed_json(capsys, "show", "notes")["corpus"] is None

@@ -108,22 +108,21 @@ def test_only_force_wait_and_cache_dir_go_to_the_launcher(launcher: FakeLauncher
 
 def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:
     values = {"seed": "7", "shard_bytes": "1_024", "threads": "3", "vocab_size": "1_000", "model_type": "bpe", "character_coverage": "0.5"}
-    values |= {"sample_bytes": "12_345", "train_tokens": "10_000", "val_tokens": "0", "val_frac": "0.25"}
+    values |= {"train_tokens": "10_000", "val_tokens": "0", "val_frac": "0.25"}
+    values |= {"shuffle_buffer": "99", "sft.*.val_frac": "0.2"}
     special = {role: f"<{role}>" for role in defaults.ROLE_KEYS}
     arguments: list[str] = []
     for flag in FLAGS:
-        if flag.key == "special_tokens":
+        key = flag.key.rpartition(".")[2]
+        if key == "special_tokens":
             arguments += [flag.option, *(f"{role}={token}" for role, token in special.items())]
-        elif flag.key == "train_on":
-            arguments += [flag.option, "wikitext", "oasst1"]
         else:
-            arguments += [flag.option, values.get(flag.key, "given")]
-    registry = build(launcher, *arguments, "--shuffle-buffer", "99", "--sft-val-frac", "0.2")
+            arguments += [flag.option, values.get(flag.key, values.get(key, "given"))]
+    registry = build(launcher, *arguments)
     assert (registry.build.seed, registry.build.shard_bytes, registry.build.threads) == (7, 1024, 3)
     tokenizer = registry.tokenizer
-    assert (tokenizer.vocab_size, tokenizer.model_type, tokenizer.character_coverage, tokenizer.sample_bytes) == (1000, "bpe", 0.5, 12_345)
+    assert (tokenizer.vocab_size, tokenizer.model_type, tokenizer.character_coverage) == (1000, "bpe", 0.5)
     assert tokenizer.special_tokens == special
-    assert tokenizer.train_on == ("wikitext", "oasst1")
     assert tokenizer.model == str(Path.cwd() / "given")
     fineweb, roam, gutenberg = (registry.pretrain[name].model_dump() for name in ("fineweb_edu", "roam", "gutenberg"))
     assert {key: fineweb[key] for key in ("dataset", "config", "train_tokens", "val_tokens", "shuffle_buffer")} == {
@@ -147,9 +146,11 @@ def test_flags_that_have_a_default_say_the_real_one(capsys: pytest.CaptureFixtur
     }
     checked = [flag for flag in FLAGS if flag.default is not None]
     assert len(checked) > 8
+    tables |= {"pretrain.*": registry.pretrain["fineweb_edu"], "sft.*": registry.sft["oasst1"]}
     for flag in checked:
-        real = getattr(tables[flag.table], flag.key)
-        assert real == flag.default or (real is None and flag.key == "val_frac"), flag.option
+        table, _, key = flag.key.rpartition(".")
+        real = getattr(tables[table], key)
+        assert real == flag.default or (real is None and key == "val_frac"), flag.option
 
 
 def test_set_takes_toml_values_or_plain_text_and_wins_over_flags(launcher: FakeLauncher) -> None:
@@ -223,7 +224,7 @@ def test_set_values(text: str, value: Any) -> None:
     ("arguments", "expected"),
     [
         (["biuld-all"], ("did you mean 'build-all'?",)),
-        (["--cache-dir", "x", "list"], ("niels-cache list --cache-dir ...",)),
+        (["--cache-dir", "x", "status"], ("niels-cache status --cache-dir ...",)),
         (["-q", "status"], ("niels-cache status -q ...",)),
         (["-q"], ("niels-cache COMMAND -q ...",)),
         (["--versoin"], ("'--versoin'", "did you mean '--version'?")),
@@ -254,7 +255,7 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--vocab-size", "3_000_000_000"], ("command line: --vocab-size: [tokenizer] vocab_size = 3000000000",)),
         (["build-all", "--shard-bytes", "3"], ("command line: --shard-bytes: [build] shard_bytes = 3",)),
         (["build-all", "--sft-val-frac", "2"], ("command line: --sft-val-frac: [sft.dolly15k] val_frac = 2.0",)),
-        (["build-all", "--train-on", "wikitxt"], ("command line: --train-on: [tokenizer] train_on ", "'wikitxt'")),
+        (["build-all", "--set", 'tokenizer.train_on=["wikitxt"]'], ("command line: --set: [tokenizer] train_on ", "'wikitxt'")),
         (["build-all", "--special-tokens", "sys=<s>"], ("--special-tokens", "at least eot")),
         (["build-all", "--special-tokens", "end=<e>"], ("'end=<e>'", "ROLE=TEXT")),
         (["build-all", "--profile", "quickstart", "--fineweb-train-tokens", "5"], ("profile quickstart", "[pretrain.fineweb_edu]")),
@@ -264,9 +265,9 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--config", "bad.toml"], ("bad.toml: ", "TOML")),
         (["build-all", "--cache-dir", "bad.toml"], ("choose another --cache-dir",)),
         (["build-all", "--cache-dir", "bad.toml/below"], ("choose another --cache-dir",)),
-        (["list", "extra"], ("unexpected argument 'extra'",)),
+        (["doctor", "extra"], ("unexpected argument 'extra'",)),
         (["build-all", "notes", "books 2"], ("'notes'", "--only notes 'books 2'\n")),
-        (["list", "--cache-dir", "bad.toml"], ("bad.toml: ", "is a file", "--cache-dir")),
+        (["status", "--cache-dir", "bad.toml"], ("bad.toml: ", "is a file", "--cache-dir")),
         (["ui", "--port", "0", "--profile", "quick"], ("error: --profile: no profile 'quick'",)),
         (["show"], ("NAME",)),
         (["show", "wikitxt"], ("did you mean 'wikitext'?",)),
@@ -300,9 +301,10 @@ def test_a_mistake_is_one_line_with_the_way_out(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["list", "cache"], ("'cache'", "niels-cache list --cache-dir cache\n")),
-        (["list", "--cache-dir", "cache/pretrain/notes"], ("pretrain", " notes, ", "type --cache-dir cache\n")),
-        (["list", "--cache-dir", "cache/sft"], ("folder of sft", "type --cache-dir cache\n")),
+        (["doctor", "cache"], ("'cache'", "niels-cache doctor --cache-dir cache\n")),
+        (["status", "cache"], ("cache root", "--cache-dir cache\n")),
+        (["status", "--cache-dir", "cache/pretrain/notes"], ("pretrain", " notes, ", "type --cache-dir cache\n")),
+        (["status", "--cache-dir", "cache/sft"], ("folder of sft", "type --cache-dir cache\n")),
         (["build-all", "--cache-dir", "cache/pretrain"], ("folder of pretrain", "type --cache-dir cache\n")),
         (["verify", "--cache-dir", "cache/sft/chats"], ("SFT", " chats, ", "type --cache-dir cache\n")),
         (["verify", "--cache-dir", "cache/pretrain/notes/train"], ("split train", "notes", "type --cache-dir cache\n")),
@@ -311,7 +313,7 @@ def test_a_mistake_is_one_line_with_the_way_out(
         (["verify", "cache/pretrain/notes"], ("pretrain", " notes, ", "type notes --cache-dir cache\n")),
         (["verify", "cache"], ("cache: ", "cache root", "NAME --cache-dir cache\n")),
         (["sample", "cache/sft/chats"], ("SFT", " chats, ", "type chats --cache-dir cache\n")),
-        (["show", "./cache"], ("cache root", "type niels-cache list --cache-dir cache\n")),
+        (["show", "./cache"], ("cache root", "type niels-cache status --cache-dir cache\n")),
         (["show", "cache/pretrain/notes/train"], ("split train", "type niels-cache show cache/pretrain/notes\n")),
         (["show", "cache/pretrain/notes/meta.json"], ("file meta.json", "notes; type niels-cache show cache/pretrain/notes\n")),
         (["show", "cache/pretrain/none"], ("cache/pretrain/none: ", "no such folder", "name")),
@@ -350,8 +352,8 @@ def test_help_teaches_by_examples_that_parse(command: str, capsys: pytest.Captur
         parsed = parse_arguments(shlex.split(example.partition("  ")[0])[1:])
         assert parsed is not None
         assert parsed.command == command
-    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "ui", "completion", "diff", "catalog", "pull", "local-copy")), (
-        "a loader's state says where its caches lie, diff and local-copy are given theirs, and pull has --out"
+    assert ("--cache-dir" in "\n".join(lines)) == (command not in ("trace", "diff", "pull")), (
+        "a loader's state says where its caches lie, diff is given its own, and pull has --out"
     )
 
 
@@ -434,22 +436,8 @@ def test_what_to_do_next_names_the_same_caches_and_is_left_out_where_nothing_was
     build(launcher, "--cache-dir", "my caches")
     text = capsys.readouterr().out
     assert " verify --cache-dir 'my caches'" in text
-    assert "NIELS_CACHE_ROOT='my caches' " in text
-    assert " ui  # shows lineage" in text
+    assert " ui --cache-dir 'my caches'  # shows lineage" in text
     assert "T=256" in text
-
-
-@pytest.mark.parametrize(("home", "named"), [(".dagster", False), ("elsewhere", True)])
-def test_the_next_step_names_the_home_only_where_it_is_not_the_usual_one(
-    home: str, named: bool, launcher: FakeLauncher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / home))  # as the launcher sets it
-    launcher.results = [result("wikitext")]
-    build(launcher)
-    text = capsys.readouterr().out
-    assert " ui  # shows lineage" in text
-    assert (f"DAGSTER_HOME={tmp_path / home} " in text) == named
 
 
 def test_what_was_built_is_json_for_programs(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
@@ -494,7 +482,7 @@ def test_bars_show_what_failed_and_what_was_never_started() -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
-    command = f"{sys.executable} -m niels_cache_assets.cli list --profile default | true; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m niels_cache_assets.cli status --profile default | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", command],
         env={"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "/usr/bin:/bin"},

@@ -1,7 +1,6 @@
 """The commands about corpora. Their counts equal the prepared documents, their samples exist on disk, and a mistake gives one line."""
 
 import gzip
-import io
 import json
 import os
 import re
@@ -15,14 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands import clean
-from niels_cache_assets.cli.commands.duplicates import mark_differences, print_pair
+from niels_cache_assets.cli.commands.clean import spread
+from niels_cache_assets.cli.commands.duplicates import mark_differences
 from niels_cache_assets.cli.console import excerpt
-from niels_cache_assets.cli.reasons import spread
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.show.corpora import seeded_choice
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -35,7 +33,6 @@ LISTS = ["\n".join(f"* the item of list {page} to number {index}" for index in r
 SHORT = ["too short", "short as well, the one and only", "\x1b[31mred\x01"]
 TEXTS = [*articles(40), *LISTS, *SHORT]
 NEAR = [nearly(text) for text in articles(40)[:12]]
-NO_DEDUP, OLD_DEDUP = "no dedup yet", "dedup out of date"  # in `list`
 
 
 @pytest.fixture(autouse=True)
@@ -209,12 +206,12 @@ def test_reasons_of_reading_are_counted_but_have_no_examples(
         file.write(json.dumps({"text": None}) + "\n" + json.dumps({"text": " "}) + "\n" + json.dumps({"text": "{{template}}"}) + "\n")
     meta = prepare_corpus(load_registry(), "notes", root=Path("cache"), processes=1).meta
     expected = {"kept": 40, "list_page": 5, "too_short": 3, "empty": 1, "empty (when read)": 1, "null_text (when read)": 1}
-    shown = printed(capsys, "rejected", "notes", "-n", "0")
+    shown = printed(capsys, "clean", "--dropped", "notes", "-n", "0")
     assert counts(shown) == expected == counts(printed(capsys, "clean", "notes.jsonl"))
     assert shown.startswith("notes: 51 documents read, 40 kept")
     assert sum(expected.values()) == 51 == 40 + sum(meta["dropped"].values())
-    assert missing(printed(capsys, "rejected", "notes", "--reason", "null_text"), "null_text: 1 document", "no examples") == []
-    assert printed(capsys, "rejected", "notes", "--reason", "empty").count("--- empty") == 1
+    assert missing(printed(capsys, "clean", "--dropped", "notes", "--reason", "null_text"), "null_text: 1 document", "no examples") == []
+    assert printed(capsys, "clean", "--dropped", "notes", "--reason", "empty").count("--- empty") == 1
 
 
 def test_the_title_of_a_json_line_counts_as_one_of_a_dump(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -255,25 +252,23 @@ sys.exit(main())
     assert Path("errors").read_text() == "niels-cache: interrupted\n"
 
 
-# rejected
+# clean --dropped
 
 
-def test_rejected_shows_counts_and_examples_of_every_reason(corpora: dict[str, Meta], capsys: pytest.CaptureFixture[str]) -> None:
-    shown = printed(capsys, "rejected", "notes")
+def test_what_was_dropped_has_counts_and_examples_of_every_reason(corpora: dict[str, Meta], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, "clean", "--dropped", "notes")
     assert shown.startswith("notes: 48 documents read, 40 kept")
     assert counts(shown) == {"kept": 40, "list_page": 5, "too_short": 3}
     assert re.findall(r"^--- (\w+)", shown, flags=re.MULTILINE) == ["list_page"] * 3 + ["too_short"] * 3
-    assert "--- " not in printed(capsys, "rejected", "notes", "-n", "0")
+    assert "--- " not in printed(capsys, "clean", "--dropped", "notes", "-n", "0")
 
 
-def test_rejected_shows_one_reason(corpora: dict[str, Meta], capsys: pytest.CaptureFixture[str]) -> None:
-    shown = printed(capsys, "rejected", "notes", "--reason", "list_page", "-n", "20")
-    assert "list_page: 5 documents, 10.4% of those read" in shown
+def test_what_was_dropped_has_one_reason(corpora: dict[str, Meta], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = printed(capsys, "clean", "--dropped", "notes", "--reason", "list_page", "-n", "20")
+    assert counts(shown)["list_page"] == 5
     assert sorted(re.findall(r"list (\d) to number 0$", shown, flags=re.MULTILINE)) == ["0", "1", "2", "3", "4"]
-    assert "too_short" not in shown
-    nothing = printed(capsys, "rejected", "notes", "--reason", "redirect")
-    assert "redirect: 0 documents" in nothing
-    assert "--- " not in nothing
+    assert "--- too_short" not in shown
+    assert "--- " not in printed(capsys, "clean", "--dropped", "notes", "--reason", "redirect")
 
 
 def test_examples_are_spread_over_what_was_kept_of_them() -> None:
@@ -331,7 +326,7 @@ def test_what_cleaning_and_duplicates_show_is_json_for_programs(duplicates: Meta
     assert json.loads(printed(capsys, "duplicates", "--json"))["datasets"]["copies"] == found["counts"]
     corpus = json.loads(printed(capsys, "show", "copies", "--json"))["corpus"]
     assert corpus["duplicates"] == found["counts"]
-    rejected = json.loads(printed(capsys, "rejected", "notes", "--json", "-n", "1"))
+    rejected = json.loads(printed(capsys, "clean", "--dropped", "notes", "--json", "-n", "1"))
     assert rejected["read"] == rejected["kept"] + sum(rejected["dropped"].values())
     assert {row["reason"] for row in rejected["examples"]} == set(rejected["dropped"])
     sampled = json.loads(printed(capsys, "sample", "copies", "--stage", "corpus", "-n", "2", "--json"))["samples"]
@@ -375,33 +370,23 @@ def test_duplicates_of_a_corpus_that_was_made_again_are_not_shown(
         assert missing(capsys.readouterr().err, "notes: ", "duplicates", "changed") == []
 
 
-# list and show
+# status and show
 
 
-def test_list_says_what_is_left_of_each_corpus(registry: Registry, prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def states() -> dict[str, str]:
-        shown = printed(capsys, "list")
-        rows = re.findall(r"^(\w+) +pretrain +\w+ +missing +(.+?)  +-  +-$", shown, flags=re.MULTILINE)
-        return {name: state.strip() for name, state in rows}
+def test_status_counts_what_is_left_of_each_corpus(registry: Registry, prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def left() -> dict[str, str]:
+        main(["status"])
+        rows = re.findall(r"^corpus/(\w+) +corpus +(\w+) +(.+?)  +-", capsys.readouterr().out, flags=re.MULTILINE)
+        return {name: f"{count}, {state}" for name, state, count in rows if name != "duplicates"}
 
-    assert states() == {"python_docs": "-", "notes": "not built", "copies": "not built"}
+    assert left() == {"notes": "-, missing", "copies": "-, missing"}
     shutil.copytree(prepared / "corpora", "cache")
-    assert states() == {"python_docs": "-", "notes": f"40 of 48, {NO_DEDUP}", "copies": f"43 of 43, {NO_DEDUP}"}
-    shutil.copytree(prepared / "deduplicated", "cache", dirs_exist_ok=True)
-    counts = read_meta("cache/duplicates/meta.json")["datasets"]["copies"]
-    gone = counts["exact"] + counts["near"]
-    assert states() == {"python_docs": "-", "notes": "40 of 48", "copies": f"{43 - gone} of 43"}
+    assert left() == {"notes": "40 documents, complete", "copies": "43 documents, complete"}
     config = Path("niels_cache.toml")
-    config.write_text(config.read_text().replace("threshold = 0.7", "threshold = 0.75"))
-    assert states() == {"python_docs": "-", "notes": f"40 of 48, {OLD_DEDUP}", "copies": f"43 of 43, {OLD_DEDUP}"}
     config.write_text(config.read_text().replace("[cleaning]\n", "[cleaning]\nmin_words = 51\n"))
-    assert states() == {"python_docs": "-", "notes": "other settings", "copies": "other settings"}
+    assert left()["notes"] == "40 documents, stale"
     Path("cache/corpus/notes/meta.json").write_text("{")
-    assert states()["notes"] == "damaged"
-
-
-def test_list_has_no_such_column_where_nothing_is_prepared(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "corpus" not in printed(capsys, "list", "--profile", "quickstart")
+    assert left()["notes"] == "-, broken"
 
 
 def test_show_has_the_stages_of_a_corpus_before_there_is_a_cache(duplicates: Meta, capsys: pytest.CaptureFixture[str]) -> None:
@@ -434,13 +419,13 @@ def test_show_has_the_stages_of_a_corpus_before_there_is_a_cache(duplicates: Met
         (["clean", "notes.jsonl", "--limit", "0"], ("--limit", "at least 1")),
         (["clean", "notes.jsonl", "-n", "-1"], ("-n", "at least 0")),
         (["claen", "notes.jsonl"], ("did you mean 'clean'?",)),
-        (["rejected"], ("NAME",)),
-        (["rejected", "notse"], ("did you mean 'notes'?",)),
-        (["rejected", "python_docs"], ("has no corpus", 'prepare = ["clean", "dedup"]')),
-        (["rejected", "python_help"], ("python_help: ", "SFT")),
-        (["rejected", "notes", "-n", "-1"], ("-n", "at least 0")),
-        (["rejected", "copies"], ("no corpus yet", "niels-cache build-all --only copies")),
-        (["rejected", "notes", "--reason", "to_short"], ("did you mean 'too_short'?",)),
+        (["clean", "--dropped"], ("--dropped",)),
+        (["clean", "--dropped", "notse"], ("did you mean 'notes'?",)),
+        (["clean", "--dropped", "python_docs"], ("has no corpus", 'prepare = ["clean", "dedup"]')),
+        (["clean", "--dropped", "python_help"], ("python_help: ", "SFT")),
+        (["clean", "--dropped", "notes", "-n", "-1"], ("-n", "at least 0")),
+        (["clean", "--dropped", "copies"], ("no corpus yet", "niels-cache build-all --only copies")),
+        (["clean", "--dropped", "notes", "--reason", "to_short"], ("did you mean 'too_short'?",)),
         (["sample", "notes", "--stage", "corpse"], ("did you mean 'corpus'?",)),
         (["sample", "notes", "--stage", "corpus", "--split", "val"], ("--split", "corpus")),
         (["sample", "copies", "--stage", "corpus"], ("no corpus yet",)),
@@ -450,7 +435,6 @@ def test_show_has_the_stages_of_a_corpus_before_there_is_a_cache(duplicates: Met
         (["duplicates", "copies"], ("no corpus yet",)),
         (["duplicates", "notes", "--kind", "nera"], ("did you mean 'near'?",)),
         (["duplicates", "notes", "-n", "0"], ("-n", "at least 1")),
-        (["duplicates", "notes", "--characters", "20_000"], ("--characters", "1 to 10,000")),
         (["duplicates", "notes", "--seed", "-1"], ("--seed", "from 0 to")),
         (["show", "copies"], ("not built yet",)),
     ],
@@ -505,16 +489,6 @@ def test_the_end_of_an_excerpt_is_no_difference() -> None:
     assert right.plain.endswith(" …")
     assert left.plain.count("[[") == 0
     assert re.findall(r"\[\[(.*?)\]\]", right.plain) == ["Begins otherwise:"]
-
-
-@pytest.mark.parametrize(("width", "side_by_side"), [(160, True), (90, True), (89, False), (30, False)])
-def test_texts_are_side_by_side_where_there_is_room(width: int, side_by_side: bool) -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=width, markup=False)
-    print_pair(console, ("dropped: one [1]", "kept: two"), ("the first text of both " * 9, "the other text of both " * 9), characters=600)
-    lines = out.getvalue().splitlines()
-    assert any("dropped: one [1]" in line and "kept: two" in line for line in lines) == side_by_side
-    assert max(map(len, lines)) <= width
 
 
 def test_an_excerpt_is_cut_and_harmless() -> None:

@@ -9,6 +9,7 @@ import pytest
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cli.commands import doctor
 from niels_cache_assets.sources.errors import SourceUnavailable
+from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
 
@@ -36,7 +37,7 @@ def test_a_good_environment_has_no_problem_and_stays_as_it_is(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DAGSTER_HOME", str(empty_folder / "home"))
-    monkeypatch.setattr(doctor, "_versions", lambda: doctor.Finding(what="packages", state="ok", found="as required"))
+    monkeypatch.setattr(doctor, "_versions", lambda: doctor.Finding("packages", "ok", "as required"))
     found = examined(capsys, "--profile", "quickstart", code=exit_codes.DONE)
     assert {what: finding["state"] for what, finding in found.items() if what != "disk"} == dict.fromkeys(
         ("system", "packages", "configuration", "cache directory", "DAGSTER_HOME", "hub"), "ok"
@@ -106,17 +107,19 @@ def test_every_data_set_of_the_hub_is_asked_for_until_the_hub_is_away(
 ) -> None:
     asked: list[str] = []
 
-    def ask(dataset: str, revision: str | None) -> None:
+    def ask(source: HubData, siblings: object) -> str:
+        dataset = source.dataset
         asked.append(dataset)
         if "fineweb" in dataset:
             raise NielsCacheError(f"{dataset}: this data set is gated; accept its terms")
         if "dolly" in dataset:
             raise SourceUnavailable(f"{dataset}: the hub cannot be reached now (timeout); try again")
+        return "1"
 
-    monkeypatch.setattr(doctor, "_ask_hub", ask)
+    monkeypatch.setattr(HubData, "revision", ask)
     assert main(["doctor", "--json", "--profile", "default"]) == exit_codes.FAILED
     findings = [finding for finding in json.loads(capsys.readouterr().out)["findings"] if finding["what"] == "hub"]
-    assert [finding["state"] for finding in findings] == ["problem", "ok", "problem"]
+    assert [finding["state"] for finding in findings] == ["problem", "problem"]
     assert findings[0]["mend"] == "accept its terms"
-    assert "HF_ENDPOINT" in findings[2]["mend"]
+    assert "HF_ENDPOINT" in findings[1]["mend"]
     assert len(asked) == 3, "what would come after a hub that is away is not waited for"

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -60,8 +59,8 @@ def test_every_flag_is_a_table_with_paths_as_seen_from_the_file(project: Path) -
     (project / "notes").mkdir()
     (project / "notes/a.md").write_text("a note")
     (project / "configs").mkdir()
-    wishes = ["--files", "my books", "rows.jsonl", "--notes", "notes", "--hub", "allenai/c4:en", "--chats", "chats.jsonl"]
-    more = ["--only-mine", "--roam", "notes", "--cache-dir", "kept", "--vocab-size", "5_000", "--out", "configs/mine.toml"]
+    wishes = ["my books", "rows.jsonl", "notes", "chats.jsonl", "--hub", "allenai/c4:en"]
+    more = ["--cache-dir", "kept", "--vocab-size", "5_000", "--out", "configs/mine.toml"]
     assert main(["init", *wishes, *more]) == exit_codes.DONE  # the hub is away here, which is no reason to refuse
     text = (project / "configs/mine.toml").read_text()
     tables = tomllib.loads(text)
@@ -70,7 +69,7 @@ def test_every_flag_is_a_table_with_paths_as_seen_from_the_file(project: Path) -
     assert tables["build"]["cache_dir"] == "../kept"
     registry = load_registry(config="configs/mine.toml")
     enabled = {name for family in (registry.pretrain, registry.sft) for name, source in family.items() if source.enabled}
-    assert enabled == {"my_text", "my_jsonl", "my_notes", "roam", "c4", "chats"}
+    assert enabled == {"my_text", "my_jsonl", "my_notes", "c4", "chats"}
     assert registry.tokenizer.vocab_size == 5_000
     (project / "configs/all.toml").write_text(uncommented(text))
     assert load_registry(config="configs/all.toml").pretrain["my_text"].prepare, "what is offered in comments is valid"
@@ -89,7 +88,7 @@ def test_what_is_put_into_a_folder_later_is_read_and_of_named_files_nothing_else
     (folder / "b.txt.gz").write_bytes(gzip.compress(b"b"))
     (folder / "r.jsonl").write_bytes(b'{"text": "c"}')
     (folder / "w.xml-p1p20.bz2").write_bytes(bz2.compress(DUMP))
-    assert main(["init", "--files", "few [1]", "my books/vol.0.txt"]) == exit_codes.DONE
+    assert main(["init", "few [1]", "my books/vol.0.txt"]) == exit_codes.DONE
     assert files_of("my_text") == ["few [1]/a.txt", "few [1]/b.txt.gz", "my books/vol.0.txt"]
     (folder / "below").mkdir()
     for name in ("c.txt", "below/d.txt", "below/s.jsonl", "w.xml-p21p30.bz2", "e.png"):
@@ -102,7 +101,7 @@ def test_what_is_put_into_a_folder_later_is_read_and_of_named_files_nothing_else
 
 def test_a_link_that_leads_back_into_its_folder_makes_no_file_be_read_twice(project: Path) -> None:
     (project / "my books" / "again").symlink_to(".")
-    assert main(["init", "--files", "my books"]) == exit_codes.DONE
+    assert main(["init", "my books"]) == exit_codes.DONE
     assert files_of("my_text") == [f"vol.{number}.txt" for number in range(5)]
 
 
@@ -133,37 +132,30 @@ def test_a_file_without_rows_is_of_the_kind_of_the_others(project: Path) -> None
 
 
 def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for stream in ("stdin", "stdout"):
-        monkeypatch.setattr(f"sys.{stream}.isatty", lambda: True)  # where it would ask
     assert main(["init", "--json", "rows.jsonl"]) == exit_codes.DONE
     assert json.loads(capsys.readouterr().out)["file"] == "niels_cache.toml"
-    assert (
-        main(["init", "--json", "--out", "my.toml", "--files", "rows.jsonl", "--only-mine", "--profile", "quickstart"]) == exit_codes.DONE
-    )
+    assert main(["init", "--json", "--out", "my.toml", "rows.jsonl", "--profile", "quickstart"]) == exit_codes.DONE
     written = json.loads(capsys.readouterr().out)
-    assert written == {"file": "my.toml", "profile": "quickstart", "data_sets": ["my_text"], "cache_dir": str(project / "cache/quickstart")}
+    names = ["python_docs", "my_text", "python_help"]
+    assert written == {"file": "my.toml", "profile": "quickstart", "data_sets": names, "cache_dir": str(project / "cache/quickstart")}
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--files", "none.txt"], ("none.txt: ", "no such file")),
-        (["--files", "picture.png"], ("picture.png: ", "its name")),
-        (["--notes", "none"], ("none: ", "correct --notes")),
-        (["--notes", "rows.jsonl"], ("rows.jsonl: ", "--notes", "a folder")),
-        (["--chats", "my books"], ("vol.0.txt: ", "no conversations", "Parquet")),
-        (["--chats", "rows.jsonl"], ("rows.jsonl: ", "no conversations", "(fields: text (")),
-        (["--chats", "none.jsonl"], ("none.jsonl: ", "correct --chats")),
+        (["none.txt"], ("none.txt: ", "no such file")),
+        (["picture.png"], ("picture.png: ", "its name")),
+        (["--tokenizer", "none.model", "rows.jsonl"], ("none.model: ", "correct --tokenizer")),
         ([], ("no data set", "--from NAME", "--hub OWNER/NAME")),
         (["--from", "wikitxt"], ("'wikitxt'", "did you mean 'wikitext'?")),
-        (["--from", "roam"], ("niels-cache init --roam PATH",)),
-        (["--files", "chats.jsonl"], ("chats.jsonl: ", "text (fields: messages (")),
+        (["--from", "roam"], ("niels-cache init PATH",)),
+        (["--text-field", "body", "chats.jsonl"], ("chats.jsonl: ", "body", "messages")),
         (["bots.jsonl"], ("bots.jsonl: ", "(human)", "assistant (gpt)")),
         (["array.json"], ("array.json: ", "jq -c '.[]' array.json > array.jsonl")),
         (["feed.xml"], ("feed.xml: ", "MediaWiki")),
         (["numbers.jsonl"], ("numbers.jsonl: ", "text (fields: a (1))")),
         (["empty.jsonl"], ("empty.jsonl: ", "no row")),
-        (["--roam", "hollow"], ("[pretrain.roam] path = ",)),
+        (["hollow"], ("hollow: ", "no file")),
         (["lost.txt"], ("lost.txt: ", "leads to no")),
         (["lost.json"], ("lost.json: ", "leads to no")),
         (["*.txt"], ("*.txt: ", "leads to no")),
@@ -208,46 +200,9 @@ def test_a_file_that_is_there_is_kept_unless_forced(project: Path, capsys: pytes
     assert main(["init", "--from", "wikitext"]) == exit_codes.WRONG_USE
     said = capsys.readouterr().err
     assert "--force" in said
-    assert "niels-cache catalog wikitext >> niels_cache.toml" in said
+    assert "niels-cache init --list wikitext >> niels_cache.toml" in said
     assert (project / "niels_cache.toml").read_text() == "# mine\n"
     assert main(["init", "--force", "rows.jsonl"]) == exit_codes.DONE
-
-
-def test_at_a_terminal_it_asks_until_answers_make_sense(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    answers: Iterator[str] = iter(["none.txt", "'my books' chats.jsonl", "?", "wikitxt", "python_docs", "", ""])
-    monkeypatch.setattr("builtins.input", lambda question: next(answers))
-    assert main(["init"]) == exit_codes.DONE
-    assert next(answers, None) is None, "all were asked for"
-    registry = load_registry(config="niels_cache.toml")
-    assert registry.profile is None
-    assert {*registry.pretrain, *registry.sft} == {"my_text", "chats", "python_docs"}
-    assert "wikitext     good and featured" in capsys.readouterr().out, "the catalog was shown"
-
-
-def test_answers_that_end_early_leave_no_file_and_a_quotation_mark_is_asked_for(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    answers: Iterator[str] = iter(["'my books"])
-
-    def ask(question: str) -> str:
-        if (answer := next(answers, None)) is None:
-            raise EOFError
-        return answer
-
-    monkeypatch.setattr("builtins.input", ask)
-    assert main(["init"]) == exit_codes.WRONG_USE
-    said = capsys.readouterr()
-    assert "No closing quotation" in said.out
-    assert said.out.endswith("\n\n"), "the message begins on a line of its own"
-    assert "input ended" in said.err
-    assert "Traceback" not in said.err
-    assert not Path("niels_cache.toml").exists()
 
 
 def rows(*values: object) -> bytes:

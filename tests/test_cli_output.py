@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import runpy
-import shutil
 import ssl
 import subprocess
 import sys
@@ -14,15 +13,14 @@ from typing import get_args
 import pytest
 from rich.console import Console
 
+from niels_cache_assets.artifacts.index import Part
 from niels_cache_assets.cli import exit_codes, main
-from niels_cache_assets.cli.commands.completion import PROFILES as COMPLETED_PROFILES
-from niels_cache_assets.cli.commands.completion import SHELLS
+from niels_cache_assets.cli.completion import PROFILES as COMPLETED_PROFILES
 from niels_cache_assets.cli.console import diagnostics, new_table, output, speaking
 from niels_cache_assets.cli.parser import build_parsers, load
 from niels_cache_assets.cli.progress import build_listener
 from niels_cache_assets.config.shipped import PROFILES
 from niels_cache_assets.exchange.megatron import Link
-from niels_cache_assets.indices.prebuild import Part
 from niels_cache_runtime.format.layout import SPLITS
 from tests import programs
 from tests.messages import missing
@@ -57,7 +55,7 @@ def completed(folder: Path, line: str) -> list[str]:
 
 def test_output_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
-        code = "import sys; from niels_cache_assets.cli import main; sys.exit(main(['list', '--profile', 'quickstart']))"
+        code = "import sys; from niels_cache_assets.cli import main; sys.exit(main(['doctor', '--offline', '--profile', 'quickstart']))"
         command = [sys.executable, "-c", code]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment, check=False)
@@ -68,11 +66,11 @@ def test_output_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
 
 def test_a_log_on_a_full_disk_takes_nothing_from_the_output(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
-        code = "import sys; from niels_cache_assets.cli import main; sys.exit(main(['list', '--verbose']))"
+        code = "import sys; from niels_cache_assets.cli import main; sys.exit(main(['status', '--verbose', '--all']))"
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         command = [sys.executable, "-c", code]
         ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, cwd=tmp_path, env=environment, check=False)
-    assert ended.returncode == exit_codes.DONE
+    assert ended.returncode == exit_codes.FAILED  # nothing is built
     assert "tokenizer" in ended.stdout
 
 
@@ -97,7 +95,7 @@ def test_a_log_on_a_full_disk_ends_no_build() -> None:
         ("niels-cache build-all --only tokenizer my", ["my_notes"]),
         ("niels-cache sample --profile quickstart python", ["python_docs", "python_help"]),
         ("niels-cache sample my_notes --split ", ["train", "val"]),
-        ("niels-cache catalog wikit", ["wikitext"]),
+        ("niels-cache init --list wikit", ["wikitext"]),
         ("niels-cache init --from dolly", ["dolly15k"]),
         ("niels-cache export nano", ["nanogpt"]),
     ],
@@ -122,20 +120,6 @@ def test_what_is_offered_without_loading_anything_is_what_is_taken() -> None:
     assert sample["split"] == SPLITS
     assert prebuild["part"] == get_args(Part)
     assert COMPLETED_PROFILES == PROFILES
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_what_a_shell_reads_is_valid_and_names_the_program(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", shell]) == exit_codes.DONE
-    text = capsys.readouterr().out
-    assert "niels-cache" in text
-    if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=text, text=True, check=True, timeout=60)
-
-
-def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "bahs"]) == exit_codes.WRONG_USE
-    assert "did you mean 'bash'?" in capsys.readouterr().err
 
 
 class Terminal(io.StringIO):
@@ -189,7 +173,7 @@ def test_quiet_says_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_verbose_says_what_is_used_and_where_an_error_arose(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--profile", "quickstart", "--verbose"]) == exit_codes.DONE
+    assert main(["status", "--all", "--profile", "quickstart", "--verbose"]) == exit_codes.FAILED
     output, errors = capsys.readouterr()
     assert "python_docs" in output
     assert missing(errors.splitlines()[0], "settings: ", "profile quickstart", str(Path("cache/quickstart"))) == []
@@ -201,13 +185,13 @@ def test_verbose_says_what_is_used_and_where_an_error_arose(capsys: pytest.Captu
 
 
 def test_quiet_and_verbose_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "-q", "-v"]) == exit_codes.WRONG_USE
+    assert main(["status", "-q", "-v"]) == exit_codes.WRONG_USE
     assert "not allowed with" in capsys.readouterr().err
 
 
 def test_a_bug_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("niels_cache_assets.cli.commands.list.run", lambda arguments: 1 // 0)
-    assert main(["list"]) == exit_codes.BUG
+    monkeypatch.setattr("niels_cache_assets.cli.commands.status.run", lambda arguments: 1 // 0)
+    assert main(["status"]) == exit_codes.BUG
     errors = capsys.readouterr().err
     assert "ZeroDivisionError" in errors
     assert "bug in niels-cache" in errors.splitlines()[-1]
@@ -217,11 +201,11 @@ def test_a_file_that_cannot_be_read_is_no_bug(monkeypatch: pytest.MonkeyPatch, c
     def refuse(arguments: object) -> int:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "books/meta.json")
 
-    monkeypatch.setattr("niels_cache_assets.cli.commands.list.run", refuse)
-    assert main(["list"]) == exit_codes.FAILED
+    monkeypatch.setattr("niels_cache_assets.cli.commands.status.run", refuse)
+    assert main(["status"]) == exit_codes.FAILED
     [line] = capsys.readouterr().err.splitlines()
     assert missing(line, "books/meta.json", "Permission denied") == []
-    assert main(["list", "--verbose"]) == exit_codes.FAILED
+    assert main(["status", "--verbose"]) == exit_codes.FAILED
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -231,14 +215,14 @@ def test_an_error_of_the_network_without_a_file_is_a_bug(monkeypatch: pytest.Mon
     def fail(arguments: object) -> int:
         raise ssl.SSLError(errno.EPERM, "a certificate")
 
-    monkeypatch.setattr("niels_cache_assets.cli.commands.list.run", fail)
-    assert main(["list"]) == exit_codes.BUG
+    monkeypatch.setattr("niels_cache_assets.cli.commands.status.run", fail)
+    assert main(["status"]) == exit_codes.BUG
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_system_without_posix_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("niels_cache_assets.cli._system", lambda: "nt")
-    assert main(["list"]) == exit_codes.WRONG_USE
+    assert main(["status"]) == exit_codes.WRONG_USE
     assert "WSL 2" in capsys.readouterr().err
 
 

@@ -39,7 +39,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, Writer
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.verify import notes, verify_cache
-from tests.corpora import articles, draw_no_plots, nearly, write_jsonl
+from tests.corpora import articles, nearly, write_jsonl
 from tests.messages import missing
 from tests.parts_project import NAME, PartsProject, build, stream_of
 from tests.test_corpus_resume import contents, stop_after
@@ -52,7 +52,6 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "_CHUNK_ITEMS", 5)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 3_000)
     monkeypatch.setattr(store, "TEXT_BYTES_PER_FILE", 9_000)
-    draw_no_plots(monkeypatch)
 
 
 def write_texts(folder: Path, files: Mapping[int, Sequence[str]] | None = None) -> None:

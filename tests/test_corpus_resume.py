@@ -15,7 +15,7 @@ from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, CorpusCounts, PreparedChunk
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.order import Input
-from niels_cache_assets.dedup import buckets
+from niels_cache_assets.dedup import ranges
 from niels_cache_assets.disk.journal import JOURNAL_NAME, Journal, partial_directory, read_journal
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.types import StreamContext
@@ -304,14 +304,14 @@ def corpora(tmp_path: Path) -> Registry:
 
 
 def stop_at_band(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    number_band = buckets._number_band
+    link_range = ranges.link_range
 
-    def stopping(scratch: Path, band: int, *, first: int) -> int:
+    def stopping(hashes: Path, links: Path, band: int, each: int, *, documents: int) -> None:
         if band == number:
             raise KeyboardInterrupt
-        return number_band(scratch, band, first=first)
+        link_range(hashes, links, band, each, documents=documents)
 
-    monkeypatch.setattr(buckets, "_number_band", stopping)
+    monkeypatch.setattr(ranges, "link_range", stopping)
 
 
 @pytest.fixture
@@ -407,15 +407,15 @@ def test_nothing_is_recorded_of_a_corpus_that_was_replaced_while_it_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpora: Registry
 ) -> None:
     """The fingerprint belongs to the first corpus. If that corpus came back, its search would continue with data of another corpus."""
-    number_band = buckets._number_band
+    link_range = ranges.link_range
 
-    def and_replace(scratch: Path, band: int, *, first: int) -> int:
+    def and_replace(hashes: Path, links: Path, band: int, each: int, *, documents: int) -> None:
         if band == 2:
             write_jsonl(tmp_path / "notes.jsonl", articles(50, seed=5))
             prepare_corpus(corpora, "notes", root=tmp_path, processes=1)
-        return number_band(scratch, band, first=first)
+        link_range(hashes, links, band, each, documents=documents)
 
-    monkeypatch.setattr(buckets, "_number_band", and_replace)
+    monkeypatch.setattr(ranges, "link_range", and_replace)
     with pytest.raises(NielsCacheError, match="corpus/notes: was replaced"):
         find_duplicates(corpora, root=tmp_path)
     recorded = read_journal(partial_directory(duplicates_dir(tmp_path)))

@@ -21,7 +21,6 @@ from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.verify import verify_cache
-from tests.corpora import draw_no_plots
 from tests.launches import Recorder, states
 from tests.messages import missing
 from tests.parts_project import NAME, PartsProject, stream_of
@@ -38,7 +37,6 @@ STEPS = [f"plan/{NAME}", *PARTS, f"corpus/{NAME}", "hashes", "range/range-00000"
 @pytest.fixture
 def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> PartsProject:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
-    draw_no_plots(monkeypatch)
     project = PartsProject(tmp_path, tiny_model)
     project.write([30, 12, 30, 14])
     return project

@@ -6,18 +6,18 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.documents import Message
 from niels_cache_assets.show.plots import measures as measuring
-from niels_cache_assets.show.plots.caches import cache_plots
+from niels_cache_assets.show.plots.drawing import Panel, Picture, Series, as_png, as_svg
 from niels_cache_assets.show.plots.measures import CONTEXT, LENGTH_EDGES, measure_cache
-from niels_cache_assets.show.plots.tokenizers import tokenizer_plots
+from niels_cache_assets.show.plots.pictures import cache_pictures, tokenizer_pictures
 from niels_cache_assets.show.samples import pick_samples
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import Family
@@ -111,7 +111,7 @@ def test_of_a_large_cache_blocks_all_over_it_are_counted(notes: Path, monkeypatc
     found = measure_cache(notes, "pretrain", meta, max_tokens=500)
     assert 0 < found.counted < found.tokens
     assert found.items == 60, "lengths are cheap, so they are of every document"
-    assert all(cache_plots(found, "pretrain", dropped={}).values())
+    assert "of the tokens" in cache_pictures(found, "pretrain", dropped={})[1].panels[0].title
 
 
 def test_turns_targets_and_what_a_row_cuts_are_counted(chats: Path, tokenizer: SentencePieceTokenizer) -> None:
@@ -138,31 +138,56 @@ def test_every_plot_is_a_small_picture(notes: Path, chats: Path) -> None:
     drawn = {}
     given: list[tuple[Family, Path, dict[str, int]]] = [("pretrain", notes, {f"reason {n}": n for n in range(1, 30)}), ("sft", chats, {})]
     for family, folder, dropped in given:
-        drawn[family] = cache_plots(measure_cache(folder, family, read_meta(str(folder / "meta.json"))), family, dropped=dropped)
-    assert list(drawn["pretrain"]) == ["lengths", "token frequency", "dropped"]
-    assert list(drawn["sft"]) == ["lengths", "conversations", "token frequency", "dropped"]
-    for png in [*drawn["pretrain"].values(), *drawn["sft"].values()]:
+        drawn[family] = cache_pictures(measure_cache(folder, family, read_meta(str(folder / "meta.json"))), family, dropped=dropped)
+    assert [picture.title for picture in drawn["pretrain"]] == ["lengths", "token frequency", "dropped"]
+    assert [picture.title for picture in drawn["sft"]] == ["lengths", "conversations", "token frequency", "dropped"]
+    for picture in [*drawn["pretrain"], *drawn["sft"]]:
+        png = as_png(picture)
         assert png.startswith(b"\x89PNG")
         assert len(png) < MAX_PNG_BYTES
         width, height = struct.unpack(">II", png[16:24])
         assert width > 300
-        assert height > 100
+        assert 50 < height < 1000
+        assert len(as_svg(picture)) < MAX_PNG_BYTES
+        assert as_png(picture) == png, "the same picture, the same bytes"
+
+
+def test_svg_and_png_draw_every_kind_and_nothing_with_the_same_marks_inside_the_picture() -> None:
+    hostile = '"><script>&'
+    kinds = (
+        ("columns", [3, 0, 40]),
+        ("bars", [3, 0, 40]),
+        ("curves", [(0.0, 1.0), (2.0, 3.0)]),
+        ("bars", []),
+        ("columns", []),
+        ("curves", []),
+    )
+    for kind, values in kinds:
+        names = [hostile * 9] * len(values) if kind != "curves" else []
+        panel = Panel(kind=kind, title=hostile, series=[Series(values)], names=names, limits=[(1, hostile)], nothing=hostile)  # type: ignore[arg-type]
+        picture = Picture(title="a", alternative=hostile, panels=[panel, panel])
+        svg = as_svg(picture, hostile)
+        tree = ElementTree.fromstring(svg)
+        _, _, width, height = map(float, tree.attrib["viewBox"].split())
+        assert tree.attrib["aria-label"].count(hostile) == 2
+        boxes = [element.attrib for element in tree if element.tag == "rect"]
+        assert len(boxes) == (4 if len(values) == 3 else 0)
+        for box in boxes:
+            assert 0 <= float(box["x"]) < float(box["x"]) + float(box["width"]) <= width
+            assert 0 <= float(box["y"]) < float(box["y"]) + float(box["height"]) <= height
+        assert as_png(picture).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("turns", "last"), [({2: 5, 20: 1}, "20+"), ({2: 5, 12: 1}, "12")])
-def test_the_bar_of_long_conversations_says_that_it_holds_all_longer_ones(
-    turns: dict[int, int], last: str, chats: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[Figure] = []
-    monkeypatch.setattr("niels_cache_assets.show.plots.caches.as_png", lambda figure: drawn.append(figure) or b"")
+def test_the_bar_of_long_conversations_says_that_it_holds_all_longer_ones(turns: dict[int, int], last: str, chats: Path) -> None:
     found = measure_cache(chats, "sft", read_meta(str(chats / "meta.json")))
     assert found.conversations is not None
-    cache_plots(replace(found, conversations=replace(found.conversations, turns=Counter(turns))), "sft", dropped={})
-    (axes,) = (axes for figure in drawn for axes in figure.axes if axes.get_xlabel() == "turns")
-    least, most = axes.get_xlim()
-    labels = [tick.get_text() for tick in axes.get_xticklabels() if least <= tick.get_position()[0] <= most]
-    assert len(labels) > 3
+    found = replace(found, conversations=replace(found.conversations, turns=Counter(turns)))
+    (panel, _) = cache_pictures(found, "sft", dropped={})[1].panels
+    labels = [text for _, text in panel.ticks]
+    assert len(labels) > 2
     assert labels[-1] == last
+    assert panel.names[-1] == f"{last} turns"
 
 
 def test_samples_are_the_first_a_random_one_the_longest_and_the_shortest(notes: Path, chats: Path) -> None:
@@ -208,8 +233,10 @@ def test_a_trained_tokenizer_shows_how_it_fits_its_sources_as_compare_and_the_ca
 
 def test_the_picture_of_the_ratios_of_many_sources_is_no_higher_than_a_screen() -> None:
     sources = {f"set_{number}": 3 + number / 100 for number in range(500)}
-    drawn = tokenizer_plots(piece_bytes=[b"a"], characters_per_token=sources)["characters per token"]
-    few = tokenizer_plots(piece_bytes=[b"a"], characters_per_token=dict(list(sources.items())[:20]))["characters per token"]
+    drawn, few = (
+        as_png(tokenizer_pictures(piece_bytes=[b"a"], characters_per_token=given)[1])
+        for given in (sources, dict(list(sources.items())[:20]))
+    )
     heights = [struct.unpack(">II", png[16:24])[1] for png in (drawn, few)]
     assert heights[0] == heights[1] <= 1_500
     assert len(drawn) < MAX_PNG_BYTES

@@ -42,7 +42,7 @@ ASSETS = {
     ),
     "reports/mixture": (
         "reports",
-        {"report", "matplotlib"},
+        {"report"},
         "1",
         None,
         ["pretrain/meta_json"],

@@ -17,7 +17,6 @@ from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.turns import stream_limit
 from niels_cache_runtime.format.commit import writer_lock
-from tests.corpora import draw_no_plots
 from tests.dagster_tools import Project
 from tests.messages import missing
 from tests.test_dagster_launcher import Recorder, states
@@ -39,7 +38,6 @@ threads = 1
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(turns, "_POLL_SECONDS", 0.05)
-    draw_no_plots(monkeypatch)
     return tmp_path / "home"
 
 

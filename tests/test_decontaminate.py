@@ -14,7 +14,6 @@ from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.config.defaults import SPECIAL_TOKENS
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.dedup.canonical import canonical_text
 from niels_cache_assets.dedup.text_set import Match, TextSet
 from niels_cache_assets.documents import Document
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -22,6 +21,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.depth import sized
+from tests.plain_signatures import canonical_text
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 

@@ -1,7 +1,5 @@
 """Bands and the greedy pass. The dropped documents are those of an index that is searched and filled document by document."""
 
-import errno
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_assets.dedup import bands, buckets, greedy
+from niels_cache_assets.dedup import greedy, ranges
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, choose_bands, s_curve
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
 from niels_cache_assets.dedup.hashing import NO_SHINGLE
@@ -19,6 +17,7 @@ from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_ja
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dedup_steps import recorded_steps
 from tests.depth import sized
+from tests.plain_signatures import plain_band_hashes
 
 Triple = tuple[int, int, bool]
 
@@ -103,7 +102,7 @@ def test_the_pass_over_sorted_bands_is_insertion_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, list[int]]], block: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "_AT_ONCE", 7)
+        patch.setattr(ranges, "_AT_ONCE", 7)
         _compare_with_insertion(tmp_path_factory, rows, block)
 
 
@@ -218,17 +217,6 @@ def test_a_bucket_is_compared_with_its_first_members_only(tmp_path: Path) -> Non
     assert max(earlier for earlier, _ in compared) == MEMBERS_COMPARED - 1
 
 
-def test_a_full_disk_is_an_error_before_the_members_of_the_buckets_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, offset: int, length: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    signatures = made_up([(index, [5, 5, index, index]) for index in range(9)])
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left") as caught:
-        keep_first([signatures], bands=2, rows=2, scratch=tmp_path, verify=Verify(similarity=lambda _: lambda *_: 0.0, threshold=0.5))
-    assert Path(caught.value.filename).parent == tmp_path
-
-
 @pytest.mark.parametrize(
     "verify", [None, Verify(similarity=lambda _: lambda earlier, later: 1.0, threshold=0.8)], ids=["bands", "verified"]
 )
@@ -276,14 +264,13 @@ def test_pairs_share_a_band_as_often_as_the_curve_says() -> None:
         assert abs(estimated_jaccard(one.numpy().astype(np.uint32), other.numpy().astype(np.uint32)).mean() - similarity) < 0.003
 
 
-def test_plain_python_gives_the_same_band_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_python_gives_the_same_band_hashes() -> None:
     slots = torch.randint(-(1 << 31), 1 << 31, (300, 20), generator=torch.Generator().manual_seed(5), dtype=torch.int32).numpy()
     slots = slots.view(np.uint32).copy()
     slots[7], slots[9, 1:] = NO_SHINGLE, NO_SHINGLE
     hashes = band_hashes(slots, 6, 3)
     assert np.flatnonzero(hashes[:, 0] == NO_BUCKET).tolist() == [7]
-    monkeypatch.setattr(bands, "numba_is_there", lambda: False)
-    assert np.array_equal(band_hashes(slots, 6, 3), hashes)
+    assert np.array_equal(plain_band_hashes(slots, 6, 3), hashes)
 
 
 def test_band_hashes_are_equal_where_the_slots_are_and_do_not_see_the_rest() -> None:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from niels_cache_assets.dedup import buckets, greedy, ranges
-from niels_cache_assets.dedup.buckets import MAX_BUCKETS, RANGES_OF_MANY, fitting_ranges
+from niels_cache_assets.dedup import greedy, ranges
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
+from niels_cache_assets.dedup.ranges import MOST_OF_ONE_RANGE, RANGES_OF_MANY, fitting_ranges
 from niels_cache_assets.dedup.signatures import Signatures, Signer
 from tests.depth import sized
 from tests.test_dedup_greedy import clustered_texts, in_blocks, made_up, triples
@@ -37,12 +37,12 @@ def search(blocks: Iterable[Signatures], *, bands: int, rows: int, scratch: Path
     return greedy.drop_later(linked(blocks, bands=bands, rows=rows, folder=scratch, count=ranges), verify=verify)
 
 
-def linked(blocks: Iterable[Signatures], *, bands: int, rows: int, folder: Path, count: int) -> ranges.RangedBuckets:
-    documents = ranges.write_ranged_hashes(blocks, bands=bands, rows=rows, ranges=count, folder=folder)
+def linked(blocks: Iterable[Signatures], *, bands: int, rows: int, folder: Path, count: int) -> ranges.Buckets:
+    documents = ranges.write_hashes(blocks, bands=bands, rows=rows, ranges=count, folder=folder)
     for each in range(count):
         for band in range(bands + 1):
             ranges.link_range(folder, folder, band, each, documents=documents)
-    return ranges.RangedBuckets(scratch=folder, hashes=folder, links=[folder] * count, documents=documents, bands=bands)
+    return ranges.Buckets(scratch=folder, hashes=folder, links=[folder] * count, documents=documents, bands=bands)
 
 
 def values(dropped: Dropped) -> list[Any]:
@@ -76,7 +76,6 @@ def test_any_documents_give_what_one_range_gives(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranges, "_AT_ONCE", 5)
-        patch.setattr(buckets, "_AT_ONCE", 7)
         for verify in (None, VERIFY):
             assert found(1, verify) == found(count, verify)
 
@@ -148,11 +147,10 @@ def test_few_documents_in_many_ranges(tmp_path: Path, blocks: list[Signatures]) 
     assert (dropped.documents, len(dropped)) == (sum(map(len, blocks)), 0)
 
 
-def test_more_documents_than_one_range_can_number_get_more_ranges() -> None:
-    most = (MAX_BUCKETS - 1) // 9
-    assert fitting_ranges(most, bands=8, ranges=1) == 1
-    assert fitting_ranges(most + 1, bands=8, ranges=1) == RANGES_OF_MANY
-    assert fitting_ranges(most + 1, bands=8, ranges=64) == 64
+def test_more_documents_than_one_range_should_hold_get_more_ranges() -> None:
+    assert fitting_ranges(MOST_OF_ONE_RANGE, 1) == 1
+    assert fitting_ranges(MOST_OF_ONE_RANGE + 1, 1) == RANGES_OF_MANY
+    assert fitting_ranges(MOST_OF_ONE_RANGE + 1, 64) == 64
 
 
 def test_a_job_takes_the_memory_of_its_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Canonical text, digests, shingles and slots: equal with and without numba, in any process, and what the definitions say."""
+"""Canonical text, digests, shingles and slots: equal to the plain definition, in any process, and what the definitions say."""
 
 import hashlib
 import itertools
@@ -14,7 +14,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from niels_cache_assets.dedup import hashing, signatures
+from niels_cache_assets.dedup import hashing
 from niels_cache_assets.dedup.canonical import (
     ALONE,
     CODE_POINTS,
@@ -22,13 +22,13 @@ from niels_cache_assets.dedup.canonical import (
     MARK,
     TO_COMPOSE,
     canonical_code_point,
-    canonical_text,
     code_points,
 )
-from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard, jaccard, numba_is_there
+from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard, jaccard
+from tests.plain_signatures import PlainSigner, canonical_text, sign_canonical
 from tests.tiny import sentences
 
-PURE = Signer(pure=True)
+PURE = PlainSigner()
 COMPILED = Signer()
 GOLDEN_TEXTS = [
     "The quick brown fox jumps over the lazy dog, twice.",
@@ -159,20 +159,18 @@ def test_canonical_text_has_single_blanks_and_no_blank_after_a_sign(text: str) -
 @given(st.lists(texts | wordy | marked, max_size=5), st.sampled_from([1, 2, 5, 9]), st.sampled_from([16, 20, 128]))
 @example(GOLDEN_TEXTS, 5, 128)
 def test_kernels_and_plain_python_give_the_same(documents: list[str], ngram: int, num_perm: int) -> None:
-    pytest.importorskip("numba")
-    pure, compiled = Signer(num_perm=num_perm, ngram=ngram, pure=True), Signer(num_perm=num_perm, ngram=ngram)
+    pure, compiled = PlainSigner(num_perm=num_perm, ngram=ngram), Signer(num_perm=num_perm, ngram=ngram)
     assert_equal(compiled.sign(documents), pure.sign(documents))
     one, other = compiled.shingle(documents), pure.shingle(documents)
     assert one.hashes.tolist() == other.hashes.tolist()
     assert one.ends.tolist() == other.ends.tolist()
     assert one.digests.tobytes() == pure.sign(documents).digests.tobytes()
     canonical = [canonical_text(document) for document in documents]
-    assert compiled.sign_canonical(canonical).tolist() == compiled.sign(documents).slots.tolist()
+    assert sign_canonical(compiled, canonical).tolist() == compiled.sign(documents).slots.tolist()
 
 
 def test_kernels_and_plain_python_look_equally_far_ahead_and_behind() -> None:
     """Every four kinds in a row, at the beginning, inside and at the end of a document; and marks that are a megabyte apart."""
-    pytest.importorskip("numba")
     kinds = ["a", "1", " ", ".", "!", "…", "-", "'", "+", ")", "\u200b", "中", "é", "。"]
     documents = ["".join(four) for four in itertools.product(kinds, repeat=4)]
     assert len(documents) == 14**4
@@ -186,7 +184,6 @@ def test_kernels_and_plain_python_look_equally_far_ahead_and_behind() -> None:
 
 
 def test_kernels_read_what_is_composed_as_plain_python_does() -> None:
-    pytest.importorskip("numba")
     characters = [chr(code_point) for first, end in TO_COMPOSE for code_point in range(first - 1, end + 1)]
     assert len(characters) > 200
     documents = [f"{before}{character} two&amp;three" for character in characters for before in ("e", "\u0627", "\u304b", "\u1100")]
@@ -296,9 +293,9 @@ def test_another_process_with_another_hash_seed_signs_the_same() -> None:
     script = (
         "import hashlib, json, sys; from niels_cache_assets.dedup.signatures import Signer\n"
         "documents = json.load(sys.stdin)\n"
-        "for pure in (True, False):\n"
-        "    signed = Signer(pure=pure).sign(documents)\n"
-        "    print(hashlib.sha256(signed.digests.tobytes() + signed.slots.tobytes()).hexdigest(), 'numba' in sys.modules)\n"
+        "print('numba' in sys.modules)\n"
+        "signed = Signer().sign(documents)\n"
+        "print(hashlib.sha256(signed.digests.tobytes() + signed.slots.tobytes()).hexdigest())\n"
     )
     here = COMPILED.sign(documents)
     expected = hashlib.sha256(here.digests.tobytes() + here.slots.tobytes()).hexdigest()
@@ -313,15 +310,7 @@ def test_another_process_with_another_hash_seed_signs_the_same() -> None:
         timeout=120,
         check=True,
     )
-    assert done.stdout.split() == [expected, "False", expected, str(numba_is_there())]
-
-
-def test_without_numba_everything_goes_on_in_plain_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = COMPILED.sign(GOLDEN_TEXTS)
-    monkeypatch.setattr(signatures, "numba_is_there", lambda: False)
-    monkeypatch.setitem(sys.modules, "niels_cache_assets.dedup.kernels", None)  # importing it fails
-    monkeypatch.setitem(sys.modules, "niels_cache_assets.dedup.canonical_kernels", None)
-    assert_equal(COMPILED.sign(GOLDEN_TEXTS), expected)
+    assert done.stdout.split() == ["False", expected], "numba is loaded only when texts are signed"
 
 
 def test_similarity_is_estimated_without_bias_and_with_the_variance_of_the_binomial() -> None:

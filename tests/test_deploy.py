@@ -112,4 +112,4 @@ def test_the_script_of_slurm_is_a_script(tmp_path: Path, val: str, before: str) 
     assert f"{_PROGRAM} part web {before}" in first
     waits = {"--dependency=afterok:7", "--kill-on-invalid-dep=yes"}
     assert waits | {"--array=0-63", f"{_PROGRAM} part web"} <= set(array)
-    assert waits | {f"{_PROGRAM} parts seal web"} <= set(seal)
+    assert waits | {f"{_PROGRAM} part web --seal"} <= set(seal)

@@ -85,7 +85,7 @@ def test_a_changed_word_is_named_with_its_document_and_the_text_around_it(
     changed = 77
     texts = [text if row != changed else text.replace(".", " token.", 1) for row, text in enumerate(TEXTS)]
     build_notes(b, tokenizer, rows_of(texts))
-    notes = diff(capsys, a, b, "--only", "notes", code=1)["datasets"][0]
+    notes = diff(capsys, a / "pretrain/notes", b / "pretrain/notes", code=1)["datasets"][0]
     first = notes["tokens"]["train"]["first_difference"]
     before = TEXTS[changed].partition(".")[0]
     for side in "ab":
@@ -135,7 +135,7 @@ def test_examples_of_sft_are_compared_and_another_seed_moves_them(
     a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build_chats(b, tokenizer, ANSWERS, seed=2)
-    chats = diff(capsys, a, b, "--only", "chats", code=1)["datasets"][0]
+    chats = diff(capsys, a / "sft/chats", b / "sft/chats", code=1)["datasets"][0]
     assert [(each["key"], each["a"], each["b"]) for each in chats["settings"]] == [("seed", 1, 2)]
     assert chats["documents"]["only"] == {"a": 0, "b": 0}
     assert chats["documents"]["moved"] > 0

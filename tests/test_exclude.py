@@ -13,7 +13,7 @@ from niels_cache_assets.artifacts.forecast.sample import _documents
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.corpus.report import corpus_report, plot_names
+from niels_cache_assets.corpus.report import corpus_report
 from niels_cache_assets.defs.metadata.corpora import report_metadata
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.excluding import excluded_ids, identity_of_ids, require_matches, unmatched_lines
@@ -168,9 +168,8 @@ def test_a_corpus_and_its_report_say_what_was_removed(registry: Registry, tmp_pa
     assert report["documents"] == {"given": 60, "kept": 57}
     assert report["excluded"] == dict.fromkeys(GONE, 1)
     assert [row["documents"] for row in report["reasons"] if row["reason"] == "excluded"] == [3]
-    for name in plot_names(report):
-        (tmp_path / name).write_bytes(b"a picture")
-    shown = report_metadata(Outcome(key="reports/corpus/books", state="built", meta=report, directory=tmp_path))["excluded_table"]
+    outcome = Outcome(key="reports/corpus/books", state="built", meta=report, directory=tmp_path)
+    shown = report_metadata(outcome, draw=False)["excluded_table"]
     assert isinstance(shown, dg.TableMetadataValue)
     assert [record.data for record in shown.records] == [{"id": each, "documents": 1} for each in sorted(GONE)]
     (tmp_path / "ids.txt").write_text("books-4")

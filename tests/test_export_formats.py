@@ -132,6 +132,12 @@ def test_a_single_shard_may_be_linked_instead_of_copied(tmp_path: Path) -> None:
     assert (tmp_path / "x.bin").samefile(shard)
 
 
+def test_an_export_onto_a_prefix_that_is_there_says_that_indices_of_megatron_core_are_stale(cache: Path, tmp_path: Path) -> None:
+    first = export(cache, "megatron", tmp_path / "x", splits=("train",))
+    again = export(cache, "megatron", tmp_path / "x", splits=("train",), force=True)
+    assert [any("--data-cache-path" in note for note in plan.notes) for plan in (first, again)] == [False, True]
+
+
 def test_the_largest_file_and_the_ways_to_link_are_those_of_the_runtimes_writer() -> None:
     assert (megatron.MAX_BYTES, megatron.Link) == (indexed_writer.MAX_BYTES, indexed_writer.Link)
 

@@ -27,7 +27,7 @@ from niels_cache_assets.defs.sensors import build_request
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.tokenizer.byte_level import train_byte_level
-from niels_cache_runtime import DatasetLoader, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
+from niels_cache_runtime import SFT, Blocks, DatasetLoader, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.megatron import IndexCache, open_blend
 from tests.exports import contents
@@ -234,20 +234,17 @@ LOADERS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
         {"letters": LETTERS, "notes": NOTES, "chats": CHATS},
         {"weights": [(0, {"letters": 1, "notes": 2, "chats": 0}), (6, {"letters": 1, "notes": 1, "chats": 1})], "fields": FIELDS},
     ),
-    "packed conversations": ({"chats": CHATS}, {"T": 64, "loss_on": "last_assistant"}),
+    "packed conversations": ({"chats": CHATS}, {"T": 64, "sft": SFT(loss_on="last_assistant")}),
     "a blend in blocks, rank 3 of 4 on 2 machines": (
         {"letters": LETTERS, "chats": CHATS},
         {
             "weights": {"letters": 2, "chats": 1},
-            "order": "blocks",
-            "block_shards": 2,
-            "lanes": 4,
-            "machines": 2,
+            "order": Blocks(shards=2, lanes=4, machines=2),
             "rank": 3,
             "world_size": 4,
         },
     ),
-    "conversations, long ones dropped": ({"chats": CHATS}, {"T": 48, "overflow": "drop", "weigh_by": "examples"}),
+    "conversations, long ones dropped": ({"chats": CHATS}, {"T": 48, "sft": SFT(overflow="drop", weigh_by="examples")}),
 }
 
 

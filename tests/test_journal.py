@@ -321,7 +321,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "_LIST_ITEMS", 30)
 
 
-@pytest.mark.parametrize("changed", ["python", "sentencepiece", "mwparserfromhell", "pycld2", "numba"])
+@pytest.mark.parametrize("changed", ["python", "sentencepiece", "mwparserfromhell", "langdetect-rs", "numba"])
 def test_another_version_of_what_decides_the_bytes_starts_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str) -> None:
     told: list[str] = []
 

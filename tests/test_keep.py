@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.corpus import kept_types, store, text_export
+from niels_cache_assets.corpus import store, text_export
 from niels_cache_assets.corpus.layout import DOCUMENTS
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.store import CorpusWriter, DocumentRow, document_hash
@@ -209,9 +209,9 @@ def test_an_export_has_the_values_of_the_documents_that_stay(tmp_path: Path, fil
 )
 def test_a_column_of_parquet_has_a_type_that_holds_all_values(tmp_path: Path, values: list[Any], kind: str) -> None:
     pq.write_table(pa.table({"kept": [json.dumps({"x": value}) for value in values]}), tmp_path / "a.parquet", row_group_size=1)
-    kinds = kept_types.kinds_of_kept([tmp_path / "a.parquet"], ["x"])
+    kinds = text_export.kinds_of_kept([tmp_path / "a.parquet"], ["x"])
     assert kinds == {"x": kind}
-    stored = [kept_types.as_kind(value, kinds["x"]) for value in values]
+    stored = [text_export.as_kind(value, kinds["x"]) for value in values]
     assert [json.loads(each) if kind == "json" else each for each in stored] == values
 
 

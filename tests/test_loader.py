@@ -1,11 +1,13 @@
 """Batches of the loader: what they hold, in which order, on which rank."""
 
 import gc
+import inspect
 import json
 import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import FrozenInstanceError, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime import SFT, Blocks, Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.cache import gather
-from tests.hand_made import write_meta_of, write_pair, write_stream
+from niels_cache_runtime.loader.settings import LoaderSettings
+from tests.grouped import grouped
+from tests.hand_made import write_meta_of, write_pair, write_shards, write_stream
 
 N, T = 1001, 10  # 100 windows
 WINDOWS = [first * T for first in range(100)]
@@ -139,8 +143,6 @@ def test_a_state_keeps_the_end_that_was_asked_for(notes: str) -> None:
     longer, shorter = (TokenLoader.from_state(state, epochs=epochs) for epochs in (3, 1))
     assert [loader.state_dict()["settings"]["on_exhausted"] for loader in (longer, shorter)] == ["raise", "raise"]
     assert TokenLoader.from_state(state, epochs=None).state_dict()["settings"]["epochs"] is None
-    endless = TokenLoader.from_state(state, on_exhausted="restart")
-    assert endless.state_dict()["settings"]["epochs"] is None
 
 
 def test_a_loader_is_freed_with_its_last_reference(notes: str) -> None:
@@ -183,10 +185,10 @@ def test_a_folder_whose_name_is_not_utf_8(notes: str) -> None:
 
 def test_on_exhausted_stops_or_raises_where_a_source_ends(notes: str, web: str) -> None:
     sources, weights = {"notes": notes, "web": web}, {"notes": 1, "web": 1}
-    stopped = flat(first_tokens(TokenLoader(sources, T=T, B=10, seed=0, weights=weights, on_exhausted="stop")))
+    stopped = flat(first_tokens(TokenLoader(sources, T=T, B=10, seed=0, weights=weights, epochs=1)))
     assert sum(row >= 2000 for row in stopped) == 70
     assert 139 <= len(stopped) <= 141
-    iterator = iter(TokenLoader(sources, T=T, B=10, seed=0, weights=weights, on_exhausted="raise"))
+    iterator = iter(TokenLoader(sources, T=T, B=10, seed=0, weights=weights, epochs=1, on_exhausted="raise"))
     with pytest.raises(NielsCacheError, match=r"web: .*exhausted at sample"):
         list(iterator)
 
@@ -408,8 +410,9 @@ def test_batches_of_workers_reach_cuda_through_pinned_memory(notes: str) -> None
         ({"rank": 2, "world_size": 2}, "rank=2: .* 0 to 1"),
         ({"stride": 0}, "stride=0"),
         ({"epochs": 0}, "epochs=0"),
-        ({"epochs": 2, "on_exhausted": "restart"}, "contradict"),
+        ({"on_exhausted": "raise"}, "give epochs"),
         ({"on_exhausted": "stopp"}, "did you mean 'stop'"),
+        ({"on_exhausted": "restart", "epochs": 2}, "on_exhausted='restart'"),
         ({"fields": ("document_id",)}, "did you mean 'document_ids'"),
         ({"loss_on": "user"}, "loss_on='user'"),
         ({"overflow": "truncate"}, "overflow='truncate'"),
@@ -422,11 +425,18 @@ def test_batches_of_workers_reach_cuda_through_pinned_memory(notes: str) -> None
         ({"weights": {"notes": "3"}}, "notes has '3'"),
         ({"weights": {"notes": float("inf")}}, "notes has inf"),
         ({"shuffle": "no"}, "shuffle='no'"),
+        ({"packing": "no"}, "packing='no'"),
+        ({"packing": False}, "packing=False"),
+        ({"sft": "all"}, "sft='all'"),
+        ({"split": "test"}, "split='test'"),
+        ({"split": "val"}, "is the split 'train'"),
+        ({"remote": "copy"}, "remote='copy'"),
+        ({"remote": Copy(dir="copy", limit=1)}, "is a path"),
     ],
 )
 def test_wrong_settings_are_one_clear_line(notes: str, settings: dict, message: str) -> None:
     with pytest.raises(NielsCacheError, match=message) as raised:
-        TokenLoader(notes, **{"T": T, "B": 4, "seed": 0, **settings})
+        TokenLoader(notes, **grouped({"T": T, "B": 4, "seed": 0, **settings}))
     assert "\n" not in str(raised.value)
 
 
@@ -453,3 +463,40 @@ def test_a_cache_without_document_ends_says_so_before_training_starts(notes: str
 def test_what_names_no_sources_is_one_clear_line(notes: str) -> None:
     with pytest.raises(NielsCacheError, match="names to folders"):
         TokenLoader([notes], T=T, B=4, seed=0)  # type: ignore[arg-type]
+
+
+def test_a_data_set_s_folder_and_a_split_s_folder_name_the_same_source(tmp_path: Path) -> None:
+    folder = tmp_path / "train"  # a data set may have this name, too
+    val = str(folder / "val")
+    write_shards(Path(val), [np.arange(2000, 2000 + 40 * T + 1, dtype=np.uint16)])
+    train = write_stream(folder, np.arange(70 * T + 1))
+    for split, path in (("train", train), ("val", val)):
+        loader, other = (TokenLoader(given, T=T, B=10, seed=0, split=split) for given in (str(folder), path))  # type: ignore[arg-type]
+        assert loader.names == other.names == ("train",)
+        assert loader.state_dict() == other.state_dict()
+        assert first_tokens(loader, 3) == first_tokens(other, 3)
+    assert TokenLoader(val, T=T, B=10, seed=0).samples_per_epoch == {"train": 40}
+    state = TokenLoader({"a": str(folder)}, T=T, B=10, seed=0, split="val").state_dict(steps=2)
+    assert TokenLoader.from_state(state).state_dict() == state
+    assert TokenLoader.from_state(state, str(folder), split="val").state_dict() == state
+    with pytest.raises(NielsCacheError, match="is the split 'train', but split='val'"):
+        TokenLoader(train, T=T, B=10, seed=0, split="val")
+
+
+def test_a_split_that_a_data_set_lacks_is_named(tmp_path: Path) -> None:
+    write_pair(tmp_path / "chats", "train", [[2, 10, 4, 3, 11, 4]])
+    write_meta_of(tmp_path / "chats", kind="sft")
+    assert TokenLoader(str(tmp_path / "chats"), T=8, B=1, seed=0).names == ("chats",)
+    with pytest.raises(NielsCacheError, match="chats: this data set has no val split; choose from train"):
+        TokenLoader(str(tmp_path / "chats"), T=8, B=1, seed=0, split="val")
+
+
+def test_every_parameter_is_a_setting_or_a_place_once(notes: str) -> None:
+    """The checked settings take their values from the arguments of the same names."""
+    parameters = inspect.signature(TokenLoader).parameters
+    settings = {field.name for field in fields(LoaderSettings)} - {"pairs"}
+    assert settings | {"sources", "split", "device", "remote", "prefetch", "verify"} == set(parameters)
+    for group in (SFT, Blocks, Copy):
+        assert all(field.kw_only for field in fields(group))
+    with pytest.raises(FrozenInstanceError):
+        SFT().loss_on = "all"  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""TokenLoader(order="blocks"): each window once per epoch on any machines, an exact resume, and only the blocks of a machine's lanes."""
+"""TokenLoader(order=Blocks()): each window once per epoch on any machines, an exact resume, and only the blocks of a machine's lanes."""
 
 import json
 import pickle
@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime import Blocks, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader import blend
 from niels_cache_runtime.loader.mixture import plan_batches
+from tests.grouped import grouped
 from tests.hand_made import write_meta_of, write_pair, write_shards, write_stream
 
 T = 4
@@ -52,7 +53,7 @@ def blends_made_once() -> Iterator[None]:
 
 
 def opened(folder: str | dict[str, str], **settings: Any) -> TokenLoader:
-    return TokenLoader(folder, **{"T": T, "B": 3, "seed": 5, "order": "blocks", "block_shards": 4, **settings})
+    return TokenLoader(folder, **grouped({"T": T, "B": 3, "seed": 5, "order": Blocks(shards=4), **settings}))
 
 
 def ranks_of(folder: str | dict[str, str], *, world_size: int, **settings: Any) -> list[TokenLoader]:
@@ -87,7 +88,7 @@ def test_machines_and_ranks_together_read_each_window_once_per_epoch(
     ends = np.cumsum([0, *shards])
     folder = tmp_path_factory.mktemp("notes") / "train"
     write_shards(folder, [np.arange(first, last) for first, last in pairwise(ends)])
-    settings = {"block_shards": block_shards, "machines": machines, "lanes": machines * lanes_of_each, "B": B, "stride": stride}
+    settings = {"shards": block_shards, "machines": machines, "lanes": machines * lanes_of_each, "B": B, "stride": stride}
     loaders = ranks_of(str(folder), world_size=machines * ranks, epochs=2, **settings)
     taken = [rows(loader) for loader in loaders]
     windows = range(0, sum(shards) - T, stride)
@@ -213,7 +214,7 @@ def test_a_machine_reads_few_shards_at_a_time(notes: str) -> None:
         name: {row // 13 for row in rows(opened(notes, **given), 20)}
         for name, given in {
             "blocks": {},
-            "split": {"order": "split", "block_shards": None},
+            "split": {"order": "split"},
         }.items()
     }
     assert len(shards["blocks"]) <= 24 < len(shards["split"])
@@ -253,7 +254,7 @@ def test_a_state_names_its_order_and_its_machines(notes: str) -> None:
     assert state["batches"] == [[0, 0, 3, 4, 2]]
     assert len(json.dumps(state)) < 1500
     assert TokenLoader.from_state(state).state_dict() == state
-    other = TokenLoader.from_state(state, machines=4).state_dict()
+    other = TokenLoader.from_state(state, order=Blocks(shards=4, lanes=4, machines=4)).state_dict()
     assert other["batches"] == [[0, 0, 3, 4, 2], [2, 24, 3, 4, 4]]
 
 
@@ -261,15 +262,15 @@ def test_a_state_names_its_order_and_its_machines(notes: str) -> None:
     ("changes", "message"),
     [
         ({"lanes": 4}, "lanes=4: .*lanes=2"),
-        ({"block_shards": 5}, "block_shards=5: .*block_shards=4"),
-        ({"order": "split", "lanes": None, "block_shards": None}, "order='split': .*order='blocks'"),
+        ({"shards": 5}, "shards=5: .*shards=4"),
+        ({"order": "split"}, "order='split': .*order='blocks'"),
         ({"machines": 3, "world_size": 3}, "allowed are 1$|allowed are 1;"),
     ],
 )
 def test_another_order_is_refused(notes: str, changes: dict[str, Any], message: str) -> None:
     state = opened(notes, lanes=2).state_dict(steps=3)
     with pytest.raises(NielsCacheError, match=message):
-        TokenLoader.from_state(state, **changes)
+        TokenLoader.from_state(state, **grouped({"order": Blocks(shards=4, lanes=2), **changes}))
 
 
 def test_a_state_of_todays_order_is_not_continued_in_blocks(notes: str) -> None:
@@ -299,14 +300,13 @@ def test_an_edited_state_is_refused(notes: str, edit: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"order": "block"}, "did you mean 'blocks'"),
-        ({"block_shards": 0}, "block_shards=0"),
+        ({"order": "blocks"}, "Blocks(shards=64, lanes=1)"),
+        ({"order": Blocks}, "Blocks(shards=64, lanes=1)"),
+        ({"shards": 0}, "shards=0"),
         ({"lanes": 0}, "lanes=0"),
         ({"lanes": 1.5}, "lanes=1.5"),
         ({"lanes": 4, "machines": 2, "world_size": 3}, "allowed are 1;"),
-        ({"order": "split"}, "block_shards=4: belongs"),
-        ({"order": "split", "block_shards": None, "lanes": 2}, "lanes=2: belongs"),
-        ({"order": "split", "block_shards": None, "ranks_per_machine": 1}, "ranks_per_machine=1: belongs"),
+        ({"machines": 0}, "machines=0"),
     ],
 )
 def test_wrong_settings_are_one_clear_line(notes: str, settings: dict[str, Any], message: str) -> None:
@@ -317,7 +317,7 @@ def test_wrong_settings_are_one_clear_line(notes: str, settings: dict[str, Any],
 
 
 def test_visits_need_the_order_in_blocks(notes: str) -> None:
-    with pytest.raises(NielsCacheError, match="order='blocks'"):
+    with pytest.raises(NielsCacheError, match="Blocks"):
         TokenLoader(notes, T=T, B=3, seed=5).block_visits()
 
 
@@ -345,6 +345,6 @@ def test_a_map_style_dataset_has_the_same_order(notes: str) -> None:
 def test_an_older_step_is_traced_on_the_machines_of_then(notes: str) -> None:
     first = opened(notes, lanes=4, machines=4, world_size=4, rank=2)
     before = rows(first, 3)
-    second = TokenLoader.from_state(first.state_dict(), machines=2, rank=1)
+    second = TokenLoader.from_state(first.state_dict(), order=Blocks(shards=4, lanes=4, machines=2), rank=1)
     found = [number for step in range(3) for number in second.trace(step, rank=2).numbers.tolist()]
     assert [number * T for number in found] == before

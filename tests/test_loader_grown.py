@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from niels_cache_runtime import Blocks, TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.grown.epochs import Epochs
-from niels_cache_runtime.loader.loader import TokenLoader
 from niels_cache_runtime.samplers.sequential import DatasetLoader
 from tests.parts_project import NAME, PartsProject, build
 
@@ -89,7 +89,7 @@ def test_the_begun_epoch_ends_with_the_old_windows_and_the_next_has_all(
 
 @pytest.mark.parametrize("steps", [1, 7, 40])
 def test_blocks_go_on_over_a_grown_cache(caches: Grown, steps: int) -> None:
-    blocks = {"order": "blocks", "block_shards": 2, "lanes": 3}
+    blocks = {"order": Blocks(shards=2, lanes=3)}
     old = TokenLoader({NAME: caches["old"]}, **SETTINGS, **blocks)
     before = old.samples_per_epoch[NAME]
     taken(old, steps)

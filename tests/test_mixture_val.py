@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +19,10 @@ from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.streaming import encode, held_out
+from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split, documents_name
 from tests.corpora import nearly, write_jsonl
-from tests.hand_made import rewrite_meta
 from tests.hub_repositories import parquet
 from tests.tiny import sentences, train_tiny_tokenizer
 
@@ -98,16 +97,6 @@ def files_of(outcome: Outcome) -> dict[str, str]:
     return {name: entry["sha256"] for name, entry in outcome.meta["files"].items()}
 
 
-@pytest.fixture
-def no_split_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """From when it is called, no member's val may be found by its tokens."""
-
-    def refuse(*_: object, **settings: object) -> Iterator[None]:
-        raise AssertionError("tokenized")
-
-    return lambda: monkeypatch.setattr(held_out, "encode_documents", refuse)
-
-
 @pytest.mark.parametrize("rule", sorted(RULES.keys() - {"budgets", "budgets, cleaned"}))  # which other rules are, and more
 def test_nothing_that_a_member_keeps_for_val_is_in_a_mixture_whatever_is_built_first(tmp_path: Path, tiny_model: Path, rule: str) -> None:
     registry, first = project(tmp_path, tiny_model, RULES[rule]), tmp_path / "first"
@@ -146,35 +135,6 @@ def test_train_of_a_member_is_mixed_however_far_its_own_cache_reaches(tmp_path: 
     assert val[cut] not in mixed(tmp_path), "nor does its rest go to the mixture"
     assert set(train) <= set(mixed(tmp_path))
     assert len(mixed(tmp_path)) == DOCUMENTS - len(val) > len(train)
-
-
-def test_val_comes_of_the_lineage_of_a_finished_cache_that_a_build_would_keep(
-    tmp_path: Path, tiny_model: Path, no_split_pass: Callable[[], None]
-) -> None:
-    registry = ready(project(tmp_path, tiny_model, RULES["budgets, builder shuffles"]), tmp_path)
-    found = files_of(build_dataset(registry, "mix", root=tmp_path))
-    build_dataset(registry, "a", root=tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_out, "encode_documents", None)
-        assert files_of(build_dataset(registry, "mix", root=tmp_path, force=True)) == found
-    # Of another data set in its folder, of one run with other settings, or damaged, it is not taken.
-    rewrite_meta(tmp_path / "pretrain" / "a", dataset_name="elsewhere")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_out, "encode_documents", None)
-        with pytest.raises(TypeError):
-            build_dataset(registry, "mix", root=tmp_path, force=True)
-    rewrite_meta(tmp_path / "pretrain" / "a", dataset_name="a")
-    build_dataset(registry, "a", root=tmp_path, run_settings={"val_tokens": 100})
-    assert files_of(build_dataset(registry, "mix", root=tmp_path, force=True)) == found
-    build_dataset(registry, "a", root=tmp_path)
-    lineage = tmp_path / "pretrain" / "a" / documents_name("val")
-    damaged = bytearray(lineage.read_bytes())
-    damaged[len(damaged) // 3] ^= 1
-    lineage.write_bytes(damaged)
-    assert files_of(build_dataset(registry, "mix", root=tmp_path, force=True)) == found
-    no_split_pass()
-    with pytest.raises(AssertionError, match="tokenized"):
-        build_dataset(registry, "mix", root=tmp_path, force=True)
 
 
 def test_a_mixture_of_another_seed_leaves_out_what_its_members_keep_by_theirs(tmp_path: Path, tiny_model: Path) -> None:

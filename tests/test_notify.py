@@ -223,7 +223,7 @@ def test_bare_commands_tell_a_failure_and_done(project: PartsProject, webhook: W
     (found[PART].directory / "notes of mine").unlink()
     assert main(["part", NAME, "1", *where]) == main(["part", NAME, "0", *where]) == 0
     assert len(webhook.lines) == 1, "parts that are done tell nobody"
-    assert main(["parts", "seal", NAME, *where]) == 0
+    assert main(["part", NAME, "--seal", *where]) == 0
     assert ["done" in line and NAME in line for line in webhook.lines[1:]] == [True]
     assert SECRET not in "".join(capsys.readouterr())
 
@@ -295,7 +295,7 @@ def test_a_line_inside_a_script_is_a_warning_when_the_configuration_is_loaded(
     path = tmp_path / "niels_cache.toml"
     secret = ["curl", SECRET]
     path.write_text(f"[notify]\ncommand = {json.dumps([*command, *secret])}\n")
-    assert main(["list", "--quiet", "--config", str(path), "--cache-dir", str(tmp_path / "cache")]) == 0
+    assert main(["status", "--quiet", "--config", str(path), "--cache-dir", str(tmp_path / "cache")]) == 0
     said = capsys.readouterr().err
     assert "WARNING" in said
     assert f"{path}: [notify] command" in said

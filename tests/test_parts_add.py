@@ -1,4 +1,4 @@
-"""`niels-cache parts add`: a table in niels_cache.toml for new files, and nothing else in this file changes."""
+"""`niels-cache part --add`: a table in niels_cache.toml for new files, and nothing else in this file changes."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def run(project: PartsProject, *arguments: str) -> int:
     place = ["--config", str(project.folder / "cache.toml"), "--cache-dir", str(project.folder / "cache")]
-    return main(["parts", *arguments, *place])
+    return main(["part", *arguments, *place])
 
 
 def refused(project: PartsProject, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -62,39 +62,39 @@ def test_a_table_is_written_and_the_next_build_reads_new_files_only(project: Par
     config = project.folder / "cache.toml"
     before = f"# mine\n{config.read_text()}\n[reports]  # of the run\nsteps = 5\n"
     config.write_text(before)
-    assert run(project, "add", NAME, "more/*", "--parts", "2") == 0
+    assert run(project, NAME, "--add", "more/*", "--parts", "2") == 0
     assert "3 files" in capsys.readouterr().out
     after = config.read_text()
     lines = iter(after.splitlines())
     assert all(line in lines for line in before.splitlines())
     assert parse_toml(after)["pretrain"][NAME]["added"] == [{"files": ["more/*"], "parts": 2}]
     assert load_registry(config=str(config)).pretrain[NAME].total_parts == 5
-    assert run(project, "add", NAME, "more/*", "--parts", "2") == 0
+    assert run(project, NAME, "--add", "more/*", "--parts", "2") == 0
     assert "already" in capsys.readouterr().out
     assert config.read_text() == after
-    assert "other settings" in refused(project, capsys, "add", NAME, "more/*", "--parts", "3")
+    assert "other settings" in refused(project, capsys, NAME, "--add", "more/*", "--parts", "3")
     project.write([5], first=30, folder="again")
-    assert run(project, "add", NAME, "again/f030.jsonl") == 0
+    assert run(project, NAME, "--add", "again/f030.jsonl") == 0
     assert config.read_text().count(TABLE) == 2
     assert load_registry(config=str(config)).pretrain[NAME].total_parts == 6
 
 
 def test_wrong_files_are_named(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "did you mean" in refused(project, capsys, "add", "page", "more/*")
-    assert "more" in refused(project, capsys, "add", NAME, "mor/*")
-    assert "f001.jsonl" in refused(project, capsys, "add", NAME, "texts/f001.jsonl")
-    assert "all files" in refused(project, capsys, "add", NAME, "texts/*")
-    assert "only 3 files" in refused(project, capsys, "add", NAME, "more/*", "--parts", "4")
-    assert "parts" in refused(project, capsys, "add", NAME, "more/*", "--parts", "0")
-    assert "train_tokens" in refused(project, capsys, "add", NAME, "more/*", "--train-tokens", "5")
-    assert "pattern" in refused(project, capsys, "add", NAME)
-    assert "--parts" in refused(project, capsys, "prune", NAME, "--parts", "3")
-    assert "more/*" in refused(project, capsys, "prune", NAME, "more/*")
+    assert "did you mean" in refused(project, capsys, "page", "--add", "more/*")
+    assert "more" in refused(project, capsys, NAME, "--add", "mor/*")
+    assert "f001.jsonl" in refused(project, capsys, NAME, "--add", "texts/f001.jsonl")
+    assert "all files" in refused(project, capsys, NAME, "--add", "texts/*")
+    assert "only 3 files" in refused(project, capsys, NAME, "--add", "more/*", "--parts", "4")
+    assert "parts" in refused(project, capsys, NAME, "--add", "more/*", "--parts", "0")
+    assert "train_tokens" in refused(project, capsys, NAME, "--add", "more/*", "--train-tokens", "5")
+    assert "--add" in refused(project, capsys, NAME, "--add")
+    assert "--parts" in refused(project, capsys, NAME, "--prune", "--parts", "3")
+    assert "more/*" in refused(project, capsys, NAME, "--prune", "more/*")
 
 
 def test_a_link_to_a_file_that_is_there_already_adds_nothing(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
     (project.folder / "more/zz.jsonl").symlink_to("../texts/f001.jsonl")
-    said = refused(project, capsys, "add", NAME, "more/*")
+    said = refused(project, capsys, NAME, "--add", "more/*")
     assert "zz.jsonl" in said
     assert "already" in said
 
@@ -103,14 +103,14 @@ def test_files_that_one_process_has_read_are_named(project: PartsProject, capsys
     build(project.graph(1, root="one"))
     (project.folder / "one.toml").rename(project.folder / "cache.toml")
     place = ["--config", str(project.folder / "cache.toml"), "--cache-dir", str(project.folder / "one")]
-    assert main(["parts", "add", NAME, "texts/f001.jsonl", *place]) != 0
+    assert main(["part", NAME, "--add", "texts/f001.jsonl", *place]) != 0
     assert "f001.jsonl" in capsys.readouterr().err
-    assert main(["parts", "add", NAME, "more/*", *place]) == 0
+    assert main(["part", NAME, "--add", "more/*", *place]) == 0
     assert TABLE in (project.folder / "cache.toml").read_text()
 
 
 def test_a_profile_is_no_file_to_write_to(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["parts", "add", "wikitext", "more/*", "--cache-dir", str(project.folder / "cache")]) != 0
+    assert main(["part", "wikitext", "--add", "more/*", "--cache-dir", str(project.folder / "cache")]) != 0
     assert "init" in capsys.readouterr().err
 
 
@@ -170,9 +170,9 @@ def test_a_file_that_cannot_take_the_table_stays_and_the_lines_are_told(tmp_path
 def test_lines_for_the_user_are_on_stdout(project: PartsProject, capsys: pytest.CaptureFixture[str]) -> None:
     config = project.folder / "cache.toml"
     os.link(config, project.folder / "other.toml")
-    assert run(project, "add", NAME, "more/*", "--parts", "2") != 0
+    assert run(project, NAME, "--add", "more/*", "--parts", "2") != 0
     assert parse_toml(capsys.readouterr().out)["pretrain"][NAME]["added"] == [{"files": ["more/*"], "parts": 2}]
-    assert run(project, "add", NAME, "more/*", "--json") != 0
+    assert run(project, NAME, "--add", "more/*", "--json") != 0
     assert parse_toml(json.loads(capsys.readouterr().out)["lines"])["pretrain"][NAME]["added"] == [{"files": ["more/*"], "parts": 1}]
 
 
@@ -190,7 +190,7 @@ def test_two_commands_at_once_add_both_tables(
     project.write([5], first=30, folder="again")
     codes: list[int] = []
     said: list[str] = []
-    other = threading.Thread(target=lambda: codes.append(run(project, "add", NAME, "again/*")))
+    other = threading.Thread(target=lambda: codes.append(run(project, NAME, "--add", "again/*")))
     checked = adding.check_addition
 
     def slow(*arguments: Any) -> Any:
@@ -205,7 +205,7 @@ def test_two_commands_at_once_add_both_tables(
         return found
 
     monkeypatch.setattr(adding, "check_addition", slow)
-    assert run(project, "add", NAME, "more/*") == 0
+    assert run(project, NAME, "--add", "more/*") == 0
     other.join(60)
     assert codes == [0]
     added = parse_toml((project.folder / "cache.toml").read_text())["pretrain"][NAME]["added"]

@@ -81,16 +81,15 @@ def test_verify_checks_a_cache_whose_meta_json_calls_it_a_part(project: PartsPro
     assert "train_tokens" in " ".join(map(str, verify_cache(project.folder / "cache")))
 
 
-def test_status_and_list_tell_how_many_parts_are_built(
+def test_status_tells_how_many_parts_are_built(
     project: PartsProject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = project.graph(3)
     build(found, found.order()[:3])
     assert "1 of 3 parts" in found.dataset_state(NAME).advice
     monkeypatch.chdir(project.folder)
-    for command in ("status", "list"):
-        main([command, "--config", "cache.toml", "--cache-dir", "cache"])
-        assert "1 of 3 parts" in " ".join(capsys.readouterr().out.split())
+    main(["status", "--config", "cache.toml", "--cache-dir", "cache"])
+    assert "1 of 3 parts" in " ".join(capsys.readouterr().out.split())
     build(found)
     assert found.dataset_state(NAME).state == "in sync"
     assert project.graph(4).dataset_state(NAME).state == "other settings"
@@ -344,7 +343,7 @@ def test_prune_removes_parts_of_earlier_plans_only(
     one = project.graph(1)
     build(one)
     monkeypatch.chdir(project.folder)
-    assert main(["parts", "prune", NAME, "--config", "cache.toml", "--cache-dir", "cache", "--json"]) == 0
+    assert main(["part", NAME, "--prune", "--config", "cache.toml", "--cache-dir", "cache", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["removed"]) == 3
     assert not (found.root / f"pretrain/.parts/{NAME}").exists()
     assert {outcome.state for outcome in build(one).values()} == {"cache_hit"}
@@ -366,7 +365,7 @@ def test_prune_removes_what_killed_builds_left_beside_earlier_parts(
     assert "plan.json" in left
     assert not {name for name in left if "50" in name or "60" in name}
     monkeypatch.chdir(project.folder)
-    assert main(["parts", "prune", NAME, "--config", "cache.toml", "--cache-dir", "cache"]) == 0
+    assert main(["part", NAME, "--prune", "--config", "cache.toml", "--cache-dir", "cache"]) == 0
     assert "current plan" in capsys.readouterr().out
     with writer_lock(folder / "part-00050"), pytest.raises(NielsCacheError, match="another build"):
         prune_parts(found, NAME)
@@ -396,4 +395,4 @@ def test_prune_leaves_a_part_that_is_being_built(project: PartsProject) -> None:
     with writer_lock(leftover), pytest.raises(NielsCacheError, match="another build"):
         prune_parts(found, NAME)
     assert leftover.exists()
-    assert main(["parts", "prune", "nothing", "--config", str(project.folder / "cache.toml")]) == 2
+    assert main(["part", "nothing", "--prune", "--config", str(project.folder / "cache.toml")]) == 2

@@ -11,11 +11,11 @@ import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.index import plan_of
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.exchange.hf import to_hf_dataset
-from niels_cache_assets.indices.prebuild import plan_of
 from niels_cache_assets.show.reports.cache import cache_report, find_items
 from niels_cache_assets.show.reports.history import History
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -148,10 +148,10 @@ def test_what_looks_at_all_of_them_says_which_is_another(swapped: SmallProject, 
     for name in ("letters", "notes"):
         assert (states[name].state, states[name].condition) == ("other data set", "broken")
     assert OTHER in states["letters"].advice
-    code, out, _ = run(swapped, capsys, "list", "--json")
+    code, out, _ = run(swapped, capsys, "status", "--json")
     listed = {row["name"]: row for row in json.loads(out)["data_sets"]}
-    assert (code, listed["letters"]["state"], listed["letters"]["counts"], listed["letters"]["sha256"]) == (0, "other data set", {}, None)
-    code, out, _ = run(swapped, capsys, "status", "letters", "--full")
+    assert (code, listed["letters"]["state"], listed["letters"]["counts"], listed["letters"]["sha256"]) == (1, "other data set", {}, None)
+    code, out, _ = run(swapped, capsys, "status", "letters")
     assert code == 1
     assert OTHER in " ".join(out.split())
     code, out, _ = run(swapped, capsys, "verify", "--quick")
@@ -179,7 +179,7 @@ def test_a_path_still_opens_and_shows_its_real_name(swapped: SmallProject, capsy
     rewrite_meta(folder, dataset_name=None)
     assert run(swapped, capsys, "show", str(folder))[1].startswith("letters  (pretrain, ")
     code, _, errors = run(swapped, capsys, "show", str(swapped.root))
-    assert (code, missing(errors, "cache root", f"niels-cache list --cache-dir {swapped.root}")) == (2, [])
+    assert (code, missing(errors, "cache root", f"niels-cache status --cache-dir {swapped.root}")) == (2, [])
 
 
 def test_a_saved_state_traces_no_data_set_that_took_the_place(
@@ -253,10 +253,10 @@ def test_another_corpus_is_neither_read_nor_replaced(swapped: SmallProject, caps
     assert finding.problem.startswith(other)
     states = {state.name: state.state for state in graph(registry, root).states()}
     assert states["corpus/notes"] == "other data set"
-    for words in (("sample", "notes", "--stage", "corpus"), ("rejected", "notes"), ("duplicates", "notes"), ("show", "notes")):
+    for words in (("sample", "notes", "--stage", "corpus"), ("clean", "--dropped", "notes"), ("duplicates", "notes"), ("show", "notes")):
         code, _, errors = run(swapped, capsys, *words)
         assert (code, other in errors) == (2, True), words
-    assert "other data set" in run(swapped, capsys, "list")[1]
+    assert "dataset_name is" in run(swapped, capsys, "status")[1]
     assert prepare_corpus(registry, "notes", root=root, processes=1, force=True).meta["dataset_name"] == "notes"
 
 

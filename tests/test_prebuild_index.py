@@ -3,20 +3,15 @@ Megatron-LM's files.
 """
 
 import json
-import multiprocessing
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.index import prebuild
+from niels_cache_assets.artifacts.index import BlendPlan, plan_of, prebuild, read_blend_file
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.progress import array_progress
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.indices import prebuild as prebuilding
-from niels_cache_assets.indices.prebuild import BlendPlan, build_here, plan_of, read_blend_file
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, gpt_dataset, open_blend, split_ranges, write_indexed
 from tests import megatron_core
@@ -44,7 +39,6 @@ num_samples = 60
 seed = 7
 """
 RUN: dict[str, Any] = {"num_samples": 60, "sequence_length": 16, "seed": 7}
-FORK = multiprocessing.get_context("fork")  # of a child; one test starts it as the command does
 OPTIONS = ("--num-samples", "60", "--sequence-length", "16", "--seed", "7")
 
 
@@ -139,12 +133,13 @@ def test_without_weights_each_sample_comes_once(folder: Path) -> None:
     paths, weights = read_blend_file("blend.txt")
     plan = BlendPlan(labels=tuple(paths), paths=tuple(map(Path, paths)), weights=None, num_samples=None, sequence_length=16, seed=1)
     assert weights is None
-    (*members, blend), built = build_here(plan, root=Path("cache"))
-    assert built
+    outcome = prebuild(plan, root=Path("cache"))
+    *members, blend = outcome.meta["indices"]
+    assert outcome.state == "built"
     assert blend.label == "blend"
     assert blend.samples == sum(member.samples for member in members)
     alone = BlendPlan(labels=("notes",), paths=(train("notes"),), weights=None, num_samples=None, sequence_length=16, seed=1)
-    assert [index.label for index in build_here(alone, root=Path("cache"))[0]] == ["notes"]
+    assert [index.label for index in prebuild(alone, root=Path("cache")).meta["indices"]] == ["notes"]
 
 
 @pytest.mark.parametrize(
@@ -203,12 +198,7 @@ def test_wrong_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str],
     assert printed.out == ""
 
 
-@pytest.mark.parametrize("long", [1_000_000, 60], ids=["here", "in a child"])
-def test_a_folder_that_cannot_be_written_is_no_wrong_use(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, long: int
-) -> None:
-    monkeypatch.setattr(prebuilding, "_LONG", long)
-    monkeypatch.setattr(prebuilding.multiprocessing, "get_context", lambda method: FORK)
+def test_a_folder_that_cannot_be_written_is_no_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("cache/index").write_text("")
     assert main(["prebuild-index", "mix"]) == 1
     printed = capsys.readouterr()
@@ -265,44 +255,6 @@ def test_without_a_terminal_a_line_is_printed_every_ten_seconds(capsys: pytest.C
     assert capsys.readouterr().err.splitlines() == ["sample_index: 1,000 of 5,000", "sample_index: 3,000 of 5,000"]
 
 
-def test_a_long_blend_is_built_in_a_child_that_ends_with_an_interrupt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prebuilding, "_LONG", 60)
-    others = set(multiprocessing.active_children())  # of tests before this one, whose loaders may still be closing
-    told = []
-
-    def interrupt_at_the_blend(array: str, done: int, total: int) -> None:
-        told.append(array)
-        if array == "dataset_index":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prebuild(plan_of(registry(), "mix", root=Path("cache")), root=Path("cache"), progress=interrupt_at_the_blend)
-    assert set(multiprocessing.active_children()) <= others
-    assert set(told) == {"document_index", "sample_index", "shuffle_index", "dataset_index"}
-
-
-def test_a_child_hands_on_what_happens(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prebuilding.signal, "signal", lambda number, handler: None)  # here it is no child
-    plan = plan_of(registry(), "mix", root=Path("cache"))
-
-    def messages(plan: BlendPlan) -> list[Any]:
-        receiver, sender = multiprocessing.Pipe(duplex=False)
-        prebuilding._build_for(sender, plan, Path("cache"))
-        sender.close()
-        received = []
-        with suppress(EOFError):
-            while True:
-                received.append(receiver.recv())
-        return received
-
-    *progress, (kind, (indices, built)) = messages(plan)
-    assert {kind for kind, _ in progress} == {"progress"}
-    assert (kind, built, (indices, False)) == ("outcome", True, build_here(plan, root=Path("cache")))
-    [(kind, message)] = messages(replace(plan, paths=(Path("nowhere"), Path("nowhere"))))
-    assert kind == "error"
-    assert missing(message, "nowhere: ", "folder") == []
-
-
 def test_the_next_build_clears_what_a_killed_one_left(folder: Path) -> None:
     abandoned = Path("cache/index/.0123456789abcdef0123456789abcdef.partial")
     abandoned.mkdir(parents=True)
@@ -310,29 +262,27 @@ def test_the_next_build_clears_what_a_killed_one_left(folder: Path) -> None:
     assert list(Path("cache/index").glob(".*.partial")) == []
 
 
-def test_a_blend_stands_in_status_list_and_show_as_its_indices_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_blend_stands_in_status_as_its_indices_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def told(*words: str) -> Any:
         main([*words, "--json"])
         return json.loads(capsys.readouterr().out)
 
-    def state() -> tuple[str, str, str]:
+    def state() -> tuple[str, str]:
         (row,) = told("status", "mix")["data_sets"]
-        return row["condition"], told("list")["blends"][0]["state"], told("show", "mix")["state"]
+        return row["condition"], row["state"]
 
-    assert state() == ("missing", "missing", "missing")
+    assert state() == ("missing", "missing")
     assert told("prebuild-index", "mix")["state"] == "built"
-    assert state() == ("complete", "in sync", "in sync")
-    assert [index["index"] for index in told("show", "mix")["indices"]] == ["notes", "books", "blend"]
-    for words in (("status",), ("list",), ("show", "mix")):
-        main([*words])
-        assert "mix" in capsys.readouterr().out
-    blend = told("show", "mix")["indices"][-1]["directory"]
+    assert state() == ("complete", "in sync")
+    main(["status"])
+    assert "mix" in capsys.readouterr().out
+    blend = told("prebuild-index", "mix")["indices"][-1]["directory"]
     Path(blend).rename(folder / "aside")
-    assert state() == ("missing", "missing", "missing"), "the last of three is not there"
+    assert state() == ("missing", "missing"), "the last of three is not there"
     (folder / "aside").rename(blend)
-    assert state() == ("complete", "in sync", "in sync")
+    assert state() == ("complete", "in sync")
     configure(MIX.format(notes=4))
-    assert state() == ("missing", "missing", "missing"), "of other weights there is no index yet"
+    assert state() == ("missing", "missing"), "of other weights there is no index yet"
     (folder / "cache/pretrain/notes/meta.json").unlink()
     (row,) = told("status", "mix")["data_sets"]
     assert row["advice"] == "build notes first"

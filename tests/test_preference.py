@@ -22,15 +22,15 @@ from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.build_cache.pairs import paired
 from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.chats.templates import Template
+from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Conversation, Message
-from niels_cache_assets.own_data.recognizing import recognize
 from niels_cache_assets.publish.card import data_card
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.samples import examples, notable
 from niels_cache_assets.sources.messages import template_messages
 from niels_cache_assets.sources.pairs import dialogue, prompt_hash, sides_of
-from niels_cache_runtime import NielsCacheError, PreferenceBatch, PreferenceDataset, SFTExampleDataset, TokenLoader, open_cache
+from niels_cache_runtime import SFT, NielsCacheError, PreferenceBatch, PreferenceDataset, SFTExampleDataset, TokenLoader, open_cache
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.loader.preference.rows import PackedPairs
 from niels_cache_runtime.verify import verify_cache, verify_dataset
@@ -245,7 +245,7 @@ def test_rows_hold_whole_pairs_on_both_sides(cache: Path, model: Path, packing: 
         tuple([token for token, target in zip(ids, targets, strict=True) if target] for ids, targets in pair)
         for pair in by_hand(cache, "train")
     ]
-    loader = TokenLoader(str(cache / "train"), T=300, B=2, seed=1, epochs=1, kind="preference", packing=packing)
+    loader = TokenLoader(str(cache / "train"), T=300, B=2, seed=1, epochs=1, sft=SFT(packing=packing))
     batches: list[Any] = list(loader)
     found = [(chosen, rejected) for batch in batches for chosen, rejected, _ in sides_in(batch)]
     assert sorted(found) == sorted(expected)
@@ -281,7 +281,7 @@ def test_resume_ranks_workers_and_pickles_give_the_same_rows(cache: Path) -> Non
         return [torch.cat([*next(iterator).tensors()][:2]).tolist() for _ in range(count)]
 
     def opened(**changes: Any) -> TokenLoader:
-        return TokenLoader(folder, T=120, B=2, seed=1, kind="preference", **changes)
+        return TokenLoader(folder, T=120, B=2, seed=1, **changes)
 
     whole = opened()
     batches = [[*next(iterator).tensors()] for iterator in [iter(whole)] for _ in range(6)]
@@ -293,19 +293,19 @@ def test_resume_ranks_workers_and_pickles_give_the_same_rows(cache: Path) -> Non
     assert rows(pickle.loads(pickle.dumps(opened())), 2) == rows(opened(prefetch=2), 2)
     ranks = [opened(rank=rank, world_size=2) for rank in range(2)]
     halves = [next(iter(loader)) for loader in ranks]
-    both = next(iter(TokenLoader(folder, T=120, B=4, seed=1, kind="preference")))
+    both = next(iter(TokenLoader(folder, T=120, B=4, seed=1)))
     for name in ("chosen", "rejected"):
         joined = torch.cat([getattr(half, name).x for half in halves])
         assert sorted(joined.tolist()) == sorted(getattr(both, name).x.tolist())
     loaded = torch.utils.data.DataLoader(opened(epochs=1), batch_size=None, num_workers=2)
     assert [torch.cat([*batch.tensors()][:2]).tolist() for batch in loaded] == rows(opened(epochs=1), len(opened(epochs=1)))
     with pytest.raises(NielsCacheError, match="packing"):
-        opened(packing=False).load_state_dict(state)
+        opened(sft=SFT(packing=False)).load_state_dict(state)
 
 
 def test_trace_leads_from_a_token_of_each_side_to_its_pair(cache: Path) -> None:
     expected = by_hand(cache, "train")
-    loader = TokenLoader(str(cache / "train"), T=200, B=2, seed=1, kind="preference")
+    loader = TokenLoader(str(cache / "train"), T=200, B=2, seed=1)
     batch: Any = next(iter(loader))
     checked = 0
     for place, name in enumerate(("chosen", "rejected")):
@@ -337,7 +337,7 @@ def test_the_dataset_draws_one_pair_a_row(cache: Path) -> None:
         assert len(pair) == 1
         targets = pair[0][number // 16][1]
         assert inputs["completion_mask"][number].tolist() == [*map(int, targets), *[0] * (401 - len(targets))]
-    packed: Any = next(iter(TokenLoader(str(cache / "train"), T=400, B=2, seed=0, kind="preference")))
+    packed: Any = next(iter(TokenLoader(str(cache / "train"), T=400, B=2, seed=0)))
     with pytest.raises(NielsCacheError, match="packing=False"):
         packed.padded_inputs()
 
@@ -345,7 +345,7 @@ def test_the_dataset_draws_one_pair_a_row(cache: Path) -> None:
 def test_inputs_padded_to_the_longest_side_are_those_of_trls_collator(cache: Path) -> None:
     trl = pytest.importorskip("trl.trainer.dpo_trainer", reason="trl is not installed: its collator is compared")
     sides = {tuple(ids): targets for pair in by_hand(cache, "train") for ids, targets in pair}
-    loader = TokenLoader(str(cache / "train"), T=399, B=3, seed=0, epochs=1, kind="preference", packing=False)
+    loader = TokenLoader(str(cache / "train"), T=399, B=3, seed=0, epochs=1, sft=SFT(packing=False))
     eot = read_meta(str(cache / "meta.json"))["special_token_ids"]["eot"]
     widths = set()
     for multiple in (None, 16):
@@ -385,7 +385,7 @@ def test_padding_is_never_attended(cache: Path) -> None:
     lengths = sorted({len(ids) for ids in expected})
     exact = 0
     for T in lengths[len(lengths) // 2 :: 3]:
-        loader = TokenLoader(str(cache / "train"), T=T, B=4, seed=0, epochs=1, kind="preference", packing=False, overflow="drop")
+        loader = TokenLoader(str(cache / "train"), T=T, B=4, seed=0, epochs=1, sft=SFT(packing=False, overflow="drop"))
         for batch in loader:
             inputs = batch.padded_inputs()  # type: ignore[attr-defined]
             for ids, attended in zip(inputs["input_ids"].tolist(), inputs["attention_mask"].tolist(), strict=True):
@@ -400,15 +400,15 @@ def test_readers_of_another_kind_refuse_pairs_and_pairs_refuse_chats(tmp_path: P
     build(tmp_path / "x", model)
     folder = tmp_path / "x"
     with pytest.raises(NielsCacheError, match="preference pairs"):
-        TokenLoader(str(folder / "train"), T=20, B=1, seed=0)
-    with pytest.raises(NielsCacheError, match="preference pairs"):
         SFTExampleDataset(str(folder / "train_tokens.bin"), str(folder / "train_idx.npy"), T=20, device="cpu", eot_id=2)
     chats = [pair._replace(rejected=None) for pair in pairs(10)]
     build(tmp_path / "y", model, chats, preference=False)
+    with pytest.raises(NielsCacheError, match="x holds preference pairs, and y does not"):
+        TokenLoader({"x": str(folder), "y": str(tmp_path / "y")}, T=200, B=1, seed=0, weights={"x": 1, "y": 1})
     with pytest.raises(NielsCacheError, match="no preference pairs"):
         PreferenceDataset(str(tmp_path / "y" / "train"), T=20)
     with pytest.raises(NielsCacheError, match="packing"):
-        TokenLoader(str(tmp_path / "y" / "train"), T=20, B=1, seed=0, packing=False)
+        TokenLoader(str(tmp_path / "y" / "train"), T=20, B=1, seed=0, sft=SFT(packing=False))
     with pytest.raises(NielsCacheError, match="side"):
         TokenLoader(str(tmp_path / "y" / "train"), T=20, B=1, seed=0).trace(0, side="chosen")
 

@@ -12,9 +12,9 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.cli.new_config import catalog_table
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.config.shipped import ABOUT, catalog, profile_tables
-from niels_cache_assets.own_data.new_config import catalog_table
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.inputs import BadInputs, hub_problems, input_problems, require_inputs
@@ -112,9 +112,7 @@ def test_a_table_without_source_is_one_of_the_catalog_with_one_line_of_advice(ca
     assert (fineweb.source, fineweb.train_tokens, fineweb.val_tokens, fineweb.decontaminate) == ("fineweb_edu", 7, 5_000_000, "exact")
     assert len(registry.advice) == 2
     assert registry.advice[0].endswith('add source = "fineweb_edu", decontaminate = "exact"')
-    for command in ("status", "list"):
-        told = said(capsys, command, code=exit_codes.FAILED if command == "status" else exit_codes.DONE)[1].splitlines()
-        assert told == [*registry.advice]
+    assert said(capsys, "status", code=exit_codes.FAILED)[1].splitlines() == [*registry.advice]
     told_in_file = configured(
         '[pretrain.fineweb_edu]\ntrain_tokens = 7\nsource = "fineweb_edu"\ndecontaminate = "exact"\n'
         '[pretrain.wikipedia]\nsource = "wikipedia"\nprepare = ["clean", "dedup"]\n'
@@ -141,13 +139,13 @@ def test_every_data_set_of_every_profile_is_in_the_catalog_and_its_table_says_al
 
 
 def test_the_catalog_is_a_table_tables_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    listed = said(capsys, "catalog", code=exit_codes.DONE)[0]
+    listed = said(capsys, "init", "--list", code=exit_codes.DONE)[0]
     for name in catalog():
         assert f"\n{name} " in listed
-    assert said(capsys, "catalog", "wikitext", "oasst1", code=exit_codes.DONE)[0].count("source = ") == 2
-    (entry,) = json.loads(said(capsys, "catalog", "dolly15k", "--json", code=exit_codes.DONE)[0])["data_sets"]
+    assert said(capsys, "init", "--list", "wikitext", "oasst1", code=exit_codes.DONE)[0].count("source = ") == 2
+    (entry,) = json.loads(said(capsys, "init", "--list", "dolly15k", "--json", code=exit_codes.DONE)[0])["data_sets"]
     assert (entry["family"], entry["from"], entry["licence"]) == ("sft", "databricks/databricks-dolly-15k", "CC BY-SA 3.0")
-    assert "did you mean 'wikitext'?" in said(capsys, "catalog", "wikitxt", code=exit_codes.WRONG_USE)[1]
+    assert "did you mean 'wikitext'?" in said(capsys, "init", "--list", "wikitxt", code=exit_codes.WRONG_USE)[1]
 
 
 @pytest.mark.parametrize(
@@ -156,13 +154,13 @@ def test_the_catalog_is_a_table_tables_and_json(capsys: pytest.CaptureFixture[st
         ("build-all", "--only", "wikitext"),
         ("build-all", "--set", "pretrain.wikitext.train_tokens=5"),
         ("build-all", "--wikitext-config", "x"),
-        ("build-all", "--train-on", "wikitext"),
+        ("build-all", "--set", 'tokenizer.train_on=["wikitext"]'),
         ("build-all", "--set", 'dedup.priority=["wikitext"]'),
         ("status", "wikitext"),
         ("show", "wikitext"),
         ("sample", "wikitext"),
         ("clean", "notes.txt", "--like", "wikitext"),
-        ("rejected", "wikitext"),
+        ("clean", "--dropped", "wikitext"),
     ],
 )
 def test_who_asks_for_a_data_set_of_the_catalog_that_is_not_named_is_told_what_to_add(
@@ -194,7 +192,7 @@ def test_a_mixture_that_is_switched_off_asks_for_no_member() -> None:
 
 
 def test_a_table_of_the_catalog_can_be_appended_to_any_file(capsys: pytest.CaptureFixture[str]) -> None:
-    table = said(capsys, "catalog", "wikitext", code=exit_codes.DONE)[0]
+    table = said(capsys, "init", "--list", "wikitext", code=exit_codes.DONE)[0]
     assert names(configured(NOTES.rstrip("\n") + table)) == ["notes", "wikitext"]
 
 
@@ -206,13 +204,12 @@ def test_a_misspelt_name_of_the_catalog_is_found_there() -> None:
 
 
 def test_without_a_file_the_looking_commands_say_so_and_list_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("list", "status"):
-        output, told = said(capsys, command, code=exit_codes.DONE if command == "list" else exit_codes.FAILED)
-        assert "no niels_cache.toml in " in told
-        assert "wikitext" not in output
-        assert "--all lists 7 more" in output
-        assert "\nwikitext " in said(capsys, command, "--all", code=exit_codes.DONE if command == "list" else exit_codes.FAILED)[0]
-        assert not said(capsys, command, "--quiet", code=exit_codes.DONE if command == "list" else exit_codes.FAILED)[1]
+    output, told = said(capsys, "status", code=exit_codes.FAILED)
+    assert "no niels_cache.toml in " in told
+    assert "wikitext" not in output
+    assert "--all lists 7 more" in output
+    assert "\nwikitext " in said(capsys, "status", "--all", code=exit_codes.FAILED)[0]
+    assert not said(capsys, "status", "--quiet", code=exit_codes.FAILED)[1]
     findings = json.loads(said(capsys, "doctor", "--json", code=exit_codes.DONE)[0])["findings"]
     (found,) = [finding for finding in findings if finding["what"] == "configuration"]
     assert found["state"] == "note"
@@ -224,7 +221,7 @@ def test_caches_that_the_file_does_not_name_are_listed_as_such(caches: Path, cap
     write_notes()
     shutil.copytree(caches, "cache")
     configured(SMALL + NOTES.replace("notes]", "other]"))
-    listed = said(capsys, "list", code=exit_codes.DONE)[0]
+    listed = said(capsys, "status", code=exit_codes.FAILED)[0]
     (line,) = [line for line in listed.splitlines() if line.startswith("notes ")]
     assert "not in niels_cache.toml" in line
     rows = {row["name"]: row for row in json.loads(said(capsys, "status", "--json", code=exit_codes.FAILED)[0])["data_sets"]}
@@ -251,11 +248,10 @@ def test_what_is_switched_off_is_not_listed_and_only_named_where_it_is_asked_for
     shutil.copytree(caches, "cache")
     registry = configured(SMALL + NOTES + OFF)
     assert (registry.partition_keys("pretrain"), registry.switched_off()) == (["notes"], ["off"])
-    for command in ("list", "status"):
-        output = said(capsys, command, code=exit_codes.DONE)[0]
-        assert missing(output, "--all lists 1 more") == []
-        assert "\noff " not in output
-        assert "\noff " in said(capsys, command, "--all", code=exit_codes.DONE)[0]
+    output = said(capsys, "status", code=exit_codes.DONE)[0]
+    assert missing(output, "--all lists 1 more") == []
+    assert "\noff " not in output
+    assert "\noff " in said(capsys, "status", "--all", code=exit_codes.DONE)[0]
     assert '"name": "off"' in said(capsys, "status", "off", "--json", code=exit_codes.DONE)[0]
     told = said(capsys, "build-all", "--only", "off", code=exit_codes.WRONG_USE)[1]
     assert missing(told, "off is switched", "enabled = true in [pretrain.off]", "--set pretrain.off.enabled=true") == []

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.publish.push import local_build, push
-from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime import Blocks, Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote import fetcher, local_copy
@@ -63,7 +63,7 @@ def shards_of_run(loader: TokenLoader, blocks: int) -> list[str]:
 
 @pytest.mark.parametrize(("blocks", "fetched"), [(2, 4), (2.5, 5), (3, 6), (5, 6)])
 def test_two_blocks_are_fetched_ahead_as_far_as_they_fit(published: Published, blocks: float, fetched: int) -> None:
-    batches = iter(published.remote(T=T, limit_bytes=room(blocks)))
+    batches = iter(published.remote(T=T, limit=room(blocks)))
     next(batches)
     expected = shards_of_run(published.local(T=T), 3)
     wait_until(lambda: len(shards_there(published)) >= fetched)
@@ -75,7 +75,7 @@ def test_two_blocks_are_fetched_ahead_as_far_as_they_fit(published: Published, b
 @pytest.mark.parametrize("beside", [0, 0.5, 1])
 def test_tight_limits_change_no_batch_and_fetch_nothing_twice(published: Published, lanes: int, B: int, beside: float) -> None:
     limit, settings = room(lanes + 1 + beside), {"T": T, "B": B, "lanes": lanes, "epochs": 1}
-    local, remote = published.local(**settings), published.remote(**settings, limit_bytes=limit)
+    local, remote = published.local(**settings), published.remote(**settings, limit=limit)
     needed = Counter(
         f"shard_{index:05d}.bin"
         for visit in takewhile(lambda visit: visit.first < local.samples_per_epoch["notes"], local.block_visits())
@@ -98,7 +98,7 @@ def test_a_process_that_needs_no_block_now_lends_its_room_to_a_slower_one(publis
     for count in (127, 1):
         rows(local, count)
         states.append(local.state_dict())
-    before, after = (TokenLoader.from_state(state, f"{ADDRESS}/train", local_dir=published.copy, limit_bytes=room(3)) for state in states)
+    before, after = (TokenLoader.from_state(state, f"{ADDRESS}/train", remote=Copy(dir=published.copy, limit=room(3))) for state in states)
     expected = rows(TokenLoader.from_state(states[0], str(published.folder / "train")), 5)
     with Watch(published.copy) as watch:
         fast = iter(after)
@@ -115,7 +115,7 @@ def test_of_two_processes_that_wait_for_room_the_slower_one_goes_first(published
     for count in (126, 1, 1):
         rows(local, count)
         states.append(local.state_dict())
-    loaders = [TokenLoader.from_state(state, f"{ADDRESS}/train", local_dir=published.copy, limit_bytes=room(3)) for state in states]
+    loaders = [TokenLoader.from_state(state, f"{ADDRESS}/train", remote=Copy(dir=published.copy, limit=room(3))) for state in states]
     expected = rows(TokenLoader.from_state(states[0], str(published.folder / "train")), 6)
     with ThreadPoolExecutor(3) as executor:
         found = list(executor.map(lambda loader: rows(loader, 4), reversed(loaders)))
@@ -126,7 +126,7 @@ class Racing:
     """Two processes of a run, of which one is slower. Nothing is downloaded before `fetch`. here, missing: shards."""
 
     def __init__(self, published: Published, patch: pytest.MonkeyPatch) -> None:
-        first, self.slow, self.fast = (LocalCopy(published.copy, limit_bytes=room(3)) for _ in range(3))
+        first, self.slow, self.fast = (LocalCopy(published.copy, limit=room(3)) for _ in range(3))
         build, _ = first.open(ADDRESS)
         self.here, *self.missing = (build.place(f"train/shard_{index:05d}.bin") for index in range(3))
         first.hold([self.here])
@@ -217,8 +217,8 @@ def test_a_slower_process_that_stands_still_is_waited_for_once(racing: Racing, m
 @pytest.mark.parametrize("B", [6, 600])
 def test_a_batch_of_two_sources_finds_room_for_a_block_of_each_and_one_more(published: Published, B: int) -> None:
     """A batch of 600 rows reads more than two blocks."""
-    settings: dict[str, Any] = {"T": T, "B": B, "seed": 3, "order": "blocks", "block_shards": SHARDS_OF_BLOCK, "weights": {"a": 1, "b": 2}}
-    places: dict[str, Any] = {"local_dir": published.copy, "limit_bytes": room(3)}
+    settings: dict[str, Any] = {"T": T, "B": B, "seed": 3, "order": Blocks(shards=SHARDS_OF_BLOCK), "weights": {"a": 1, "b": 2}}
+    places: dict[str, Any] = {"remote": Copy(dir=published.copy, limit=room(3))}
     local = TokenLoader(dict.fromkeys("ab", str(published.folder / "train")), **settings)
     remote = TokenLoader(dict.fromkeys("ab", f"{ADDRESS}/train"), **settings, **places)
     count = 4 * local.samples_per_epoch["b"] // B  # epochs end within batches
@@ -227,19 +227,19 @@ def test_a_batch_of_two_sources_finds_room_for_a_block_of_each_and_one_more(publ
 
 def test_what_others_hold_counts_before_the_first_batch(published: Published, tmp_path: Path) -> None:
     push(local_build(write_notes(tmp_path / "pretrain/other", first=7, shard_tokens=SHARD_TOKENS)), OTHER)
-    held = LocalCopy(published.copy, limit_bytes=room(9))
+    held = LocalCopy(published.copy, limit=room(9))
     held.fetch_split(f"{OTHER}/train")  # 6 blocks
-    assert rows(published.remote(T=T, limit_bytes=room(8)), 1) == rows(published.local(T=T), 1)
+    assert rows(published.remote(T=T, limit=room(8)), 1) == rows(published.local(T=T), 1)
     with pytest.raises(NielsCacheError, match="held"):
-        published.remote(T=T, limit_bytes=room(7))
+        published.remote(T=T, limit=room(7))
     held.close()
-    published.remote(T=T, limit_bytes=room(7))
+    published.remote(T=T, limit=room(7))
 
 
 def test_a_reader_fails_soon_if_others_hold_the_room(published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(fetcher, "_HOPELESS_SECONDS", 0.5)
     push(local_build(write_notes(tmp_path / "pretrain/other", first=7, shard_tokens=SHARD_TOKENS)), OTHER)
-    copies = [LocalCopy(published.copy, limit_bytes=room(9)) for _ in range(2)]
+    copies = [LocalCopy(published.copy, limit=room(9)) for _ in range(2)]
     builds = [copy.open(address)[0] for copy, address in zip(copies, (ADDRESS, OTHER), strict=True)]
     both, found, are_waiting = threading.Barrier(2), list[str](), threading.Event()
 
@@ -260,7 +260,7 @@ def test_a_reader_fails_soon_if_others_hold_the_room(published: Published, monke
     wait_until(lambda: demands(published) == 2)
     are_waiting.set()
     join(threads)
-    assert sorted("limit_bytes" in each for each in found) == [False, True]
+    assert sorted("limit" in each for each in found) == [False, True]
     assert "" in found
 
 
@@ -269,10 +269,10 @@ def test_a_run_survives_another_one_that_brings_a_smaller_limit(
 ) -> None:
     """They read two data sets. If both wait for one file, both end."""
     push(local_build(write_notes(tmp_path / "pretrain/other", first=7, shard_tokens=SHARD_TOKENS)), OTHER)
-    smaller = {"T": T, "B": 6, "seed": 1, "epochs": 1, "order": "blocks", "local_dir": published.copy, "limit_bytes": room(3)}
+    smaller = {"T": T, "B": 6, "seed": 1, "epochs": 1, "order": Blocks(), "remote": Copy(dir=published.copy, limit=room(3))}
     monkeypatch.setattr(fetcher, "_HOPELESS_SECONDS", 0.5)
     settings = {"T": T, "B": 6, "lanes": 4, "epochs": 2}
-    expected, batches = rows(published.local(**settings)), iter(published.remote(**settings, limit_bytes=room(5)))
+    expected, batches = rows(published.local(**settings)), iter(published.remote(**settings, limit=room(5)))
     found, ends = rows(batches, 1), list[str]()  # has mapped 4 blocks
 
     def join_in() -> None:
@@ -285,7 +285,7 @@ def test_a_run_survives_another_one_that_brings_a_smaller_limit(
     join([threading.Thread(target=lambda: found.extend(rows(batches)), daemon=True), other])
     assert len(found) == len(expected)
     assert found == expected
-    assert not ends[0] or "limit_bytes" in ends[0]
+    assert not ends[0] or "limit" in ends[0]
 
 
 def demands(published: Published) -> int:
@@ -316,7 +316,7 @@ def join(threads: Iterable[threading.Thread]) -> None:
 @pytest.mark.parametrize("blocks", [2, 2.5, 3])
 def test_a_trace_finds_room_while_blocks_are_fetched_ahead(published: Published, monkeypatch: pytest.MonkeyPatch, blocks: float) -> None:
     monkeypatch.setattr(room_of_copy, "PATIENCE_SECONDS", 1e9)  # so it never takes files by waiting for long
-    local, remote = published.local(T=T), published.remote(T=T, limit_bytes=room(blocks))
+    local, remote = published.local(T=T), published.remote(T=T, limit=room(blocks))
     expected, found = rows(local, 24), []
     for number, batch in enumerate(islice(remote, 24)):
         found += rows([batch])
@@ -329,7 +329,7 @@ def test_a_trace_finds_room_while_blocks_are_fetched_ahead(published: Published,
 
 
 def test_traces_hold_no_more_than_the_last_one_needs(published: Published) -> None:
-    remote = published.remote(T=T, limit_bytes=room(4))
+    remote = published.remote(T=T, limit=room(4))
     batches = iter(remote)
     next(batches)
     block = set(shards_of_run(published.local(T=T), 1))
@@ -344,7 +344,7 @@ def test_a_window_is_read_after_one_that_held_its_next_block(published: Publishe
     """The last window of a block finds the next shard mapped, gives it back, and needs the tail instead."""
     (local,) = published.local(T=T)._sources
     assert isinstance(local, PretrainWindows)
-    source = copied(published.remote(T=T, limit_bytes=room(3)))
+    source = copied(published.remote(T=T, limit=room(3)))
     per_block = int(source.blocks(SHARDS_OF_BLOCK).samples[1])
     for number in (per_block, per_block - 1):  # in the second block, and across its begin
         start = np.array([number * T], dtype=np.int64)

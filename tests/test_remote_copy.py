@@ -20,10 +20,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from niels_cache_assets.publish.push import local_build, prune, push
-from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime import Blocks, Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.cache.slots import SlotTokens
 from niels_cache_runtime.loader.batch import Batch
-from niels_cache_runtime.loader.blocks.visits import BlockVisit
+from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.remote.ranges import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.remote import fetcher, keeping, local_copy
@@ -58,7 +58,7 @@ pytestmark = pytest.mark.usefixtures("fetching_thread")
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_batches_are_those_of_a_folder_below_the_limit(published: Published, lanes: int, B: int) -> None:
     local, limit = published.local(lanes=lanes, epochs=1, B=B), room(3)
-    remote = published.remote(lanes=lanes, epochs=1, B=B, limit_bytes=limit, fields=("document_ids",))
+    remote = published.remote(lanes=lanes, epochs=1, B=B, limit=limit, fields=("document_ids",))
     visits = 0
     with Watch(published.copy) as watch:
         for _ in range(3):
@@ -100,7 +100,7 @@ def test_a_state_moves_between_a_folder_and_an_address(published: Published) -> 
     local = published.local()
     before = rows(local, 7)
     state = local.state_dict()
-    remote = TokenLoader.from_state(state, f"{ADDRESS}/train", local_dir=published.copy, limit_bytes=room(3))
+    remote = TokenLoader.from_state(state, f"{ADDRESS}/train", remote=Copy(dir=published.copy, limit=room(3)))
     after = rows(remote, 7)
     again = published.local()
     assert before + after == rows(again, 14)
@@ -111,17 +111,17 @@ def test_a_state_moves_between_a_folder_and_an_address(published: Published) -> 
 
 
 def test_two_sources_may_be_the_same_split(published: Published) -> None:
-    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": "blocks", "block_shards": 2, "weights": {"a": 1, "b": 1}}
+    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": Blocks(shards=2), "weights": {"a": 1, "b": 1}}
     local = TokenLoader(dict.fromkeys("ab", str(published.folder / "train")), **settings)
-    places: dict[str, Any] = {"local_dir": published.copy, "limit_bytes": room(6)}
+    places: dict[str, Any] = {"remote": Copy(dir=published.copy, limit=room(6))}
     remote = TokenLoader(dict.fromkeys("ab", f"{ADDRESS}/train"), **settings, **places)
     assert rows(remote, 120) == rows(local, 120)
 
 
 def test_a_blend_goes_on_when_the_last_weights_leave_the_address_out(published: Published) -> None:
     weights = [(0, {"a": 1, "b": 1}), (100, {"a": 1, "b": 0})]
-    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": "blocks", "block_shards": 2, "weights": weights}
-    folder, places = str(published.folder / "train"), {"local_dir": published.copy, "limit_bytes": room(6)}
+    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": Blocks(shards=2), "weights": weights}
+    folder, places = str(published.folder / "train"), {"remote": Copy(dir=published.copy, limit=room(6))}
     remote = TokenLoader({"a": folder, "b": f"{ADDRESS}/train"}, **settings, **places)
     assert rows(remote, 60) == rows(TokenLoader(dict.fromkeys("ab", folder), **settings), 60)
 
@@ -137,7 +137,7 @@ def test_trace_reads_through_the_copy(published: Published) -> None:
 
 
 def test_other_reads_between_two_batches_change_no_batch(published: Published) -> None:
-    local, remote = published.local(), published.remote(limit_bytes=room(4))
+    local, remote = published.local(), published.remote(limit=room(4))
     expected, found = rows(local, 80), []
     for number, batch in enumerate(islice(remote, 80)):
         found += rows([batch])
@@ -215,8 +215,8 @@ def test_a_forked_process_goes_on_with_the_iterator(published: Published) -> Non
 
 
 def test_windows_come_by_one_request_each_without_a_copy(published: Published, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"order": "split", "block_shards": None, "fields": ("document_ids",)}
-    local, remote = published.local(**settings), published.remote(**settings, local_dir=None, limit_bytes=None, fetch="windows")
+    settings: dict[str, Any] = {"order": "split", "fields": ("document_ids",)}
+    local, remote = published.local(**settings), published.remote(**settings, remote=Copy(fetch="windows"))
     assert list(tmp_path.iterdir()) == []
     for ours, theirs in zip(islice(remote, 5), islice(local, 5), strict=True):
         assert (ours.x == theirs.x).all()
@@ -233,12 +233,14 @@ def test_windows_come_by_one_request_each_without_a_copy(published: Published, t
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"order": "split", "block_shards": None}, "order='blocks'"),
-        ({"local_dir": None, "limit_bytes": None}, "local_dir"),
-        ({"limit_bytes": None}, "limit_bytes"),
-        ({"limit_bytes": -1}, "limit_bytes"),
-        ({"limit_bytes": room(1.4) - OVERHEAD}, "2 blocks"),
-        ({"limit_bytes": room(2.4) - OVERHEAD, "lanes": 2}, "3 blocks"),
+        ({"order": "split"}, r"order=Blocks\(\)"),
+        ({"remote": None}, r"remote=Copy\(dir"),
+        ({"dir": None}, "give dir"),
+        ({"remote": Copy(fetch="windows"), "limit": 1}, "give dir"),
+        ({"limit": None}, "limit"),
+        ({"limit": -1}, "limit"),
+        ({"limit": room(1.4) - OVERHEAD}, "2 blocks"),
+        ({"limit": room(2.4) - OVERHEAD, "lanes": 2}, "3 blocks"),
         ({"fetch": "rows"}, "fetch"),
     ],
 )
@@ -248,29 +250,29 @@ def test_settings_that_do_not_fit_are_refused(published: Published, settings: di
 
 
 def test_other_addresses_and_folders_are_refused(published: Published) -> None:
-    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": "blocks", "local_dir": published.copy, "limit_bytes": room(3)}
+    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": Blocks(), "remote": Copy(dir=published.copy, limit=room(3))}
     with pytest.raises(NielsCacheError, match="pull it"):
         TokenLoader("hf://datasets/someone/notes/train", **settings)
     with pytest.raises(NielsCacheError, match="no published cache"):
         TokenLoader(f"s3://{BUCKET}/at/nothing/train", **settings)
-    with pytest.raises(NielsCacheError, match="local_dir"):
-        published.local(local_dir=published.copy)
-    with pytest.raises(NielsCacheError, match="fetch"):
+    with pytest.raises(NielsCacheError, match=r"remote=Copy.*is a path"):
+        published.local(dir=published.copy)
+    with pytest.raises(NielsCacheError, match=r"fetch='windows'.*is a path"):
         published.local(fetch="windows")
     published.copy.parent.joinpath("file").write_text("")
     with pytest.raises(NielsCacheError, match="cannot be written"):
-        published.remote(local_dir=published.copy.parent / "file/below")
+        published.remote(dir=published.copy.parent / "file/below")
 
 
 def test_without_a_network_the_copy_is_enough(published: Published) -> None:
     expected = rows(published.local(epochs=1))
     limit = room(8)
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     gc.collect()
     published.s3.decide = lambda method, key: "expired"
     published.s3.requests.clear()
     with pytest.warns(RuntimeWarning, match="expired"):
-        assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+        assert rows(published.remote(epochs=1, limit=limit)) == expected
     assert {key for _, key in published.s3.requests} == {"at/notes/meta.json"}
 
 
@@ -313,16 +315,16 @@ def test_a_run_goes_on_with_its_build_until_it_is_pruned(published: Published, t
     push(local_build(other), ADDRESS, replace_other=True)
     assert rows(remote, 40) == rows(local, 40)
     newer = published.remote()
-    assert rows(newer, 2) == rows(TokenLoader(str(other / "train"), T=T, B=4, seed=3, order="blocks", block_shards=2), 2)
+    assert rows(newer, 2) == rows(TokenLoader(str(other / "train"), T=T, B=4, seed=3, order=Blocks(shards=2)), 2)
     del newer
     prune(ADDRESS)
     with pytest.raises(RemoteError, match="is gone"):
         rows(remote, 400)
 
 
-@pytest.mark.parametrize("settings", [{"shuffle": False}, {"order": "split", "block_shards": None, "local_dir": None, "fetch": "windows"}])
+@pytest.mark.parametrize("settings", [{"shuffle": False}, {"order": "split", "remote": Copy(fetch="windows")}])
 def test_a_shard_that_is_gone_is_named_by_whatever_asks_for_it(published: Published, settings: dict[str, Any]) -> None:
-    remote = published.remote(**{"limit_bytes": None if "fetch" in settings else room(3), **settings}, epochs=1)
+    remote = published.remote(**settings, epochs=1)
     build = local_build(published.folder).record.content_sha256
     gone = f"/{BUCKET}/at/notes/{build}/train/shard_00002.bin"  # its head is the tail of a block
     assert published.s3.ask("HEAD", gone)[0] == 200
@@ -351,10 +353,10 @@ def test_files_of_others_stay(published: Published) -> None:
 
 
 def test_the_smaller_of_two_limits_counts(published: Published) -> None:
-    large = published.remote(limit_bytes=room(6))
+    large = published.remote(limit=room(6))
     assert rows(large, 200) == rows(published.local(), 200)
     assert bytes_of(published.copy) > room(3)
-    small = published.remote(limit_bytes=room(3), epochs=1, seed=4)
+    small = published.remote(limit=room(3), epochs=1, seed=4)
     wait_until(lambda: used_bytes(published) <= room(3))  # a download may have begun before the smaller limit
     with Watch(published.copy) as watch:
         pairs = zip(islice(large, 60), islice(small, 60), strict=True)
@@ -382,7 +384,7 @@ def test_a_reader_that_was_killed_holds_nothing(published: Published) -> None:
 
 def test_whole_data_sets_come_as_folders(published: Published, caches: Caches) -> None:
     push(local_build(caches.chats), f"s3://{BUCKET}/at/chats")
-    copy = LocalCopy(published.copy, limit_bytes=10_000_000)
+    copy = LocalCopy(published.copy, limit=10_000_000)
     folder = copy.fetch_split(f"{ADDRESS}/train")
     assert rows(TokenLoader(str(folder), T=T, B=4, seed=3), 5) == rows(TokenLoader(str(published.folder / "train"), T=T, B=4, seed=3), 5)
     root = copy.fetch_of(copy.open(f"s3://{BUCKET}/at/chats")[0], ["tokenizer/"]).parents[1]
@@ -390,11 +392,11 @@ def test_whole_data_sets_come_as_folders(published: Published, caches: Caches) -
     with pytest.raises(NielsCacheError, match="no file"):
         copy.fetch_of(copy.open(ADDRESS)[0], ["train/none.bin"])
     settings: dict[str, Any] = {"T": 64, "B": 2, "seed": 1}
-    chats = TokenLoader(f"s3://{BUCKET}/at/chats/train", **settings, local_dir=published.copy, limit_bytes=10_000_000)
+    chats = TokenLoader(f"s3://{BUCKET}/at/chats/train", **settings, remote=Copy(dir=published.copy, limit=10_000_000))
     assert rows(chats, 3) == rows(TokenLoader(str(caches.chats / "train"), **settings), 3)
     copy.close()
-    with pytest.raises(NielsCacheError, match="limit_bytes"):
-        LocalCopy(published.copy.parent / "small", limit_bytes=room(2)).fetch_split(f"{ADDRESS}/train")
+    with pytest.raises(NielsCacheError, match="limit"):
+        LocalCopy(published.copy.parent / "small", limit=room(2)).fetch_split(f"{ADDRESS}/train")
 
 
 class _SmallDisk:
@@ -431,12 +433,12 @@ class _SmallDisk:
 def test_a_full_disk_counts_as_a_smaller_limit(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = _SmallDisk(published.copy, room(2))
     monkeypatch.setattr(fetcher, "open", disk, raising=False)
-    assert rows(published.remote(epochs=1, limit_bytes=room(8))) == rows(published.local(epochs=1))
+    assert rows(published.remote(epochs=1, limit=room(8))) == rows(published.local(epochs=1))
     assert disk.refused > 0
 
 
 def test_a_disk_that_is_too_small_for_a_batch_is_named(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = published.remote(epochs=1, limit_bytes=room(8))
+    remote = published.remote(epochs=1, limit=room(8))
     monkeypatch.setattr(fetcher, "open", _SmallDisk(published.copy, bytes_of(published.copy) + 2_000), raising=False)
     with pytest.raises(NielsCacheError, match="disk is full"):
         rows(remote)
@@ -456,7 +458,7 @@ def test_clocks_that_are_wrong_by_an_hour_change_nothing(published: Published) -
 
 def test_shards_stay_mapped_while_everything_fits(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
-    remote, local = published.remote(limit_bytes=room(8)), published.local()
+    remote, local = published.remote(limit=room(8)), published.local()
     ours, theirs = iter(remote), iter(local)
     batches = remote.samples_per_epoch["notes"] // remote.B + 40
     read_until_kept(published, ours, theirs)
@@ -474,7 +476,7 @@ def test_shards_stay_mapped_while_everything_fits(published: Published, monkeypa
     assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
     assert mapped == []
     assert copied(remote).copy._ledger not in looks
-    small = LocalCopy(published.copy, limit_bytes=room(3))
+    small = LocalCopy(published.copy, limit=room(3))
     small.open(ADDRESS)
     wait_until(lambda: used_bytes(published) <= room(3))  # the loader yields no batch meanwhile
     assert rows(islice(ours, 1)) == rows(islice(theirs, 1))
@@ -488,11 +490,11 @@ def test_a_reader_of_other_files_ends_the_keeping(published: Published, monkeypa
     other = f"s3://{BUCKET}/at/other"
     push(local_build(write_notes(tmp_path / "pretrain/other", first=7)), other)
     limit = room(8)
-    remote, local = published.remote(limit_bytes=limit), published.local()
+    remote, local = published.remote(limit=limit), published.local()
     ours, theirs = iter(remote), iter(local)
     read_until_kept(published, ours, theirs)
     done = threading.Event()
-    copy = LocalCopy(published.copy, limit_bytes=limit)  # keeps what it fetches
+    copy = LocalCopy(published.copy, limit=limit)  # keeps what it fetches
     folders: list[Path] = []
 
     def fetch() -> None:
@@ -512,11 +514,11 @@ def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, m
     monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 60.0)
     other = f"s3://{BUCKET}/at/other"
     push(local_build(write_notes(tmp_path / "pretrain/other", first=7)), other)
-    remote, local = published.remote(limit_bytes=room(8)), published.local()
+    remote, local = published.remote(limit=room(8)), published.local()
     ours, theirs = iter(remote), iter(local)
     batches = remote.samples_per_epoch["notes"] // remote.B + 40
     read_until_kept(published, ours, theirs)
-    copy = LocalCopy(published.copy, limit_bytes=room(8))
+    copy = LocalCopy(published.copy, limit=room(8))
     folder = copy.fetch_split(f"{other}/train")
     assert len(list(folder.iterdir())) == SHARDS + 1
     assert bytes_of(published.copy) <= room(8)
@@ -527,7 +529,7 @@ def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, m
 def test_the_thread_of_kept_shards_ends_with_its_loader(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
     earlier = threads()  # of the loaders of other tests: each looks once per second, and then ends
-    remote = published.remote(limit_bytes=room(8))
+    remote = published.remote(limit=room(8))
     iterator = iter(remote)
     read_until_kept(published, iterator, iter(published.local()))
     assert len(threads() - earlier) == 1

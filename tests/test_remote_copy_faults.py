@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.publish.push import local_build, push
-from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime import Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.remote import fetcher, ledger, local_copy
@@ -23,7 +23,7 @@ from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Ledger, State, once_unlocked
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.published import read_published
+from niels_cache_runtime.remote.record import read_published
 from niels_cache_runtime.remote.store import RemoteError, open_store
 from niels_cache_runtime.remote.upkeep import trim
 from tests.chat_models import chatml, model_folder, opened_model
@@ -109,16 +109,16 @@ def test_a_meta_json_that_a_killed_process_left_is_used(published: Published, mo
 
     monkeypatch.setattr(Ledger, "_save", killed)
     with pytest.raises(KeyboardInterrupt):
-        LocalCopy(published.copy, limit_bytes=room(3)).open(ADDRESS)
+        LocalCopy(published.copy, limit=room(3)).open(ADDRESS)
     monkeypatch.setattr(Ledger, "_save", save)
     (left,) = published.copy.rglob("meta.json")
-    build, _ = LocalCopy(published.copy, limit_bytes=room(3)).open(ADDRESS)
+    build, _ = LocalCopy(published.copy, limit=room(3)).open(ADDRESS)
     assert build.published.meta_content == left.read_bytes()
     left.write_bytes(b"{}")
     shutil.rmtree(published.copy / "readers")
     (published.copy / "manifest.json").unlink()
     with pytest.raises(NielsCacheError, match="has not downloaded"):
-        LocalCopy(published.copy, limit_bytes=room(3)).open(ADDRESS)
+        LocalCopy(published.copy, limit=room(3)).open(ADDRESS)
     assert left.read_bytes() == b"{}"
 
 
@@ -141,7 +141,7 @@ def test_a_download_for_a_folder_that_was_removed_is_dropped(published: Publishe
         patch.setattr(local_copy, "GIVE_UP_SECONDS", 0.1)
         first.join(20)
     published.copy.rename(published.copy.with_name("removed"))  # at once: the older fetcher may write into it
-    copy = LocalCopy(published.copy, limit_bytes=room(3))
+    copy = LocalCopy(published.copy, limit=room(3))
     copy.open(ADDRESS)
     go_on.set()
     older[0].join(20)
@@ -150,7 +150,7 @@ def test_a_download_for_a_folder_that_was_removed_is_dropped(published: Publishe
 
 
 def _fetch_or_fail(folder: Path) -> None:
-    copy = LocalCopy(folder, limit_bytes=room(3))
+    copy = LocalCopy(folder, limit=room(3))
     with pytest.raises(NielsCacheError, match="nothing has changed"):
         copy.fetch_of(copy.open(ADDRESS)[0], ["train_doc_ends.npy"])
 
@@ -187,7 +187,7 @@ def test_a_full_disk_at_the_record_of_a_tail_counts_as_a_smaller_limit(published
 
     monkeypatch.setattr(Fetcher, "_tail", refused)
     monkeypatch.setattr(fetcher, "_DISK_SECONDS", 0.2)
-    assert rows(published.remote(epochs=1, limit_bytes=room(8))) == rows(published.local(epochs=1))
+    assert rows(published.remote(epochs=1, limit=room(8))) == rows(published.local(epochs=1))
     assert calls.count(calls[0]) == 2
 
 
@@ -214,11 +214,11 @@ def test_the_targets_of_a_chat_template_come_with_the_split(s3: LoopbackS3, tmp_
     push(local_build(folder), address)
     assert "train_targets.npy" in {file.path for file in read_published(open_store(address)).files}
     for split in ("train", "val"):
-        place = LocalCopy(tmp_path / "copy", limit_bytes=10_000_000).fetch_split(f"{address}/{split}")
+        place = LocalCopy(tmp_path / "copy", limit=10_000_000).fetch_split(f"{address}/{split}")
         targets = f"{split}_targets.npy"
         assert (place.parent / targets).read_bytes() == (folder / targets).read_bytes()
         settings: dict[str, Any] = {"T": 64, "B": 2, "seed": 1, "epochs": 1}
-        remote = TokenLoader(f"{address}/{split}", **settings, local_dir=tmp_path / "copy", limit_bytes=10_000_000)
+        remote = TokenLoader(f"{address}/{split}", **settings, remote=Copy(dir=tmp_path / "copy", limit=10_000_000))
         masked = [batch.y_masked.tolist() for batch in remote if batch.y_masked is not None]
         assert masked == [batch.y_masked.tolist() for batch in TokenLoader(str(folder / split), **settings) if batch.y_masked is not None]
         assert len(masked) > 0
@@ -227,7 +227,7 @@ def test_the_targets_of_a_chat_template_come_with_the_split(s3: LoopbackS3, tmp_
 @pytest.mark.parametrize("damaged", ["shard_00003.bin", "00002-*.bin", ""])
 def test_after_a_boot_each_file_is_hashed_before_its_use(published: Published, monkeypatch: pytest.MonkeyPatch, damaged: str) -> None:
     expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     published.wait_until_unread()
     files = list(published.copy.rglob(damaged)) if damaged else []
     assert len(files) == bool(damaged)
@@ -235,7 +235,7 @@ def test_after_a_boot_each_file_is_hashed_before_its_use(published: Published, m
         path.write_bytes(bytes(path.stat().st_size))
     monkeypatch.setattr(ledger, "boot", lambda: "another")
     published.s3.requests.clear()
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     # A tail comes from its shard if the shard is there. The tail of a damaged shard may come before the shard is there again.
     assert sum(published.shards_sent().values()) in ((1, 2) if damaged.startswith("shard") else (0,))
     with Ledger(published.copy).changing() as state:
@@ -249,7 +249,7 @@ def test_a_folder_of_two_machines_is_not_hashed_again(published: Published, monk
     loaders = []
     for name in ("first", "second", "first"):
         monkeypatch.setattr(ledger, "boot", lambda name=name: name)
-        loaders.append(published.remote(epochs=1, limit_bytes=room(8)))
+        loaders.append(published.remote(epochs=1, limit=room(8)))
         assert rows(loaders[-1]) == expected
         with Ledger(published.copy).changing() as state:
             assert (state.boot, state.unchecked) == ("first", set())
@@ -286,19 +286,19 @@ def test_a_folder_stays_while_a_file_of_it_is_fetched(published: Published, monk
 
 def test_after_a_boot_no_network_is_needed(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     gc.collect()
     monkeypatch.setattr(ledger, "boot", lambda: "another")
     published.s3.decide = lambda method, key: "expired"
     with pytest.warns(RuntimeWarning, match="expired"):
-        assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+        assert rows(published.remote(epochs=1, limit=limit)) == expected
 
 
 def test_a_damaged_meta_json_is_read_again(published: Published) -> None:
-    build, _ = LocalCopy(published.copy, limit_bytes=room(3)).open(ADDRESS)
+    build, _ = LocalCopy(published.copy, limit=room(3)).open(ADDRESS)
     place = published.copy / build.place("meta.json")
     place.write_bytes(bytes(place.stat().st_size))
-    LocalCopy(published.copy, limit_bytes=room(3)).open(ADDRESS)
+    LocalCopy(published.copy, limit=room(3)).open(ADDRESS)
     assert place.read_bytes() == build.published.meta_content
 
 
@@ -314,7 +314,7 @@ def test_a_tail_of_a_damaged_object_does_not_outlive_its_repair(published: Publi
 
 def test_a_tail_that_differs_from_its_shard_is_told_and_fetched_again(published: Published, capfd: pytest.CaptureFixture[str]) -> None:
     expected = rows(published.local(epochs=1, shuffle=False))
-    remote = published.remote(epochs=1, shuffle=False, limit_bytes=room(8))
+    remote = published.remote(epochs=1, shuffle=False, limit=room(8))
     assert rows(remote) == expected
     (tail,) = published.copy.rglob("00002-*.bin")
     place = str(tail.relative_to(published.copy))
@@ -324,7 +324,7 @@ def test_a_tail_that_differs_from_its_shard_is_told_and_fetched_again(published:
     with Ledger(published.copy).changing() as state:
         state.entries[place].sha256 = sha256_file(str(tail))
         Ledger(published.copy).remove(state, next(path for path in state.entries if path.endswith("/shard_00002.bin")))
-    found = rows(published.remote(epochs=1, shuffle=False, limit_bytes=room(8)))
+    found = rows(published.remote(epochs=1, shuffle=False, limit=room(8)))
     assert sum(ours != theirs for ours, theirs in zip(found, expected, strict=True)) == 1
     assert "00002-" in capfd.readouterr().err
-    assert rows(published.remote(epochs=1, shuffle=False, limit_bytes=room(8))) == expected
+    assert rows(published.remote(epochs=1, shuffle=False, limit=room(8))) == expected

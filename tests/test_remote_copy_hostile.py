@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.publish.push import local_build, prune, push
-from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime import Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.safe_open import OwnFiles
-from niels_cache_runtime.remote import keeping, ledger, starting
+from niels_cache_runtime.remote import fetcher, keeping, ledger
 from niels_cache_runtime.remote.ledger import Ledger, Presence
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.needs import Reader
@@ -63,7 +63,7 @@ def test_several_shards_are_fetched_at_a_time_and_the_next_block_ahead(published
         return None
 
     published.s3.decide = decide
-    remote = published.remote(limit_bytes=room(4))
+    remote = published.remote(limit=room(4))
     iterator = iter(remote)
     next(iterator)
     assert not two.broken
@@ -111,7 +111,7 @@ def test_a_tail_of_another_object_is_refused(published: Published, monkeypatch: 
 
 def test_two_loaders_of_one_process_share_a_folder(published: Published) -> None:
     seeds, limit = (3, 4), room(6)
-    remotes = [iter(published.remote(seed=seed, limit_bytes=limit)) for seed in seeds]
+    remotes = [iter(published.remote(seed=seed, limit=limit)) for seed in seeds]
     locals_ = [iter(published.local(seed=seed)) for seed in seeds]
     with Watch(published.copy) as watch:
         for turn in range(40):
@@ -155,7 +155,7 @@ def test_a_copy_may_lie_below_the_published_folder(tmp_path: Path) -> None:
     copy = tmp_path / "published/notes/copy"
 
     def remote() -> TokenLoader:
-        return TokenLoader(f"{address}/train", **SETTINGS, epochs=1, local_dir=copy, limit_bytes=room(8))
+        return TokenLoader(f"{address}/train", **SETTINGS, epochs=1, remote=Copy(dir=copy, limit=room(8)))
 
     expected = rows(TokenLoader(str(folder / "train"), **SETTINGS, epochs=1))
     assert rows(remote()) == expected
@@ -172,23 +172,23 @@ def test_a_copy_may_lie_below_the_published_folder(tmp_path: Path) -> None:
 
 def test_a_kill_between_the_new_name_and_the_record_fetches_the_file_again(published: Published) -> None:
     expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     gc.collect()
     place = shard_of(published, 5)
     with Ledger(published.copy).changing() as state:
         state.entries[str(place.relative_to(published.copy))].owner = "a fetcher that was killed"
     published.s3.requests.clear()
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     assert published.shards_sent() == {"shard_00005.bin": 1}
 
 
 def test_a_record_that_is_not_finished_leaves_the_last_one(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     gc.collect()
     (published.copy / "manifest.json.new").write_text('{"version": 1, "entr')
     published.s3.requests.clear()
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     assert published.shards_sent() == {}
 
 
@@ -256,7 +256,7 @@ def test_what_is_planted_in_the_place_of_a_shard_is_neither_written_nor_read(
     place = shard_place(published)
     plant(kind, place.with_name(place.name + ending), victim)
     with pytest.raises(NielsCacheError, match=place.name):
-        rows(published.remote(epochs=1, limit_bytes=room(8)))
+        rows(published.remote(epochs=1, limit=room(8)))
     assert [path.name for path in outside.iterdir()] == [victim.name]
     assert victim.read_bytes() == b"precious"
     assert os.path.lexists(place.with_name(place.name + ending))  # a copy never removes what is not its own
@@ -269,7 +269,7 @@ def test_a_folder_of_the_copy_that_is_a_link_is_not_entered(published: Published
     shutil.rmtree(folder)
     folder.symlink_to(outside)
     with pytest.raises(NielsCacheError, match=f"{folder.name}.*link"):
-        rows(published.remote(epochs=1, limit_bytes=room(8)))
+        rows(published.remote(epochs=1, limit=room(8)))
     assert list(outside.iterdir()) == []
 
 
@@ -293,7 +293,7 @@ def test_what_is_planted_in_the_place_of_a_record_is_refused(published: Publishe
 @pytest.mark.parametrize("folder", ["train", "tails"])
 def test_a_complete_file_that_was_exchanged_for_a_link_is_not_read(published: Published, tmp_path: Path, folder: str) -> None:
     expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     published.wait_until_unread()
     places = [shard_place(published)] if folder == "train" else [*(published.copy / "tails").rglob("*.bin")]
     for place in places:
@@ -302,7 +302,7 @@ def test_a_complete_file_that_was_exchanged_for_a_link_is_not_read(published: Pu
         place.unlink()
         place.symlink_to(other)
     with pytest.raises(NielsCacheError, match="|".join(place.name for place in places)):
-        rows(published.remote(epochs=1, limit_bytes=limit if folder == "train" else room(3)))  # with all shards, no tail is read
+        rows(published.remote(epochs=1, limit=limit if folder == "train" else room(3)))  # with all shards, no tail is read
     assert all(place.is_symlink() for place in places)
     assert len(places) > 0
     if folder == "train":
@@ -328,7 +328,7 @@ def test_a_part_that_is_our_own_is_continued(published: Published) -> None:
     place = shard_place(published)
     content = (published.folder / "train" / place.name).read_bytes()
     place.with_name(f"{place.name}.part").write_bytes(content[:1000])
-    assert rows(published.remote(epochs=1, limit_bytes=room(8))) == expected
+    assert rows(published.remote(epochs=1, limit=room(8))) == expected
     assert published.whole_shards_sent() == {f"shard_{number:05d}.bin": 1 for number in range(1, SHARDS)}
     assert published.shards_sent()[place.name] > 0
     wrong = shard_place(published, 1)
@@ -336,7 +336,7 @@ def test_a_part_that_is_our_own_is_continued(published: Published) -> None:
     assert trim(published.copy, 0) > 0
     wrong.parent.mkdir(parents=True, exist_ok=True)
     wrong.with_name(f"{wrong.name}.part").write_bytes(bytes(1000))
-    assert rows(published.remote(epochs=1, limit_bytes=room(8))) == expected
+    assert rows(published.remote(epochs=1, limit=room(8))) == expected
 
 
 # a fetcher that is killed before it is ready
@@ -349,7 +349,7 @@ def process(code: str) -> int:
 @pytest.mark.parametrize("killed", ["before it forks", "after it forks"])
 def test_a_fetcher_that_was_killed_at_its_start_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
     (record := Ledger(tmp_path / "copy")).make()
-    monkeypatch.setattr(starting, "_START_SECONDS", 0.2)
+    monkeypatch.setattr(fetcher, "_START_SECONDS", 0.2)
     started: list[Presence] = []
     codes = ["import os; os.kill(os.getpid(), 9)" if killed == "before it forks" else "", ""]
 
@@ -358,8 +358,8 @@ def test_a_fetcher_that_was_killed_at_its_start_is_started_again(tmp_path: Path,
             started.append(Presence(record, "fetchers", group))
         return process(codes.pop(0))
 
-    monkeypatch.setattr(starting, "_spawn", spawn)
-    starting.start_fetcher(record, "a group")
+    monkeypatch.setattr(fetcher, "_spawn", spawn)
+    fetcher.start_fetcher(record, "a group")
     assert (len(started), codes) == (1, [])
     assert not record.is_alive("fetchers", "a group.starting")
     started[0].end()
@@ -367,11 +367,11 @@ def test_a_fetcher_that_was_killed_at_its_start_is_started_again(tmp_path: Path,
 
 def test_a_fetcher_that_is_always_killed_and_one_that_fails_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (record := Ledger(tmp_path / "copy")).make()
-    for code, times, status in (("import os; os.kill(os.getpid(), 9)", starting._STARTS, "-9"), ("raise SystemExit(3)", 1, "3")):
+    for code, times, status in (("import os; os.kill(os.getpid(), 9)", fetcher._STARTS, "-9"), ("raise SystemExit(3)", 1, "3")):
         found: list[str] = []
-        monkeypatch.setattr(starting, "_spawn", lambda folder, group, code=code, found=found: found.append(code) or process(code))
+        monkeypatch.setattr(fetcher, "_spawn", lambda folder, group, code=code, found=found: found.append(code) or process(code))
         with pytest.raises(NielsCacheError, match=rf"did not start \(exit status {status}\)"):
-            starting.start_fetcher(record, "a group")
+            fetcher.start_fetcher(record, "a group")
         assert len(found) == times
 
 
@@ -428,12 +428,12 @@ def test_obstore_takes_the_session_token_to_another_host_as_the_page_says(redire
     assert redirected == [], "a PUT is not redirected"
 
 
-# `local-copy --check` after a boot
+# `pull --copy --check` after a boot
 
 
 def test_a_check_by_hand_after_a_boot_saves_the_next_reader_its_own(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     published.wait_until_unread()
     damaged = shard_of(published, 5)
     damaged.write_bytes(bytes(damaged.stat().st_size))
@@ -446,14 +446,14 @@ def test_a_check_by_hand_after_a_boot_saves_the_next_reader_its_own(published: P
     hashed: list[str] = []
     monkeypatch.setattr(OwnFiles, "sha256", lambda self, name: hashed.append(name))
     published.s3.requests.clear()
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     assert hashed == []
     assert published.shards_sent() == {"shard_00005.bin": 1}
 
 
 def test_a_file_that_changes_hands_during_a_check_is_not_marked(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the hash of a file and its record, another process may remove it."""
-    assert rows(published.remote(epochs=1, limit_bytes=room(8))) == rows(published.local(epochs=1))
+    assert rows(published.remote(epochs=1, limit=room(8))) == rows(published.local(epochs=1))
     published.wait_until_unread()
     monkeypatch.setattr(ledger, "boot", lambda: "another")
     place, hash_file = str(shard_of(published, 5).relative_to(published.copy)), OwnFiles.sha256
@@ -481,7 +481,7 @@ def test_a_check_of_another_folder_is_refused(tmp_path: Path, make: Callable[[Pa
 
 def test_the_position_of_a_reader_that_keeps_its_shards_is_recorded(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
-    remote, local = iter(published.remote(limit_bytes=room(8))), iter(published.local())
+    remote, local = iter(published.remote(limit=room(8))), iter(published.local())
     while not reader_of(published).keeps:
         assert rows(islice(remote, 32)) == rows(islice(local, 32))
     before = reader_of(published)
@@ -490,7 +490,7 @@ def test_the_position_of_a_reader_that_keeps_its_shards_is_recorded(published: P
     monkeypatch.setattr(keeping, "_RECORD_SECONDS", 0.0)
     wait_until(lambda: reader_of(published).position >= before.position + 400)  # 100 batches of 4 rows
     assert reader_of(published).wants[0].first > before.wants[0].first
-    small = LocalCopy(published.copy, limit_bytes=room(3))
+    small = LocalCopy(published.copy, limit=room(3))
     small.open(ADDRESS)
     wait_until(lambda: not any(reader.keeps for reader in readers(published)))
     assert rows(islice(remote, 100)) == rows(islice(local, 100))

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from niels_cache_assets.publish.push import local_build, push
-from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache
+from niels_cache_runtime import Copy, NielsCacheError, TokenLoader, open_cache
 from niels_cache_runtime.remote import local_copy, pieces
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.ledger import Ledger
@@ -74,7 +74,7 @@ def test_a_job_fetches_from_its_own_address(published: Published) -> None:
     saved = pickle.dumps(published.remote(epochs=1))
     gc.collect()
     wait_until(lambda: list((published.copy / "fetchers").iterdir()) == [])  # the next one knows no address yet
-    settings = {**SETTINGS, "local_dir": published.copy, "limit_bytes": room(3), "epochs": 1}
+    settings = {**SETTINGS, "remote": Copy(dir=published.copy, limit=room(3)), "epochs": 1}
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_SESSION_TOKEN", "other")
         other = TokenLoader(f"{ELSEWHERE}/train", **settings)
@@ -103,7 +103,7 @@ def test_meta_json_stays_from_the_moment_that_it_is_there(published: Published, 
 
 
 def test_a_catalog_keeps_its_meta_json_and_its_build(published: Published, tmp_path: Path) -> None:
-    family = open_cache(ADDRESS, local_dir=str(published.copy), limit_bytes=1e9).pretrain
+    family = open_cache(ADDRESS, remote=Copy(dir=str(published.copy), limit=1e9)).pretrain
     gc.collect()
     trim(published.copy, 0)
     split = family["notes"].train
@@ -116,7 +116,7 @@ def test_a_catalog_keeps_its_meta_json_and_its_build(published: Published, tmp_p
 
 
 def test_meta_json_may_go_while_a_job_opens_it(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    LocalCopy(published.copy, limit_bytes=room(3)).open(ADDRESS)
+    LocalCopy(published.copy, limit=room(3)).open(ADDRESS)
     gc.collect()
 
     def removed(address: str, *, is_hasty: bool) -> object:
@@ -133,14 +133,14 @@ def test_meta_json_may_go_while_a_job_opens_it(published: Published, monkeypatch
 
 def test_an_endpoint_that_nobody_serves_is_not_needed_if_everything_is_there(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+    assert rows(published.remote(epochs=1, limit=limit)) == expected
     gc.collect()
     published.s3.requests.clear()
     with socket.socket() as closed:  # bound, so that no other process takes the port; not listening
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         with pytest.warns(RuntimeWarning, match="cannot be reached"):
-            assert rows(published.remote(epochs=1, limit_bytes=limit)) == expected
+            assert rows(published.remote(epochs=1, limit=limit)) == expected
     assert published.s3.requests == []
 
 
@@ -185,14 +185,13 @@ def give_up(published: Published) -> None:
 
 
 def windows(published: Published) -> TokenLoader:
-    settings = {"order": "split", "block_shards": None, "local_dir": None, "limit_bytes": None}
-    return published.remote(**settings, fetch="windows", epochs=1)
+    return published.remote(order="split", remote=Copy(fetch="windows"), epochs=1)
 
 
 @pytest.mark.parametrize("fault", ["500", "reset", "cut", "lost"])
 def test_windows_come_through_requests_that_fail_for_a_moment(published: Published, fault: str) -> None:
     published.s3.decide = only_shards(fault, times=4)
-    assert rows(windows(published), 3) == rows(published.local(order="split", block_shards=None), 3)
+    assert rows(windows(published), 3) == rows(published.local(order="split"), 3)
 
 
 def test_a_window_is_requested_again_after_the_last_try_of_obstore(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +205,7 @@ def test_a_window_is_requested_again_after_the_last_try_of_obstore(published: Pu
 
     monkeypatch.setattr(Store, "read_range", failing)
     monkeypatch.setattr(pieces, "_FIRST_WAIT_SECONDS", 0.001)
-    assert rows(windows(published), 3) == rows(published.local(order="split", block_shards=None), 3)
+    assert rows(windows(published), 3) == rows(published.local(order="split"), 3)
     assert failures == [0]
 
 

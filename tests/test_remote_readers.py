@@ -21,6 +21,8 @@ from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import (
+    Blocks,
+    Copy,
     DatasetLoader,
     PreferenceDataset,
     PretrainTokenStreamDataset,
@@ -100,10 +102,10 @@ def same(one: Any, other: Any) -> bool:
 def test_a_reader_gives_the_same_for_an_address_and_refuses_what_does_not_fit(read: Read, published: Caches, tmp_path: Path) -> None:
     local = read(str(published.letters))
     assert len(local) > 1
-    assert same(read(ADDRESS, local_dir=str(tmp_path / "copy"), limit_bytes=1e9), local)
+    assert same(read(ADDRESS, remote=Copy(dir=str(tmp_path / "copy"), limit=1e9)), local)
     with pytest.raises(NielsCacheError, match="blocks"):
-        read(ADDRESS, local_dir=str(tmp_path / "small"), limit_bytes=6_000)
-    with pytest.raises(NielsCacheError, match="local_dir"):
+        read(ADDRESS, remote=Copy(dir=str(tmp_path / "small"), limit=6_000))
+    with pytest.raises(NielsCacheError, match="remote=Copy"):
         read(ADDRESS)
 
 
@@ -116,7 +118,7 @@ def chats(place: str, **copy: Any) -> list[Any]:
 
 
 def test_examples_of_an_address(published: Caches, tmp_path: Path) -> None:
-    copy, meta = {"local_dir": str(tmp_path / "copy"), "limit_bytes": 1e9}, published.chats / "meta.json"
+    copy, meta = {"remote": Copy(dir=str(tmp_path / "copy"), limit=1e9)}, published.chats / "meta.json"
     assert same(chats(CHATS, meta=meta, **copy), chats(str(published.chats), meta=meta))
     split = split_of(CHATS, "sft", "chats", **copy)
     assert same([len(split), split[1]], [len(found := split_of(str(published.chats), "sft", "chats")), found[1]])
@@ -126,21 +128,23 @@ def test_examples_of_an_address(published: Caches, tmp_path: Path) -> None:
 
 
 def test_a_catalog_shows_the_address_and_makes_loaders(published: Caches, tmp_path: Path) -> None:
-    copy = {"local_dir": str(tmp_path / "copy"), "limit_bytes": 1e9}
+    copy = {"remote": Copy(dir=str(tmp_path / "copy"), limit=1e9)}
     cache = open_cache(ADDRESS, **copy)
     assert list(cache.pretrain) == ["letters"]
     assert ADDRESS in repr(cache)
     assert f"{ADDRESS}/train" == cache.pretrain.letters.train.folder
-    found = next(iter(cache.pretrain.letters.train.loader(T=T, B=4, seed=1, order="blocks", block_shards=2)))
-    expected = next(iter(TokenLoader(str(published.letters / "train"), T=T, B=4, seed=1, order="blocks", block_shards=2)))
+    found = next(iter(cache.pretrain.letters.train.loader(T=T, B=4, seed=1, order=Blocks(shards=2))))
+    expected = next(iter(TokenLoader(str(published.letters / "train"), T=T, B=4, seed=1, order=Blocks(shards=2))))
     assert same([found.x, found.y], [expected.x, expected.y])
 
 
 def test_the_settings_of_a_copy_belong_to_an_address(caches: Caches, tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match="local_dir"):
-        PretrainTokenStreamDataset(str(caches.letters / "train"), T=T, device="cpu", local_dir=str(tmp_path))
-    with pytest.raises(NielsCacheError, match="limit_bytes"):
-        open_cache(caches.letters.parents[1], limit_bytes=1e9)
+    with pytest.raises(NielsCacheError, match="is a path"):
+        PretrainTokenStreamDataset(str(caches.letters / "train"), T=T, device="cpu", remote=Copy(dir=str(tmp_path)))
+    with pytest.raises(NielsCacheError, match="is a path"):
+        open_cache(caches.letters.parents[1], remote=Copy(dir=str(tmp_path), limit=1e9))
+    with pytest.raises(NielsCacheError, match="fetch='windows'"):
+        PretrainTokenStreamDataset(f"{ADDRESS}/train", T=T, device="cpu", remote=Copy(fetch="windows"))
 
 
 # commands
@@ -155,15 +159,13 @@ def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 
 @pytest.mark.parametrize("options", [["letters"], ["letters", "--notable"], ["letters", "--split", "val"], ["chats"]])
-def test_sample_shows_the_same_of_an_address(
-    options: list[str], published: Caches, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_sample_shows_the_same_of_an_address(options: list[str], published: Caches, capfd: pytest.CaptureFixture[str]) -> None:
     name, *others = options
     others += ["--seed", "5", "--json"]
     address = f"s3://{BUCKET}/at/{name}"
     local = printed(capfd, "sample", name, *others, "--cache-dir", published.letters.parents[1])
     assert len(local["samples"]) > 1
-    assert printed(capfd, "sample", address, *others, "--local-dir", tmp_path / "copy") == local
+    assert printed(capfd, "sample", address, *others) == local
 
 
 def test_sample_fetches_only_the_shards_that_it_shows(s3: LoopbackS3, published: Caches, capfd: pytest.CaptureFixture[str]) -> None:
@@ -197,55 +199,44 @@ def test_trace_reads_the_documents_of_an_address(
         return place
 
     monkeypatch.setattr(trace, "_fetch_beside", trimmed)
-    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 1, "order": "blocks", "block_shards": 2}
+    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 1, "order": Blocks(shards=2)}
     states = {
         "local": TokenLoader({"letters": str(published.letters / "train")}, **settings).state_dict(),
-        "address": TokenLoader({"letters": f"{ADDRESS}/train"}, **settings, local_dir=str(tmp_path / "copy"), limit_bytes=1e9).state_dict(),
+        "address": TokenLoader(
+            {"letters": f"{ADDRESS}/train"}, **settings, remote=Copy(dir=str(tmp_path / "copy"), limit=1e9)
+        ).state_dict(),
     }
     found = {}
     for name, state in states.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(state), encoding="utf-8")
-        options = [] if name == "local" else ["--local-dir", tmp_path / "copy"]
-        found[name] = printed(capfd, "trace", "--state", tmp_path / f"{name}.json", "--step", 3, "--json", *options)
+        found[name] = printed(capfd, "trace", "--state", tmp_path / f"{name}.json", "--step", 3, "--json")
     assert [segment["source_id"] for row in found["local"]["rows"] for segment in row["segments"]].count(None) == 0
     assert found["address"] == found["local"]
 
 
-@pytest.mark.parametrize("command", [["sample", "letters"], ["trace", "--state", "state.json", "--step", "0"]])
-def test_the_options_of_a_copy_need_an_address(
-    command: list[str], caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NIELS_CACHE_ROOT", str(caches.letters.parents[1]))
-    state = TokenLoader(str(caches.letters / "train"), T=T, B=4, seed=1).state_dict()
-    Path("state.json").write_text(json.dumps(state), encoding="utf-8")
-    assert main([*command, "--limit-bytes", "1GB"]) != 0
-    assert "--limit-bytes" in capfd.readouterr().err
-
-
 def test_local_copy_shows_trims_and_checks(published: Caches, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "copy"
-    copy = {"local_dir": str(folder), "limit_bytes": 1e9}
+    copy = {"remote": Copy(dir=str(folder), limit=1e9)}
     dataset = PretrainTokenStreamDataset(f"{ADDRESS}/train", T=T, device="cpu", **copy)
-    shown = printed(capfd, "local-copy", folder, "--json")
+    shown = printed(capfd, "pull", "--copy", folder, "--json")
     (build,) = shown["builds"]
     assert (build["address"], build["name"], build["in_use"], shown["limit"]) == (ADDRESS, "letters", True, 1e9)
     assert shown["bytes"] >= build["bytes"] > 0
-    assert printed(capfd, "local-copy", folder, "--trim", "0", "--json")["freed_bytes"] == 0
+    assert printed(capfd, "pull", "--copy", folder, "--trim", "0", "--json")["freed_bytes"] == 0
     shard = Path(dataset.shards_dir) / "shard_00000.bin"
     content = shard.read_bytes()
     shard.write_bytes(bytes(len(content)))
-    assert main(["local-copy", str(folder), "--check"]) == 1
+    assert main(["pull", "--copy", str(folder), "--check"]) == 1
     assert "uses it" in capfd.readouterr().out
     assert shard.exists()
     shard.write_bytes(content)
     del dataset
-    assert printed(capfd, "local-copy", folder, "--check", "--json")["damaged"] == []
+    assert printed(capfd, "pull", "--copy", folder, "--check", "--json")["damaged"] == []
     shard.write_bytes(bytes(shard.stat().st_size))
-    assert main(["local-copy", str(folder), "--check"]) == 1
+    assert main(["pull", "--copy", str(folder), "--check"]) == 1
     assert "shard_00000.bin" in capfd.readouterr().out
     assert not shard.exists()
-    assert printed(capfd, "local-copy", folder, "--trim", "1kB", "--json")["freed_bytes"] > 0
+    assert printed(capfd, "pull", "--copy", folder, "--trim", "1kB", "--json")["freed_bytes"] > 0
     assert not any(folder.rglob("shard_*.bin"))
     PretrainTokenStreamDataset(f"{ADDRESS}/train", T=T, device="cpu", **copy)
     assert shard.exists()
@@ -286,10 +277,10 @@ def test_pairs_are_pushed_verified_and_pulled(pairs: Path, tmp_path: Path, capfd
 
 
 def test_readers_of_pairs_give_the_same_for_an_address(pairs: Path, tmp_path: Path) -> None:
-    copy: dict[str, Any] = {"local_dir": str(tmp_path / "copy"), "limit_bytes": 1e9}
+    copy: dict[str, Any] = {"remote": Copy(dir=str(tmp_path / "copy"), limit=1e9)}
 
     def batches(place: str, **copy: Any) -> list[Any]:
-        loader = TokenLoader(f"{place}/train", T=64, B=2, seed=1, kind="preference", epochs=1, **copy)
+        loader = TokenLoader(f"{place}/train", T=64, B=2, seed=1, epochs=1, **copy)
         dataset = PreferenceDataset(f"{place}/train", T=64, **copy)
         drawn = dataset.get_batch(B=4, generator=torch.Generator().manual_seed(1))
         again = pickle.loads(pickle.dumps(dataset)).get_batch(B=4, generator=torch.Generator().manual_seed(1))
@@ -299,11 +290,11 @@ def test_readers_of_pairs_give_the_same_for_an_address(pairs: Path, tmp_path: Pa
     assert len(local) > 4
     assert same(batches(PAIRS, **copy), local)
     assert next(iter(open_cache(PAIRS, **copy).sft.pairs.train.loader(T=64, B=2, seed=1))).chosen.x.shape == (2, 64)
-    with pytest.raises(NielsCacheError, match="local_dir"):
-        TokenLoader(f"{PAIRS}/train", T=64, B=2, seed=1, kind="preference")
+    with pytest.raises(NielsCacheError, match="remote=Copy"):
+        TokenLoader(f"{PAIRS}/train", T=64, B=2, seed=1)
 
 
-def test_sample_shows_both_sides_of_pairs_at_an_address(pairs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sample_shows_both_sides_of_pairs_at_an_address(pairs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     local = printed(capfd, "sample", "pairs", "--seed", "5", "--json", "--cache-dir", pairs.parents[1])
     assert "rejected" in json.dumps(local)
-    assert printed(capfd, "sample", PAIRS, "--seed", "5", "--json", "--local-dir", tmp_path / "copy") == local
+    assert printed(capfd, "sample", PAIRS, "--seed", "5", "--json") == local

@@ -22,7 +22,7 @@ from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from tests import programs
-from tests.copied_caches import ADDRESS, OVERHEAD, SETTINGS, SHARDS, Published, Watch, wait_until, write_notes
+from tests.copied_caches import ADDRESS, OVERHEAD, SHARDS, Published, Watch, wait_until, write_notes
 from tests.copied_ranks import hashed
 from tests.loopback_s3 import PASSING, Decide, LoopbackS3
 
@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).parent.parent
 RANKS = 4
 SHARD_TOKENS = 1 << 15  # so that the bytes of the ledger are few beside a block
 LIMIT = 3 * 2 * 2 * SHARD_TOKENS + 2 * OVERHEAD
-SAME: dict[str, Any] = {**SETTINGS, "T": 256}
+SAME: dict[str, Any] = {"T": 256, "B": 4, "seed": 3, "shards": 2}
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ class Run:
         folder.mkdir(parents=True)
         self.outs, self.errors = ([folder / f"{rank}{end}" for rank in range(ranks)] for end in ("", ".err"))
         given = {"sources": f"{ADDRESS}/train", "workers": 2, "batches": None, "passes": 1, "state": None, "pause": 0.0, "context": "fork"}
-        given |= {**SAME, "world_size": ranks, "local_dir": str(published.copy), "limit_bytes": LIMIT} | settings
+        given |= {**SAME, "world_size": ranks, "dir": str(published.copy), "limit": LIMIT} | settings
         self.programs = []
         for rank, (out, errors) in enumerate(zip(self.outs, self.errors, strict=True)):
             arguments = "-m", "tests.copied_ranks", json.dumps({**given, "rank": first + rank, "out": str(out)})
@@ -172,7 +172,7 @@ def test_two_runs_with_two_limits_and_other_orders(published: Published, tmp_pat
     small.wait_for(1)
     looks, broken = [0], list[str]()
     with Watch(published.copy) as watch:
-        large = Run(published, tmp_path / "large", ranks=2, epochs=1, passes=2, seed=7, limit_bytes=4 * LIMIT, B=B)
+        large = Run(published, tmp_path / "large", ranks=2, epochs=1, passes=2, seed=7, limit=4 * LIMIT, B=B)
         while any(program.poll() is None for program in large.programs):
             with Ledger(published.copy).changing() as state:
                 looks[0] += 1
@@ -196,7 +196,7 @@ def test_a_file_system_that_is_too_small_counts_as_a_smaller_limit(published: Pu
     if made.returncode:
         pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
     try:
-        run = Run(published, tmp_path / "run", ranks=2, epochs=1, passes=4, local_dir=str(disk / "copy"), limit_bytes=100 * LIMIT)
+        run = Run(published, tmp_path / "run", ranks=2, epochs=1, passes=4, dir=str(disk / "copy"), limit=100 * LIMIT)
         assert run.wait() == [0, 0]
         for rank, out in enumerate(run.outs):
             assert lines(out) == expected(published, rank, passes=4, world_size=2)
@@ -259,21 +259,20 @@ def test_failing_slow_and_cut_requests_change_no_batch(published: Published, tmp
 
 def test_two_machines_fetch_the_cache_about_once_together(published: Published, tmp_path: Path) -> None:
     """The second of three blocks is at the cut between the lanes, and both machines need it."""
-    settings: dict[str, Any] = {"lanes": 2, "machines": 2, "world_size": 4, "epochs": 1, "block_shards": 4}
+    settings: dict[str, Any] = {"lanes": 2, "machines": 2, "world_size": 4, "epochs": 1, "shards": 4}
     machines = [replace(published, copy=tmp_path / f"copy{number}") for number in range(2)]
     runs = [
-        Run(each, tmp_path / f"run{number}", ranks=2, first=2 * number, limit_bytes=2 * LIMIT, **settings)
-        for number, each in enumerate(machines)
+        Run(each, tmp_path / f"run{number}", ranks=2, first=2 * number, limit=2 * LIMIT, **settings) for number, each in enumerate(machines)
     ]
     assert [run.wait() for run in runs] == [[0, 0], [0, 0]]
     for number, run in enumerate(runs):
         for rank, out in enumerate(run.outs):
             assert lines(out) == expected(published, 2 * number + rank, **settings)
-    alone, _ = visits(published, passes=1, lanes=2, block_shards=4)
+    alone, _ = visits(published, passes=1, lanes=2, shards=4)
     tails = sum(visits(published, passes=1, **settings, rank=2 * number)[1] for number in range(2))
     sent, ranges = sum(published.shards_sent().values()), sum(each.tails() for each in machines)
     assert 0 < ranges <= 2 * tails
-    assert SHARDS < sent - ranges <= sum(alone.values()) + settings["block_shards"]
+    assert SHARDS < sent - ranges <= sum(alone.values()) + settings["shards"]
 
 
 def expire_after(count: int) -> Decide:

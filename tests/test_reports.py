@@ -17,20 +17,20 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from markdown_it import MarkdownIt
-from matplotlib.figure import Figure
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.config.tables import BlendSettings, ReportsSettings
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.show.contents import budget_rule
+from niels_cache_assets.show.plots.drawing import as_svg
 from niels_cache_assets.show.plots.measures import measure_cache
-from niels_cache_assets.show.plots.mixtures import MAX_SOURCES, _epochs, mixture_plot
+from niels_cache_assets.show.plots.pictures import MAX_MIXED, mixture_picture
 from niels_cache_assets.show.reports.cache import CacheReport, Item, cache_report, find_items
-from niels_cache_assets.show.reports.drawings import NONE, Drawings, draw_report
+from niels_cache_assets.show.reports.drawings import Drawings, draw_report
 from niels_cache_assets.show.reports.history import Check, History, Recorded, Upstream, age
 from niels_cache_assets.show.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.show.reports.mixture import ALL, MixedSource, Mixture, all_mixtures
+from niels_cache_assets.show.reports.mixture import ALL, Mixture, all_mixtures
 from niels_cache_assets.show.reports.page import render_page, write_page
 from niels_cache_runtime import TokenLoader, read_meta, write_meta
 from niels_cache_runtime.errors import NielsCacheError
@@ -43,7 +43,6 @@ from tests.ui.browser import browser_page, browser_path
 
 T = 16  # of the blend
 MIX = "blend mix"  # as the blend is called
-MAX_PNG_BYTES = 50_000
 NOW = 1_800_000_000.0
 HOSTILE = (
     "</title><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' {{ 7*7 }} &amp; | [a](javascript:x) ![b](http:x/y)\n# c"
@@ -166,35 +165,21 @@ def test_there_is_no_mixture_without_a_pretrain_set(project: SmallProject) -> No
 
 
 @pytest.mark.parametrize("count", [1, 2, 60])
-def test_the_plot_of_a_mixture_is_a_small_png_for_any_number_of_sources(project: SmallProject, count: int) -> None:
+def test_the_picture_of_a_mixture_has_a_few_sources_and_the_most_epochs_inside(project: SmallProject, count: int) -> None:
     mixture = only(blended(project.registry, {"letters": 1.0}, samples=100_000), project.root)
     (source,) = mixture.sources
     many = tuple(
         replace(source, name=f"data_set_number_{index}_of_them", epochs=index + 0.5, repeats_from=None if index < 4 else index)
         for index in range(count)
     )
-    png = mixture_plot(replace(mixture, sources=many))
-    assert png.startswith(b"\x89PNG")
-    assert len(png) < MAX_PNG_BYTES
-    assert count <= MAX_SOURCES or len(png) > 10_000
-
-
-def test_the_plot_shows_the_most_epochs_just_inside_its_right_end() -> None:
-    read = MixedSource(
-        name="notes",
-        weight=1,
-        configured=1,
-        tokens=80,
-        available=1,
-        samples=10,
-        tokens_read=80,
-        actual=1,
-        epochs=3,
-        repeats_from=9,
-    )
-    axes = Figure().subplots()
-    _epochs(axes, [read], 4.0)
-    assert 4 < axes.get_xlim()[1] < 5
+    picture = mixture_picture(replace(mixture, sources=many, max_epochs=0.55 * min(count, MAX_MIXED)))
+    shares, times = picture.panels
+    assert len(shares.names) == len(times.labels) == min(count, MAX_MIXED)
+    assert len(times.limits) == 1
+    svg = as_svg(picture)
+    _, _, width, _ = map(float, re.search(r'viewBox="([^"]+)"', svg).group(1).split())  # type: ignore[union-attr]
+    limit = float(re.search(r'<polyline class="warn" points="([\d.]+),', svg).group(1))  # type: ignore[union-attr]
+    assert width / 2 < limit < width
 
 
 @pytest.mark.parametrize(
@@ -274,7 +259,7 @@ def test_checks_of_what_is_off_are_not_counted_as_passed(project: SmallProject) 
     assert (chats["checks"], chats["built"]) == ((), NOW)
     (row,) = (line for line in cache_markdown(report, now=NOW).splitlines() if line.startswith("| chats "))
     assert row.endswith(r"| \- |")
-    assert check.said not in Page(render_page(replace(report, items=(next(i for i in items if i.name == "chats"),)), NONE, now=NOW)).text
+    assert check.said not in Page(render_page(replace(report, items=(next(i for i in items if i.name == "chats"),)), {}, now=NOW)).text
 
 
 def test_a_report_can_be_written_as_json(project: SmallProject) -> None:
@@ -319,7 +304,7 @@ def test_what_needs_attention_is_looked_for_once_however_many_items_there_are(
         return look(self, item, has_corpus=has_corpus)
 
     monkeypatch.setattr(CacheReport, "_of_item", counting)
-    render_page(report, NONE, now=NOW)
+    render_page(report, {}, now=NOW)
     assert sorted(looked_at) == sorted(item.name for item in report.items)
 
 
@@ -387,12 +372,12 @@ def drawings(project: SmallProject) -> Drawings:
 def test_the_page_holds_all_it_shows_and_asks_for_nothing(project: SmallProject, drawings: Drawings) -> None:
     content = render_page(reported(project), drawings, now=NOW)
     page = Page(content)
-    assert {attributes["src"].partition(",")[0] for attributes in page.all("img") if attributes["src"]} == {"data:image/png;base64"}
-    assert len(page.all("img")) == len(drawings.mixtures) + sum(map(len, drawings.items.values())) > 10
+    limits = sum(len(item.limits) for item in reported(project).items)
+    assert len(page.all("svg")) == len(reported(project).mixtures) + limits + sum(map(len, drawings.values())) > 10
     addresses = [attributes["href"] or "" for attributes in page.all("a")]
     assert addresses
     assert all(address.startswith("#") for address in addresses)
-    for tag in ("script", "link", "iframe", "object", "embed", "form", "base", "video", "audio"):
+    for tag in ("script", "img", "link", "iframe", "object", "embed", "form", "base", "video", "audio"):
         assert page.all(tag) == []
     assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on") or name in ("style", "srcset")]
     style = content.partition("<style>")[2].partition("</style>")[0]
@@ -416,23 +401,20 @@ def test_the_page_can_be_read_without_eyes(project: SmallProject, drawings: Draw
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
-    assert all(len(attributes["alt"] or "") > 20 for attributes in page.all("img"))
+    assert all(len(attributes["aria-label"] or "") > 20 and attributes["role"] == "img" for attributes in page.all("svg"))
     assert all(attributes.get("scope") in ("col", "row") for attributes in page.all("th"))
 
 
-def test_plots_are_those_of_the_ui_and_small(project: SmallProject, drawings: Drawings) -> None:
+def test_every_kind_has_its_pictures(project: SmallProject, drawings: Drawings) -> None:
     titles = {
-        folder.relative_to(project.root).as_posix(): [drawing.title for drawing in found]
-        for folder, found in drawings.items.items()
+        folder.relative_to(project.root).as_posix(): [picture if isinstance(picture, str) else picture.title for picture in found]
+        for folder, found in drawings.items()
         if found
     }
     assert titles["pretrain/letters"] == ["lengths", "token frequency", "dropped"]
     assert titles["sft/chats"] == ["lengths", "conversations", "token frequency", "dropped"]
     assert "pieces" in titles["tokenizer"]
     assert titles["corpus/notes"] == ["funnel", "reasons", "lengths", "duplicates"]
-    pngs = [drawing.png for found in drawings.items.values() for drawing in found] + [each.png for each in drawings.mixtures.values()]
-    assert max(map(len, pngs)) < MAX_PNG_BYTES
-    assert drawings.problems == {}
 
 
 def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[CacheReport, Drawings]:
@@ -450,14 +432,15 @@ def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[C
         mixture, name=text, note=text, left_out={text: text}, sources=(replace(mixture.sources[0], name=text, repeats_from=1),)
     )
     report = replace(report, root=tmp_path / text, settings=text, items=tuple(items), mixtures=(mixture,), history=history)
-    return report, Drawings(items={}, mixtures={}, problems={items[0].state.directory: text})
+    return report, {items[0].state.directory: text}
 
 
 def test_no_name_or_text_of_others_becomes_markup_in_the_page(project: SmallProject, tmp_path: Path) -> None:
-    harmless, hostile = (Page(render_page(*hostile_strings(text, project, tmp_path), now=NOW)) for text in ("harmless", HOSTILE))
+    plain = "harmless".ljust(len(HOSTILE), "-")  # as long, because pictures cut long names
+    harmless, hostile = (Page(render_page(*hostile_strings(text, project, tmp_path), now=NOW)) for text in (plain, HOSTILE))
     assert [tag for tag, _ in hostile.elements] == [tag for tag, _ in harmless.elements]
     assert [sorted(attributes) for _, attributes in hostile.elements] == [sorted(attributes) for _, attributes in harmless.elements]
-    assert hostile.text.count(HOSTILE) == harmless.text.count("harmless") > 50
+    assert hostile.text.count(HOSTILE) == harmless.text.count(plain) > 50
 
 
 def test_no_name_or_text_of_others_becomes_markup_in_markdown(project: SmallProject, tmp_path: Path) -> None:
@@ -480,7 +463,7 @@ def test_masked_places_are_in_the_page_as_text(project: SmallProject) -> None:
     examples = [{"kind": "email", "before": f"Write to {HOSTILE}", "form": "aa@aaa.aa", "after": " & ask"}]
     masked = {"documents": 2, "places": places, "examples": examples}
     shown = replace(report, items=(replace(corpus, meta={**corpus.meta, "masked": masked}),))
-    plain, page = (Page(render_page(each, NONE, now=NOW)) for each in (replace(report, items=(corpus,)), shown))
+    plain, page = (Page(render_page(each, {}, now=NOW)) for each in (replace(report, items=(corpus,)), shown))
     assert "Masked" not in plain.text
     assert "aa@aaa.aa" in page.text
     assert "& ask" not in page.text, "the text around stays in the cache"
@@ -552,13 +535,13 @@ def test_a_meta_json_of_another_form_is_broken_and_the_problem_is_shown(
     assert [said in notice.text for notice in report.notices if notice.name == "odd"] == [True]
     report.as_json()
     assert "| odd |" in cache_markdown(report, now=NOW)
-    assert said in Page(render_page(report, NONE, now=NOW)).text
+    assert said in Page(render_page(report, {}, now=NOW)).text
 
 
 def test_without_what_plots_are_made_of_there_are_none_and_the_page_says_so(project: SmallProject, tmp_path: Path) -> None:
     odd_import(tmp_path, {"dropped": "left out", "vocab_size": "left out"})
     report = cache_report(project.registry, find_items(project.registry, root=tmp_path), root=tmp_path, history=NO_HISTORY)
-    [problem] = draw_report(project.registry, report).problems.values()
+    [problem] = draw_report(project.registry, report).values()
     assert missing(problem, "plots", "meta.json has no 'vocab_size'") == []
 
 
@@ -613,7 +596,7 @@ def test_the_command_prints_data_and_writes_elsewhere_only_where_asked(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn: list[object] = []
-    monkeypatch.setattr("niels_cache_assets.show.reports.drawings.draw_report", lambda *given, **more: drawn.append(given) or NONE)
+    monkeypatch.setattr("niels_cache_assets.show.reports.drawings.draw_report", lambda *given, **more: drawn.append(given) or {})
     monkeypatch.setattr(webbrowser, "open", lambda address: False)
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["history"].startswith("none: ")
@@ -642,7 +625,7 @@ def test_imported_tokens_of_no_known_vocabulary_are_reported_and_drawn(
     assert main(command) == 0
     page = (tmp_path / "cache/reports/cache.html").read_text(encoding="utf-8")
     assert "cannot be drawn" not in page
-    assert re.search(r'alt="imported\. [^"]*\brank\b', page)
+    assert re.search(r'aria-label="imported\. [^"]*\brank\b', page)
     assert measure_cache(folder, "pretrain", read_meta(str(folder / "meta.json"))).pieces_used == 31
 
 
@@ -697,7 +680,7 @@ def test_on_paper_nothing_is_folded_and_no_column_is_cut(project: SmallProject, 
     assert content.count("<details") > 5
     path = tmp_path / "cache.html"
     hidden = "elements => elements.filter(each => !each.checkVisibility({contentVisibilityAuto: true})).length"
-    shown = "td, th, dd, dt, h1, h2, h3, p, li, img, summary, .scroll"
+    shown = "td, th, dd, dt, h1, h2, h3, p, li, figure, summary, .scroll"
     beyond = """elements => elements.filter(each => {
         const box = each.getBoundingClientRect();
         return box.width > 0 && (box.right > innerWidth + 0.5 || each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 0);
@@ -721,7 +704,7 @@ def test_on_paper_nothing_is_folded_and_no_column_is_cut(project: SmallProject, 
 @pytest.mark.skipif(browser_path() is None, reason="no Chromium or Chrome on this machine")
 def test_a_link_of_the_contents_unfolds_what_it_leads_to(project: SmallProject, tmp_path: Path) -> None:
     path = tmp_path / "cache.html"
-    path.write_text(render_page(reported(project), NONE, now=NOW).replace(" open>", ">"), encoding="utf-8")
+    path.write_text(render_page(reported(project), {}, now=NOW).replace(" open>", ">"), encoding="utf-8")
     with browser_page(width=1600) as page:
         page.goto(path.as_uri())
         article = page.locator("details", has=page.locator("h3", has_text="letters")).first
@@ -749,7 +732,7 @@ def test_the_counts_of_every_item_add_up_and_are_those_of_its_files(project: Sma
         dropped = sum(item.dropped.values())
         said = f"{row.total:,} {noun} kept and {dropped:,} dropped: {row.total + dropped:,} in all"
         assert item.balance == said
-        page = Page(render_page(replace(report, items=(item,), mixtures=()), NONE, now=NOW)).text
+        page = Page(render_page(replace(report, items=(item,), mixtures=()), {}, now=NOW)).text
         assert said in page
         for each in item.splits:
             assert re.search(rf"\b{each.unit}\s*{each.train:,}\s*{each.val:,}\s*{each.total:,}\b", page)
@@ -768,13 +751,13 @@ def test_the_counts_of_every_item_add_up_and_are_those_of_its_files(project: Sma
         for item in report.items
         if item.state.kind == "pretrain"
     )
-    page = Page(render_page(report, NONE, now=NOW)).text
+    page = Page(render_page(report, {}, now=NOW)).text
     assert f"{sum(item.counts.get('train_tokens', 0) for item in report.items if item.state.kind == 'pretrain'):,}" in page
 
 
 def test_no_key_of_a_file_is_shown_to_people(project: SmallProject) -> None:
     report = reported(project)
-    body = render_page(report, NONE, now=NOW).partition("<main>")[2]
+    body = render_page(report, {}, now=NOW).partition("<main>")[2]
     text = " ".join(re.sub("<code.*?</code>|<[^>]+>", " ", body).split())
     assert "Needs attention" in text
     names = {item.name for item in report.items} | {mixture.name for mixture in report.mixtures} | {"niels_cache"}

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_runtime import NielsCacheError, SFTExampleDataset, assistant_target_mask
+from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader, assistant_target_mask, write_meta
 from niels_cache_runtime.cache import sft
 from niels_cache_runtime.format.layout import IDX_DTYPE, IGNORE_INDEX
-from niels_cache_runtime.samplers import sft_dataset
 from tests.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
 
 A, B, S, U = 30, 31, 20, 21
@@ -97,7 +96,7 @@ def test_batches_are_whole_examples_drawn_by_one_use_of_the_generator(tmp_path: 
 
 
 def test_examples_without_a_target_are_left_out_and_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sft_dataset, "_SCAN_TOKENS", 3)  # so that blocks end inside examples
+    monkeypatch.setattr("niels_cache_runtime.loader.packing.kept._SCAN_TOKENS", 3)  # so that blocks end inside examples
     examples = [
         [USR, U, EOT, ASST, A, EOT],
         [USR, U, EOT],  # no message of the assistant
@@ -107,7 +106,7 @@ def test_examples_without_a_target_are_left_out_and_reported_once(tmp_path: Path
         [ASST, A, EOT],
     ]
     paths = write_pair(tmp_path, "train", examples)
-    with pytest.warns(UserWarning, match=r"4 of 6 examples .* 5 tokens") as caught:
+    with pytest.warns(UserWarning, match=r"4 of 6 examples .* T=4") as caught:
         dataset = SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT, asst_id=ASST)
     assert len(caught) == 1
     assert dataset.examples_without_target == 4
@@ -119,17 +118,17 @@ def test_examples_without_a_target_are_left_out_and_reported_once(tmp_path: Path
 
 
 def test_every_example_found_to_have_a_target_has_one_and_no_other_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sft_dataset, "_SCAN_TOKENS", 7)
+    monkeypatch.setattr("niels_cache_runtime.loader.packing.kept._SCAN_TOKENS", 7)
     lengths = torch.randint(1, 12, (200,), generator=generator()).tolist()
     tokens = torch.randint(1, 9, (sum(lengths),), generator=generator(1)).tolist()
     examples = [[tokens.pop() for _ in range(length)] for length in lengths]
     T = 5
     expected = [any(by_hand(example[: T + 1])) for example in examples]
     assert 20 < sum(expected) < 180
-    with pytest.warns(UserWarning, match="never sampled"):
+    with pytest.warns(UserWarning, match="left out"):
         dataset = SFTExampleDataset(*write_pair(tmp_path, "train", examples), T=T, device="cpu", eot_id=EOT, asst_id=ASST)
     starts = np.cumsum([0, *lengths[:-1]])
-    assert dataset._starts.tolist() == starts[expected].tolist()
+    assert dataset._rows._kept.starts.tolist() == starts[expected].tolist()
 
 
 def test_the_assistant_id_comes_from_meta_beside_the_tokens(tmp_path: Path) -> None:
@@ -154,10 +153,10 @@ def test_a_copy_of_files_without_meta_refuses_other_examples(tmp_path: Path) -> 
     examples = [[USR, 10, 11, EOT, ASST, 12, EOT], [SYS, 20, EOT, USR, 21, EOT, ASST, 22, 23, EOT]]
     dataset = SFTExampleDataset(*write_pair(tmp_path, "train", examples), T=9, device="cpu", eot_id=EOT, asst_id=ASST)
     stored = pickle.dumps(dataset)
-    assert len(pickle.loads(stored)._starts) == 2
+    assert len(pickle.loads(stored)._rows._kept.starts) == 2
     for changed in (examples[::-1], examples[:1]):
         write_pair(tmp_path, "train", changed)
-        with pytest.raises(NielsCacheError, match="rebuilt since"):
+        with pytest.raises(NielsCacheError, match="changed since"):
             pickle.loads(stored)
 
 
@@ -167,6 +166,29 @@ def test_an_unknown_or_ambiguous_assistant_id_is_refused(tmp_path: Path) -> None
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT)
     with pytest.raises(NielsCacheError, match="must differ"):
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT, asst_id=EOT)
+
+
+@pytest.mark.parametrize("above", [0, 1, 2])
+def test_without_meta_json_the_sentinel_comes_from_a_tokenizer_near_the_files(tmp_path: Path, above: int) -> None:
+    folder = tmp_path / "cache" / "sft" / "chats"
+    paths = write_pair(folder, "train", [[USR, U, EOT, ASST, A, EOT]])
+    tokenizer = (folder, *folder.parents)[above] / "tokenizer" / "meta.json"
+    tokenizer.parent.mkdir()
+    write_meta(str(tokenizer), {"kind": "tokenizer", "special_token_ids": {"asst": ASST, "eot": EOT}})
+    _, _, y_masked = SFTExampleDataset(*paths, T=6, device="cpu", eot_id=EOT).get_batch(B=1, generator=generator())
+    assert y_masked.tolist() == [[PAD, PAD, PAD, A, EOT, PAD]]
+    with pytest.raises(NielsCacheError, match=f"tokenizer/meta.json: its eot id is {EOT}, not eot_id={U}"):
+        SFTExampleDataset(*paths, T=6, device="cpu", eot_id=U)
+    loader = TokenLoader(str(folder), T=8, B=1, seed=0)
+    assert A in next(iter(loader)).y_masked[0].tolist()  # type: ignore[index]
+    whole = Path(paths[0]).read_bytes()
+    Path(paths[0]).write_bytes(whole[:5])  # without meta.json, the sizes of both files are compared
+    with pytest.raises(NielsCacheError, match="5 bytes"):
+        SFTExampleDataset(*paths, T=6, device="cpu", eot_id=EOT)
+    Path(paths[0]).write_bytes(whole)
+    tokenizer.unlink()
+    with pytest.raises(NielsCacheError, match=r"train_tokens.bin: .*tokenizer/meta.json.*pass asst_id=, the id of the assistant sentinel"):
+        SFTExampleDataset(*paths, T=6, device="cpu", eot_id=EOT)
 
 
 @pytest.mark.parametrize("token", [70_000, 65_536, -1, True, 2.0])
@@ -268,7 +290,7 @@ def test_a_rebuild_while_opening_leaves_one_build(tmp_path: Path, monkeypatch: p
     _, _, y_masked = dataset.get_batch(B=40, generator=generator())
     assert y_masked.unique().tolist() == [PAD, EOT, B]
     assert {(row != PAD).sum().item() for row in y_masked} == {2, 4}
-    assert dataset._starts.tolist() == [0, 8]
+    assert dataset._rows._kept.starts.tolist() == [0, 8]
     with pytest.raises(NielsCacheError, match="rebuilt since"):
         pickle.loads(stored)
 

@@ -16,7 +16,6 @@ from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.documents import Document
 from niels_cache_assets.show.reports.cache import cache_report, find_items
-from niels_cache_assets.show.reports.drawings import NONE
 from niels_cache_assets.show.reports.history import History
 from niels_cache_assets.show.reports.page import render_page
 from niels_cache_assets.show.shared_texts import SharedTexts, shared_texts
@@ -90,7 +89,7 @@ def test_the_report_names_them_and_the_key_that_mends_it(tmp_path: Path, tiny_to
     assert told.keys() == {"web", "news"}
     assert '["news"]' in told["web"]
     assert {row["documents"] for row in report.as_json()["shared_texts"]["found"]} == {9, 3}
-    assert "web.jsonl:0" in render_page(report, NONE, now=0.0)
+    assert "web.jsonl:0" in render_page(report, {}, now=0.0)
 
 
 def test_a_cache_without_hashes_is_not_checked(folders: dict[str, Path]) -> None:

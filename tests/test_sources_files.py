@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from niels_cache_assets.own_data.recognizing import sources_of
+from niels_cache_assets.cli.recognizing import sources_of
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.huggingface import Huggingface

@@ -56,7 +56,7 @@ def vocabulary(folder: Path) -> int:
     return int(read_meta(str(folder / "cache/tokenizer/meta.json"))["vocab_size"])
 
 
-@pytest.mark.parametrize("command", [["part", "a", "0"], ["parts", "seal", "a"]])
+@pytest.mark.parametrize("command", [["part", "a", "0"], ["part", "a", "--seal"]])
 def test_a_worker_with_a_tokenizer_of_other_settings_ends_with_exit_code_2(
     project: Path, command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

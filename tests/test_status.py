@@ -5,6 +5,7 @@ resumed.
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -174,7 +175,6 @@ def test_where_everything_is_complete_it_says_so_and_exits_0(project: Path, caps
     everything = as_json(capsys, "--all")[1]
     assert {name for name in everything if name not in conditions} == {"python_docs", "python_help"}
     assert list(as_json(capsys, "python_docs")[1]) == ["python_docs"], "unless it is asked for"
-    assert run(capsys, "--full")[0] == 0
     assert files(project) == before, "nothing is written, no lock either"
 
 
@@ -315,7 +315,7 @@ def test_an_unfinished_build_shows_how_far_it_is_beside_the_state_of_the_last_go
     registry = load_registry(config=str(project / "niels_cache.toml"))
     assert build_dataset(registry, "books", root=project / "cache").state == "cache_hit"
     assert not partial_directory(project / "cache/pretrain/books").exists()
-    assert line_of(run(capsys)[1], "books") == "books pretrain complete"
+    assert re.fullmatch(r"books pretrain complete [\d,]+ tokens [\d,]+", line_of(run(capsys)[1], "books"))
 
 
 def test_a_partial_directory_without_a_journal_or_with_a_damaged_one_is_not_resumable(
@@ -338,8 +338,8 @@ def test_a_build_at_work_is_named_with_its_process(project: Path, capsys: pytest
         assert rows["notes"]["resumable"] is None
         assert rows["books"]["building"] is None
         code, output = run(capsys)
-        assert missing(line_of(output, "notes"), "notes pretrain missing, ", f"built by process {os.getpid()} on ") == []
-        assert missing(line_of(output, "tokenizer"), "tokenizer complete, ", f"built by process {os.getpid()} on ") == []
+        assert missing(line_of(output, "notes"), "notes pretrain missing, ", "being built", f" by process {os.getpid()} on ") == []
+        assert missing(line_of(output, "tokenizer"), "tokenizer complete, ", "being built", f" by process {os.getpid()} on ") == []
         assert missing(output, "1 of 5 ", "being built") == []
     assert as_json(capsys)[1]["notes"]["building"] is None
 
@@ -354,7 +354,7 @@ def test_how_far_a_build_at_work_is_is_in_json_too_and_nobody_is_told_to_build_i
         _, rows = as_json(capsys, "notes")
         assert (rows["notes"]["building"]["share"], rows["notes"]["building"]["documents"]) == (0.43, 1234)
         line = line_of(run(capsys, "notes")[1], "notes")
-    assert missing(line, "notes pretrain missing, ", "built (43%) by process ") == []
+    assert missing(line, "notes pretrain missing, ", "built (43%)", " by process ") == []
     assert "build it" not in line
 
 
@@ -363,17 +363,6 @@ def test_a_pipe_in_the_place_of_a_lock_is_nobodys(project: Path, capsys: pytest.
     lock.unlink(missing_ok=True)
     os.mkfifo(lock)
     assert as_json(capsys, "notes")[1]["notes"]["building"] is None
-
-
-def test_changed_bytes_of_the_same_size_are_found_with_full_only(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("pretrain/notes/train/shard_00000.bin", "corpus/books/digests.npy", "duplicates/books.parquet"):
-        path = project / "cache" / name
-        path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
-    assert as_json(capsys)[0] == 0
-    code, rows = as_json(capsys, "--full")
-    assert code == 1
-    assert [name for name, row in rows.items() if row["condition"] == "broken"] == ["corpus/books", "corpus/duplicates", "notes"]
-    assert missing(rows["notes"]["advice"], "train/shard_00000.bin: ", "sha256") == []
 
 
 def test_caches_of_another_configuration_are_shown_too(project: Path, tmp_path: Path) -> None:
@@ -544,38 +533,14 @@ def trained(project: Path, trained_project: Path) -> Path:
 
 def test_the_tokenizer_says_what_it_was_trained_on_and_what_it_lacks(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
-    assert missing(note, "books (prepared), notes; ", "without chats, later, ", "not be read") == []
-    assert line_of(run(capsys, "tokenizer")[1], "tokenizer") == f"tokenizer complete {note}"
+    assert missing(note, "books (prepared), notes; ", "without chats, later, ", "not be read", "build-all --only tokenizer --force") == []
+    assert line_of(run(capsys, "tokenizer")[1], "tokenizer") == f"tokenizer complete 330 pieces - {note}"
     (trained / "later.jsonl").write_text('{"text": "Here it is."}\n')
     code, rows = as_json(capsys, "tokenizer")
     assert (code, rows["tokenizer"]["condition"]) == (0, "complete"), "it stays valid"
-    trained_on, *without = rows["tokenizer"]["note"].split("; ")
-    assert missing(trained_on, "books (prepared), notes") == []
-    assert missing(without[0], "without chats, ", "not be read") == []
-    assert missing(without[1], "without later, ", "read now", "niels-cache build-all --only tokenizer --force") == []
     build_tokenizer(load_registry(config=str(trained / "niels_cache.toml")), root=trained / "cache", force=True)
     note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
     assert missing(note, "books (prepared)", "later, notes; ", "without chats, ", "not be read") == []
-
-
-def test_a_file_that_is_there_and_still_broken_cannot_be_read_now(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (trained / "later.jsonl").write_text("no JSON\n")
-    note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
-    assert missing(note, "without chats, later, ", "not be read") == []
-
-
-def test_a_cache_that_this_tokenizer_made_shows_that_its_data_set_can_be_read(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = trained / "later.jsonl"
-    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in articles(5)))
-    registry = load_registry(config=str(trained / "niels_cache.toml"))
-    build_dataset(registry, "later", root=trained / "cache")
-    lines.unlink()
-    note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
-    assert missing(note, "without later, ", "read now") == []
-    meta = json.loads((trained / "cache/pretrain/later" / META_NAME).read_text())
-    write_meta(str(trained / "cache/pretrain/later" / META_NAME), {**meta, "tokenizer_sha256": "0" * 64})
-    note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
-    assert missing(note, "without chats, later, ", "not be read") == [], "it was built before"
 
 
 def test_a_tokenizer_of_before_was_trained_on_raw_text_and_status_says_so(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -584,15 +549,3 @@ def test_a_tokenizer_of_before_was_trained_on_raw_text_and_status_says_so(traine
     del meta["trained_on"]["read_as"]
     write_meta(str(path), meta)
     assert missing(as_json(capsys, "tokenizer")[1]["tokenizer"]["note"], "books (raw text)", "notes; ") == []
-
-
-def test_what_files_are_on_other_machines_is_not_asked(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toml = trained / "niels_cache.toml"
-    toml.write_text(toml.read_text().replace('"later.jsonl"', '"http://127.0.0.1:9/later.jsonl"'))
-
-    def asked(*arguments: object, **settings: object) -> None:
-        raise AssertionError("status asked the network")
-
-    monkeypatch.setattr("socket.socket.connect", asked)
-    registry = load_registry(config=str(toml))
-    assert missing(graph(registry, trained / "cache").state("tokenizer").note, "later, ", "not be read") == []

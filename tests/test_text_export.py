@@ -93,7 +93,7 @@ def test_a_data_set_reads_the_files(books: tuple[Registry, Path], tmp_path: Path
 def killed_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     """Raise Killed at this call among the writes of text, the renames and the removals of an export."""
     calls = iter(range(call))
-    real = {(text_export._Output, "write"): text_export._Output.write, (os, "replace"): os.replace, (os, "fsync"): os.fsync}
+    real = {(text_export, "_columns"): text_export._columns, (os, "replace"): os.replace, (os, "fsync"): os.fsync}
 
     def dying(function: Any) -> Any:
         def call_or_die(*arguments: Any, **settings: Any) -> Any:

@@ -28,7 +28,6 @@ from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
-from tests.corpora import draw_no_plots
 from tests.exports import contents
 from tests.faults import children
 from tests.launches import Recorder, states
@@ -43,7 +42,6 @@ PARTS, FILES = 3, 8
 @pytest.fixture
 def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> PartsProject:
     """Seven files. The last is a copy of the first, so it gives nothing to the cache; one file has a near copy of a text."""
-    draw_no_plots(monkeypatch)
     project = PartsProject(tmp_path, tiny_model)
     project.write([30, 2, 40, 30, 3, 50])
     shutil.copy(tmp_path / "texts" / "f000.jsonl", tmp_path / "texts" / "f006.jsonl")
@@ -215,13 +213,13 @@ def test_commands_build_the_parts_and_join_them(project: PartsProject, capsys: p
     assert "corpus" in capsys.readouterr().err
     for number in range(PARTS):
         assert main(["part", NAME, str(number), "--corpus", *where]) == 0
-    assert main(["parts", "seal", NAME, *where]) == 0
+    assert main(["part", NAME, "--seal", *where]) == 0
     assert main(["part", NAME, "0", *where]) == exit_codes.WRONG_USE
     assert "duplicates" in capsys.readouterr().err
     build(found, ["corpus/duplicates"])
     for number in range(PARTS):
         assert main(["part", NAME, str(number), *where]) == 0
-    assert main(["parts", "seal", NAME, *where]) == 0
+    assert main(["part", NAME, "--seal", *where]) == 0
     assert build(found)[f"pretrain/{NAME}"].state == "cache_hit"
     assert main(["status", *where]) == 0
 

@@ -1,4 +1,4 @@
-"""`niels-cache tune`: measures of the filters, similarities from stored signatures, and the page."""
+"""`niels-cache report NAME`: measures of the filters, similarities from stored signatures, and the page."""
 
 import json
 import math
@@ -22,18 +22,17 @@ from niels_cache_assets.cleaning.measures import FIRST_REASONS, LAST_REASONS, NE
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import CleaningSettings
+from niels_cache_assets.corpus import tuning as facts
 from niels_cache_assets.corpus.layout import MEASURES_NAME, SIGNATURES_NAME, corpus_dir, duplicates_dir, duplicates_file
-from niels_cache_assets.corpus.tuning import facts, similarity
-from niels_cache_assets.corpus.tuning.facts import tuning
+from niels_cache_assets.corpus.order import Inputs
+from niels_cache_assets.corpus.tuning import tuning
 from niels_cache_assets.dedup.signatures import estimated_jaccard
 from niels_cache_assets.defs.metadata.corpora import documents_metadata
 from niels_cache_assets.documents import Document
+from niels_cache_assets.show.plots.pictures import limit_picture, shown
 from niels_cache_assets.show.reports.cache import cache_report, find_items
-from niels_cache_assets.show.reports.charts import rule_chart, shown
-from niels_cache_assets.show.reports.drawings import NONE
 from niels_cache_assets.show.reports.history import History
-from niels_cache_assets.show.reports.page import render_page
-from niels_cache_assets.show.reports.tuning import render_tuning
+from niels_cache_assets.show.reports.page import render_page, render_tuning
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import notes, verify_cache
@@ -171,7 +170,7 @@ def test_the_last_bar_of_a_chart_says_that_it_is_open(end: float | None) -> None
     bins = [{"from": low, "to": low + 1.0, "drops": low < 9, "alone": 1, "anyway": 2} for low in range(60)]
     bins[-1]["to"] = end
     rule = {"bins": bins, "form": "count", "side": "below", "key": "min_words", "limit": 9}
-    labels = [text for _, text in rule_chart(rule).labels]
+    labels = [text for _, text in limit_picture(rule).panels[0].ticks]
     assert len(labels) > 4
     assert [text for text in labels if text.endswith("+")] == ([] if end else ["59+"])
 
@@ -217,7 +216,7 @@ def by_hand(registry: Registry, root: Path, name: str) -> np.ndarray:
         slots = np.load(folder / SIGNATURES_NAME)
         dropped = pq.read_table(duplicates_dir(root) / duplicates_file(each)).to_pylist()
         exact = {row["ordinal"] for row in dropped if row["kind"] == "exact"}
-        order = similarity.Inputs(registry, root, {each: read_meta(str(folder / "meta.json"))}).all[0].order
+        order = Inputs(registry, root, {each: read_meta(str(folder / "meta.json"))}).all[0].order
         for ordinal in order.tolist():
             if ordinal not in exact and each == name:
                 others = np.array(seen) if seen else np.empty((0, slots.shape[1]), np.uint32)
@@ -229,7 +228,7 @@ def by_hand(registry: Registry, root: Path, name: str) -> np.ndarray:
 @pytest.mark.parametrize("name", ["books", "pages"])
 def test_similarities_are_those_of_all_pairs(books: tuple[Registry, Path], name: str) -> None:
     registry, root = books
-    found = tuning(registry, name, root=root, seed=1)["duplicates"]
+    found = tuning(registry, name, root=root)["duplicates"]
     expected = by_hand(registry, root, name)
     assert found["documents"] == found["compared"] == len(expected)
     counts = np.bincount(np.minimum((expected * 100).astype(int), 99), minlength=100)
@@ -247,11 +246,11 @@ def test_similarities_are_those_of_all_pairs(books: tuple[Registry, Path], name:
 
 def test_a_sample_of_a_large_data_set_counts_for_all(books: tuple[Registry, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     registry, root = books
-    monkeypatch.setattr(similarity, "MOST", 40)
-    found = tuning(registry, "books", root=root, seed=1)["duplicates"]
+    monkeypatch.setattr(facts, "MOST", 40)
+    found = tuning(registry, "books", root=root)["duplicates"]
     assert found["compared"] == 40 < found["documents"]
     assert abs(found["dissimilar"] + sum(row["documents"] for row in found["histogram"]) - found["documents"]) < 5
-    assert found == tuning(registry, "books", root=root, seed=1)["duplicates"]
+    assert found == tuning(registry, "books", root=root)["duplicates"]
 
 
 def test_parts_have_the_measures_of_their_corpus(books: tuple[Registry, Path]) -> None:
@@ -278,12 +277,12 @@ def test_the_page_is_self_contained_and_shows_everything(
 ) -> None:
     registry, root = books
     common = ["--config", registry.origin, "--cache-dir", str(root), "--profile", "quickstart"]
-    assert main(["tune", "books", *common, "--out", str(tmp_path / "page.html")]) == 0
+    assert main(["report", "books", *common, "--out", str(tmp_path / "page.html")]) == 0
     assert str(tmp_path / "page.html") in capsys.readouterr().out
     page = (tmp_path / "page.html").read_text("utf-8")
     assert re.findall(r"(?i)<(?:script|link|iframe|object|img)|(?:src|href)=\"(?!#)|@import|url\(", page) == []
     assert "default-src &#39;none&#39;" in page
-    found = tuning(registry, "books", root=root, seed=0)
+    found = tuning(registry, "books", root=root)
     excerpt = json.dumps(found["duplicates"]["below"][0]["document"]["excerpt"])
     hostile = json.loads(json.dumps(found).replace(excerpt, '"<script>{{ 7*7 }}"'))
     assert "&lt;script&gt;{{ 7*7 }}" in render_tuning(hostile)
@@ -291,20 +290,20 @@ def test_the_page_is_self_contained_and_shows_everything(
     assert page.count("<svg") == len(found["cleaning"]["rules"]) + 2
     for rule in found["cleaning"]["rules"]:
         assert f'id="{rule["key"]}"' in page
-    assert main(["tune", "books", *common, "--json"]) == 0
+    assert main(["report", "books", *common, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found))
     assert not (root / "reports" / "tune").exists()
-    assert main(["tune", "books", *common]) == 0
+    assert main(["report", "books", *common]) == 0
     assert (root / "reports" / "tune" / "books.html").read_text("utf-8") == page
     shutil.rmtree(root / "reports")  # another test compares the notes about this root
 
 
 def test_the_report_and_the_metadata_have_the_same_limits(books: tuple[Registry, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     registry, root = books
-    found = tuning(registry, "books", root=root, seed=0)["cleaning"]["rules"]
+    found = tuning(registry, "books", root=root)["cleaning"]["rules"]
     report = cache_report(registry, find_items(registry, root=root), root=root, history=History(source="none"))
-    page = render_page(report, NONE, now=1_800_000_000.0)
-    assert page.count('<svg class="chart"') == 2 * len(found) > 10  # of two corpora
+    page = render_page(report, {}, now=1_800_000_000.0)
+    assert page.count('<svg class="plot"') == 2 * len(found) > 10  # of two corpora
     folder = corpus_dir(root, "books")
     outcome = Outcome(key="corpus/books", state="cache_hit", meta=read_meta(str(folder / "meta.json")), directory=folder)
     rows = documents_metadata(outcome)["limits_table"].records
@@ -319,7 +318,7 @@ def test_the_report_and_the_metadata_have_the_same_limits(books: tuple[Registry,
 def test_a_corpus_without_measures_says_so(books: tuple[Registry, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     registry, root = books
     monkeypatch.setattr(facts, "MEASURES_NAME", "none.json")
-    found = tuning(registry, "books", root=root, seed=1)
+    found = tuning(registry, "books", root=root)
     assert found["cleaning"]["rules"] == []
     assert "not measured" in render_tuning(found)
 
@@ -335,12 +334,12 @@ def test_damaged_measures_are_one_line(tmp_path: Path) -> None:
 def test_only_the_searched_part_is_shown(tmp_path: Path) -> None:
     registry = corpus_registry(tmp_path, {"a": articles(12)}, table='prepare = ["clean"]\n', settings="[build]\nthreads = 1\n")
     prepare_corpus(registry, "a", root=tmp_path / "cache", processes=1)
-    found = tuning(registry, "a", root=tmp_path / "cache", seed=1)
+    found = tuning(registry, "a", root=tmp_path / "cache")
     assert found["duplicates"] is None
     assert 'id="duplicates"' not in render_tuning(found)
     registry = corpus_registry(tmp_path, {"b": articles(12)}, table='prepare = ["dedup"]\n', settings="[build]\nthreads = 1\n")
     prepare_corpus(registry, "b", root=tmp_path / "cache", processes=1)
     find_duplicates(registry, root=tmp_path / "cache")
-    found = tuning(registry, "b", root=tmp_path / "cache", seed=1)
+    found = tuning(registry, "b", root=tmp_path / "cache")
     assert found["cleaning"] is None
     assert 'id="cleaning"' not in render_tuning(found)

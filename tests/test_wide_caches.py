@@ -22,8 +22,8 @@ from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.documents import Document, Message
 from niels_cache_assets.show.differences.folders import Pair, compare_pair
 from niels_cache_assets.show.plots import measures
-from niels_cache_assets.show.plots.caches import cache_plots
 from niels_cache_assets.show.plots.measures import measure_cache
+from niels_cache_assets.show.plots.pictures import cache_pictures
 from niels_cache_assets.show.samples import Drawn, examples, notable, pick_samples, windows
 from niels_cache_assets.streaming import encode, intake
 from niels_cache_assets.streaming.disjoint import splits_disjoint
@@ -390,7 +390,7 @@ def test_counts_of_ids_follow_the_vocabulary_or_grow_with_the_ids(root: Path, tm
     assert unknown.token_counts.tolist() == np.bincount(ids).tolist()
     assert unknown.token_counts[199_999] == 2, "ids beyond MAX_IDS count as one"
     assert unknown.said_of_pieces == f"{len(set(ids))} ids"
-    assert cache_plots(unknown, "pretrain", dropped={})["token frequency"]
+    assert f"{len(set(ids))} ids" in cache_pictures(unknown, "pretrain", dropped={})[1].panels[0].title
 
 
 def test_a_widened_build_differs_in_its_dtype_and_in_no_token(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from niels_cache_runtime import (
+    SFT,
     DatasetLoader,
     NielsCacheError,
     PretrainTokenStreamDataset,
@@ -136,7 +137,7 @@ def test_sequential_chunks_and_their_state(narrow: Path, wide: Path, name: str) 
         (["pretrain/notes"], {"fields": ("document_ids", "position_ids", "cu_seqlens"), "mask_cross_document_targets": True}),
         (["pretrain/books"], {"prefetch": 2}),
         (["sft/chats"], {}),
-        (["sft/chats"], {"loss_on": "last_assistant", "overflow": "truncate_left"}),
+        (["sft/chats"], {"sft": SFT(loss_on="last_assistant", overflow="truncate_left")}),
         (NAMES, {"fields": ("dataset_ids",), "weights": WEIGHTS}),
     ],
     ids=lambda value: "-".join(value),

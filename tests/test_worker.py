@@ -1,4 +1,4 @@
-"""`niels-cache part` and `parts seal`: a data set in parts without Dagster, by processes that may be killed, frozen or stopped."""
+"""`niels-cache part` and `part --seal`: a data set in parts without Dagster, by processes that may be killed, frozen or stopped."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Root:
         return program.wait(60), lines_of(output)
 
     def seal_and_compare(self) -> None:
-        assert main(["parts", "seal", NAME, *self.where]) == 0
+        assert main(["part", NAME, "--seal", *self.where]) == 0
         assert digests(self.root / "pretrain" / NAME) == self.workers.expected
         assert verify_cache(self.root) == []
         beside = {path.name for path in self.target.parent.glob(f".{self.target.name}.*")}
@@ -250,7 +250,7 @@ def test_a_whole_data_set_is_built_without_dagster(workers: Workers, tmp_path: P
     workers.graph(tmp_path.name)
     config = workers.project.folder / f"{tmp_path.name}.toml"
     where = ["--config", str(config), "--cache-dir", str(tmp_path / "cache")]
-    steps = [["part", NAME, "--val"], *(["part", NAME, str(number)] for number in range(3)), ["parts", "seal", NAME]]
+    steps = [["part", NAME, "--val"], *(["part", NAME, str(number)] for number in range(3)), ["part", NAME, "--seal"]]
     code = f"""
 import os, sys
 sys.stdout.flush()
@@ -312,7 +312,7 @@ def test_missing_inputs_are_named(root: Root, capsys: pytest.CaptureFixture[str]
     assert "--val" in said(capsys)[0]["message"]
     assert main(["part", NAME, "0", *root.where]) == 0  # it is finished, and needs no val
     capsys.readouterr()
-    assert main(["parts", "seal", NAME, *root.where]) == 1
+    assert main(["part", NAME, "--seal", *root.where]) == 1
     assert "val" in said(capsys)[0]["message"]
 
 

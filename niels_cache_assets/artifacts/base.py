@@ -8,29 +8,36 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
+from niels_cache_assets.artifacts.holding import Held, Log, held, under_lease
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.running import NotifySettings
-from niels_cache_assets.disk.journal import Journal
+from niels_cache_assets.disk.attempts import staged_attempts
+from niels_cache_assets.disk.journal import Journal, real_path
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged, sweep_leftovers
+from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
 from niels_cache_assets.parts.lease import Lease
+from niels_cache_assets.parts.lease_files import Stops
 from niels_cache_assets.show.drops import NO_DROPS, DropSummary
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import partial_path
 from niels_cache_runtime.format.layout import META_NAME, Family, tokenizer_model_name
 from niels_cache_runtime.format.meta import Meta
 
-Log = Callable[[str], None]
+if TYPE_CHECKING:
+    from niels_cache_assets.config.registry import Registry
+
 State = Literal["built", "cache_hit", "disabled"]
 
 
@@ -97,21 +104,6 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """The right to build an artifact. waited: whether the caller had to wait for another build. lease: None for most artifacts."""
-
-    waited: bool = False
-    lease: Lease | None = None
-
-
-@contextmanager
-def held(lock: AbstractContextManager[bool]) -> Iterator[Held]:
-    """Hold a lock whose value says whether the caller had to wait."""
-    with lock as waited:
-        yield Held(waited=waited)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Work:
     """The arguments of `Artifact.write`.
 
@@ -154,19 +146,31 @@ class Work:
         return journal
 
 
+@dataclass(frozen=True, kw_only=True)
 class Artifact(ABC):
     """One thing that can be built. Subclasses are frozen dataclasses; `afresh` gives a copy without cached properties.
 
     version: increase this number by hand if the code makes different bytes from the same input.
     record: the name of the file that is written last. It is None if each part of the artifact has its own record.
+    is_shared: whether machines without common file locks may build the artifact, which then has a lease instead of a lock.
+    is_part: whether the artifact is one of several that are joined, and the joined one says what all of them left out.
+    option: the option of `niels-cache part` that builds this kind.
+    on_stop: called by another thread if a stop of a shared artifact is requested. Without it, the build stops at its next batch.
+    stops: the requests to stop that count; None takes those after the lease is asked for.
     """
 
     version: ClassVar[str] = "1"
     record: ClassVar[str | None] = META_NAME
     resumable: ClassVar[bool] = False
+    is_shared = False
+    is_part: ClassVar[bool] = False
+    option: ClassVar[str | None] = None
     noun: ClassVar[str] = "build"  # used in the message "kept the finished ..."
     takes_what_is_there: ClassVar[bool] = False  # a build uses the inputs that exist; when more inputs exist, the artifact is built again
     states: ClassVar[tuple[State, State]] = ("built", "cache_hit")  # the state after a build, and the state if no build was needed
+
+    on_stop: Callable[[], None] | None = field(default=None, compare=False)
+    stops: Stops | None = field(default=None, compare=False)
 
     @property
     @abstractmethod
@@ -280,21 +284,33 @@ class Artifact(ABC):
 
     def afresh(self) -> Self:
         """Return the same artifact without cached properties."""
-        return dataclasses.replace(self)  # type: ignore[type-var]
+        return dataclasses.replace(self)
 
     def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
         """Return a context manager that keeps other builds of this artifact out. It raises Busy if another process builds the artifact, or
         waits with `wait`.
         """
+        if self.is_shared:
+            registry: Registry = getattr(self, "registry")  # noqa: B009  each shared artifact has one
+            return under_lease(self.directory, registry, owns=self.owns, wait=wait, log=log, on_stop=self.on_stop, stops=self.stops)
         return held(locked(self.directory, is_ours=self.owns, wait=wait, log=log))
 
     def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
         """Return a context manager that provides a staging directory, which replaces `directory` at the end. held: what `lock` gave."""
+        if held.lease is not None:
+            return staged_attempt(held.lease, log=log, resumable=self.resumable)
         return staged(self.directory, resumable=self.resumable)
 
     def sweep(self, *, resumable: bool) -> None:
         """Remove the files of killed builds, unless a process builds now. resumable: keep an unfinished build that can be resumed."""
+        if self.is_shared and self.resumable:
+            if not resumable:  # otherwise the next attempt removes what it cannot use
+                sweep_attempts(self.directory)
+            return
         sweep_leftovers(self.directory, resumable=resumable)
+        target = real_path(self.directory)
+        if self.is_shared and set(staged_attempts(target)) - {partial_path(target)}:
+            sweep_attempts(target)
 
 
 def with_unmatched(drops: DropSummary, source: Source | None, meta: Meta) -> DropSummary:

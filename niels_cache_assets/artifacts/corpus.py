@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unmatched
 from niels_cache_assets.build_cache.resuming import Reached
@@ -79,7 +79,6 @@ class Corpus(Artifact):
     version = CODE_VERSION
     resumable = True
     noun = "corpus"
-    is_part: ClassVar[bool] = False  # a part may be empty, and has the hashes of its documents
 
     @property
     def key(self) -> str:

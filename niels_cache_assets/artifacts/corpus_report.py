@@ -1,7 +1,6 @@
-"""The report of a prepared data set: the file report.json, and a plot for each part of this file.
+"""The report of a prepared data set: the file report.json.
 
-All numbers come from the meta.json of the corpus and of the drop lists (the lists of duplicates). Drawing takes a second or two
-(show/plots/corpora.py).
+All numbers come from the meta.json of the corpus and of the drop lists (the lists of duplicates).
 """
 
 from __future__ import annotations
@@ -14,11 +13,9 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
-from niels_cache_assets.corpus.report import CODE_VERSION, corpus_report, plot_names
+from niels_cache_assets.corpus.report import CODE_VERSION, corpus_report
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
-
-_SUFFIX = ".png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +53,10 @@ class CorpusReport(Artifact):
         return corpus_report(self.registry, self.name, root=self.root)
 
     def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
-        same = {key: value for key, value in meta.items() if key not in ("schema_version", "meta_sha256")} == made_of
-        return same and all((self.directory / plot).is_file() for plot in plot_names(dict(made_of)))
+        return {key: value for key, value in meta.items() if key not in ("schema_version", "meta_sha256")} == made_of
 
     def owns(self, name: str) -> bool:
-        return name == REPORT_NAME or name.endswith(_SUFFIX)
+        return name == REPORT_NAME
 
     def write(self, work: Work) -> Written:
-        from niels_cache_assets.show.plots.corpora import draw  # imports matplotlib, which takes a second
-
-        report = dict(work.made_of)
-        for plot, image in draw(report).items():
-            (work.directory / plot).write_bytes(image)
-        return Written(meta=report)
+        return Written(meta=dict(work.made_of))

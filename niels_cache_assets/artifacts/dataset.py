@@ -195,6 +195,8 @@ class Dataset(Artifact):
         return Written(meta=meta, resumed=resume.resumed_tokens, warning=warning, engines=build.encoder.uses)
 
     def drops(self, meta: Meta) -> DropSummary:
+        if self.is_part:
+            return DropSummary()
         if self.prepared is not None:  # the corpus has warned of its own
             return summary_of_drops(meta, said=self.prepared.dropped)
         return with_unmatched(summary_of_drops(meta), self.source, meta)

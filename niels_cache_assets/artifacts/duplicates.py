@@ -50,8 +50,8 @@ from niels_cache_runtime.format.layout import META_NAME, SPLITS
 from niels_cache_runtime.format.meta import Meta, sha256_text
 
 if TYPE_CHECKING:
-    from niels_cache_assets.dedup.buckets import Steps
     from niels_cache_assets.dedup.greedy import Dropped, Verify
+    from niels_cache_assets.dedup.ranges import Steps
 
 _ROWS_PER_GROUP = 65_536
 _ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
@@ -88,9 +88,9 @@ class Duplicates(Artifact):
     @property
     def ranges(self) -> int:
         """The number of ranges into which the hashes of a band are cut."""
-        from niels_cache_assets.dedup.buckets import fitting_ranges
+        from niels_cache_assets.dedup.ranges import fitting_ranges
 
-        return fitting_ranges(self.wanted.documents, bands=self.wanted.identity["bands"], ranges=self.registry.dedup.ranges)
+        return fitting_ranges(self.wanted.documents, self.registry.dedup.ranges)
 
     def hashes(self) -> Hashes:
         """Return the artifact of the hashes that a search in ranges reads."""
@@ -145,7 +145,7 @@ class Duplicates(Artifact):
 
     def need(self) -> Need | None:
         """Return the disk space of a search from its beginning. A resumed search needs less. With ranges, the hashes ask for their room."""
-        from niels_cache_assets.dedup.buckets import hashes_bytes
+        from niels_cache_assets.dedup.ranges import hashes_bytes
 
         if self.ranges > 1:
             return None
@@ -218,8 +218,8 @@ def _found_at_once(
     wanted: WantedDropLists, inputs: Inputs, verify: Verify | None, scratch: Path, work: Work, require_same: Callable[[], None]
 ) -> Dropped:
     """Return the dropped documents, with all hashes of a band in memory. A killed search resumes after the last band on the disk."""
-    from niels_cache_assets.dedup.buckets import Steps
     from niels_cache_assets.dedup.greedy import keep_first
+    from niels_cache_assets.dedup.ranges import Steps
 
     bands, rows = wanted.identity["bands"], wanted.identity["rows"]
     journal = work.open_journal("duplicates", state=Steps)
@@ -265,12 +265,12 @@ def _make_ranges(duplicates: Duplicates, work: Work) -> None:
 def _found_in_ranges(duplicates: Duplicates, verify: Verify | None, scratch: Path, work: Work) -> Dropped:
     """Return the dropped documents, in memory that does not grow with their number. The hashes and the ranges must be there."""
     from niels_cache_assets.dedup.greedy import drop_later
-    from niels_cache_assets.dedup.ranges import RangedBuckets
+    from niels_cache_assets.dedup.ranges import Buckets
 
     wanted = duplicates.wanted
     work.log(f"choosing among {wanted.documents:,} documents by {duplicates.ranges} ranges")
     scratch.mkdir(exist_ok=True)
-    buckets = RangedBuckets(
+    buckets = Buckets(
         scratch=scratch,
         hashes=duplicates.hashes().directory,
         links=[duplicates.range(number).directory for number in range(duplicates.ranges)],

@@ -30,7 +30,6 @@ from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import HashRange
 from niels_cache_assets.artifacts.parts.seal import PreparedSealed, Sealed
-from niels_cache_assets.artifacts.parts.shared_tokenizer import SharedTokenizer
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.artifacts.published import PublishedCache
 from niels_cache_assets.artifacts.sft import Sft
@@ -65,8 +64,7 @@ class Graph:
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Machines share it if they share a data set, or if they did: then an unfinished attempt may be left."""
         was_shared = lease_path(real_path(tokenizer_dir(self.root))).is_dir()
-        kind = SharedTokenizer if self.registry.has_parts or was_shared else Tokenizer
-        return kind(registry=self.registry, root=self.root)
+        return Tokenizer(registry=self.registry, root=self.root, is_shared=self.registry.has_parts or was_shared)
 
     def corpus(self, name: str, *, processes: int | None = None) -> Corpus:
         """Return the corpus of a data set. It is joined from its parts if the data set has several."""

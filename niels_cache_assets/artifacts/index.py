@@ -1,30 +1,181 @@
-"""The indices of a blend, in Megatron-LM's order.
+"""The indices of a blend, in Megatron-LM's order: the plan of a blend, and the artifact that builds its indices before training.
 
-The directory of each index is named after the hash of everything that decides the index. The runtime's index cache
-(niels_cache_runtime/megatron/index_cache.py) locks, stages and commits each index. It uses the same code as other artifacts
-(format/commit.py). Only after all indices are open, this artifact knows whether an index was missing.
+The blend comes from a table [blend.NAME], or from a file for Megatron-LM's --data-args-path. The directory of each index is named after the
+hash of everything that decides the index. The runtime's index cache (niels_cache_runtime/megatron/index_cache.py) locks, stages and commits
+each index. It uses the same code as other artifacts (format/commit.py). Only after all indices are open, this artifact knows whether an
+index was missing. For a long blend the steps are compiled if numba is installed; this does not change the arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from niels_cache_assets.artifacts.base import Artifact, Held, Log, Outcome, Work, Written
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.config.fingerprint import fingerprint_of
+from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.indices.prebuild import BlendPlan, Progress, build_indices, hash_of_all, index_folder, plan_of
-from niels_cache_runtime.format.meta import Meta
+from niels_cache_assets.config.tables import ALL_TRAIN, MEGATRON_SEED
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, dataset_dir
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.npy_files import read_npy_header
+from niels_cache_runtime.format.place import check_place
+
+Progress = Callable[[str, int, int], None]
+Part = Literal["train", "valid", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendPlan:
+    """The arguments of `open_blend`.
+
+    labels, paths: the data sets; a path is a prefix, or the folder of a split.
+    weights: as the user gave them.
+    """
+
+    labels: tuple[str, ...]
+    paths: tuple[str | Path, ...]
+    weights: tuple[float, ...] | None
+    num_samples: int | None
+    sequence_length: int
+    seed: int = MEGATRON_SEED
+    split: str = ALL_TRAIN
+    part: Part = "train"
+
+    @property
+    def index_labels(self) -> tuple[str, ...]:
+        """The labels of the plan's indices, in build order."""
+        return (*self.labels, "blend")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments of `open_blend`."""
+        return {name: getattr(self, name) for name in ("num_samples", "sequence_length", "seed", "split", "part")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index:
+    """One index on disk.
+
+    label: the label of the data set, or "blend".
+    samples: the number of samples.
+    bytes: the size of the arrays.
+    """
+
+    label: str
+    directory: Path
+    samples: int
+    bytes: int
+
+    @property
+    def hash(self) -> str:
+        return self.directory.name
+
+
+def index_folder(root: Path) -> Path:
+    """Return the folder of a cache root for indices. Training passes this folder to `IndexCache`."""
+    return root / "index"
+
+
+def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
+    """Return the plan of [blend.NAME], which reads the train splits of its members' caches.
+
+    Raises NielsCacheError for an unknown name (the message has the nearest name), and if the folder of a member holds a different data set.
+    """
+    if name not in registry.blend:
+        refuse_choice(registry.origin, "no blend", name, registry.blend, registry.elsewhere)
+    settings = registry.blend[name]
+    folders = [dataset_dir(root, "pretrain", member) for member in settings.weights]
+    for folder in folders:
+        if (folder / META_NAME).exists():
+            check_place(read_meta(str(folder / META_NAME)), folder)
+    return BlendPlan(
+        labels=tuple(settings.weights),
+        paths=tuple(folder / "train" for folder in folders),
+        weights=tuple(settings.weights.values()),
+        **settings.model_dump(exclude={"weights"}),
+    )
+
+
+def read_blend_file(path: str | Path) -> tuple[list[str], list[float] | None]:
+    """Return the data sets and weights in a file for Megatron-LM's --data-args-path.
+
+    The file contains `WEIGHT PATH WEIGHT PATH ...`, or only paths. Without weights in the file, the weights are None. White space separates
+    the words, also line breaks. Raises NielsCacheError if the file cannot be read or has any other form.
+    """
+    try:
+        words = Path(path).read_text(encoding="utf-8").split()
+    except (OSError, ValueError) as error:
+        message = getattr(error, "strerror", None) or error
+        raise NielsCacheError(f"{path}: cannot be read: {message}; --blend takes a file of weights and paths") from error
+    if not words:
+        raise NielsCacheError(f"{path}: has no data set; write WEIGHT PATH for each")
+    weights = [_number(word) for word in words[::2]]
+    given = [weight for weight in weights if weight is not None]
+    if len(words) % 2 == 0 and len(given) == len(weights):
+        wrong = next((word for word, weight in zip(words[::2], given, strict=True) if not 0 < weight < math.inf), None)
+        if wrong is not None:
+            raise NielsCacheError(f"{path}: weight {wrong}: must be above 0; remove a data set that is never read")
+        return words[1::2], given
+    stray = next((word for word in words if _number(word) is not None), None)
+    if stray is not None:
+        raise NielsCacheError(f"{path}: {stray} is a weight, but a path is expected; write WEIGHT PATH for each data set, or only paths")
+    return words, None
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
+    """Return the existing indices of a plan as {hash: label}, up to the first missing index. Builds nothing.
+
+    This costs as much as `open_blend` with finished indices, because the lengths of all documents are hashed.
+    """
+    from niels_cache_runtime.megatron.blended import open_blend  # torch
+    from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
+
+    found: list[str] = []
+
+    class Finished(IndexCache):
+        def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[..., object]) -> dict[str, Any]:
+            directory = self.directory(kind, parameters)
+            arrays = open_arrays(directory)
+            found.append(directory.name)
+            return arrays
+
+    with suppress(NielsCacheError):  # an index or a data set is missing
+        open_blend(plan.paths, plan.weights, index_cache=Finished(index_folder(root)), **plan.settings)
+    return dict(zip(found, plan.index_labels, strict=False))
+
+
+def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
+    """Return whether every index of [blend.NAME] exists. The check costs as much as `find_indices`, or nothing if there is no index at
+    all.
+    """
+    if not any(path.is_dir() for path in index_folder(root).glob("*")):
+        return False
+    try:
+        plan = plan_of(registry, name, root=root)
+    except NielsCacheError:  # the folder of a member holds a different data set
+        return False
+    return len(find_indices(plan, root=root)) == len(plan.index_labels)
 
 
 def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> Outcome:
     """Build the missing indices of a plan. progress: called with (name of the array, done, total).
 
-    Raises NielsCacheError if a data set cannot be opened, if no sample can be made, or if the child process that builds dies. Raises
-    NotWrittenError if the folder cannot be written.
+    Raises NielsCacheError if a data set cannot be opened, or if no sample can be made. Raises NotWrittenError if the folder cannot be
+    written.
     """
     on_progress = None if progress is None else lambda told: progress(*told)
     return materialize(BlendIndex(root=root, name=plan.part, plan=plan), on_progress=on_progress)
@@ -72,11 +223,29 @@ class BlendIndex(Artifact):
         return nullcontext(self.directory)
 
     def write(self, work: Work) -> Written:
+        from niels_cache_runtime.megatron.blended import prebuild_blend  # torch
+        from niels_cache_runtime.megatron.index_cache import IndexCache
+
         plan = self.plan
         if plan is None:
             assert self.registry is not None
             plan = plan_of(self.registry, self.name, root=self.root)
-        on_progress = work.progress
-        progress = None if on_progress is None else lambda *told: on_progress(told)
-        indices, built = build_indices(plan, root=self.root, progress=progress)
-        return Written(meta={"indices": indices, "hash": hash_of_all(indices)}, changed=built)
+        built = False
+
+        def tell(*told: object) -> None:
+            nonlocal built
+            built = True  # an existing index reports no progress
+            if work.progress is not None:
+                work.progress(told)
+
+        directories = prebuild_blend(plan.paths, plan.weights, index_cache=IndexCache(self.directory), progress=tell, **plan.settings)
+        indices = tuple(_index(label, directory) for label, directory in zip(plan.index_labels, directories, strict=False))
+        hash_of_all = fingerprint_of({"indices": [index.hash for index in indices]})[: len(indices[-1].hash)]
+        return Written(meta={"indices": indices, "hash": hash_of_all}, changed=built)
+
+
+def _index(label: str, directory: Path) -> Index:
+    files = [directory / name for name in read_meta(str(directory / META_NAME))["files"]]
+    last = next(path for path in files if path.name in ("shuffle_index.npy", "dataset_index.npy"))  # of a data set or of a blend
+    samples = read_npy_header(last).shape[0]
+    return Index(label=label, directory=directory, samples=samples, bytes=sum(path.stat().st_size for path in files))

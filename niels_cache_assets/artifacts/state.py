@@ -1,6 +1,6 @@
 """The state of everything on disk, compared with the configuration. The state is derived from meta.json and the sizes of files.
 
-`niels-cache list`, `niels-cache status` and the check `caches_in_sync` show the state of the tokenizer, corpora, duplicates and caches.
+`niels-cache status` and the check `caches_in_sync` show the state of the tokenizer, corpora, duplicates and caches.
 Finding the states costs one or two small reads for each data set, and a look at the size of each file. Nothing is hashed. Upstream is not
 asked for its revision, so a changed source is not noticed. disk/staging.py knows which builds are running, and their progress.
 """
@@ -17,9 +17,8 @@ from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Duplicates
-from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
-from niels_cache_assets.artifacts.parts.leased import UnderLease
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange
@@ -28,7 +27,6 @@ from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
 from niels_cache_assets.corpus.tokenizer_note import training_note
-from niels_cache_assets.indices.prebuild import is_prebuilt
 from niels_cache_assets.show.contents import shortfall
 from niels_cache_assets.show.drops import DropSummary, summary_of_drops
 from niels_cache_assets.sources.types import Source
@@ -129,8 +127,8 @@ def state_of(artifact: Artifact) -> CacheState:
 
 def _note(artifact: Artifact, meta: Meta) -> str | None:
     if isinstance(artifact, Tokenizer):
-        return training_note(artifact.registry, artifact.root, meta)
-    if isinstance(artifact, UnderLease):  # a part; the seal says what all parts left out
+        return training_note(artifact.registry, meta)
+    if artifact.is_part:
         return shortfall(meta)
     return _said_of_content(meta, artifact.source) if isinstance(artifact, Dataset | Corpus) else None
 

@@ -48,6 +48,7 @@ class Tokenizer(Artifact):
 
     registry: Registry
     root: Path
+    is_shared: bool = False
 
     version = CODE_VERSION
     takes_what_is_there = True

@@ -36,7 +36,7 @@ _LIBRARIES = (
     "datasets",
     "pyarrow",
     "mwparserfromhell",  # the texts of wikipedia
-    "pycld2",  # the language of a text
+    "langdetect-rs",  # the language of a text
     "numba",  # band hashes
 )
 

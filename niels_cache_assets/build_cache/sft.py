@@ -199,7 +199,7 @@ class SftBuild(CacheBuild):
         if resume is not None:
             resume.resumed_tokens = 0 if spooled is None else spooled.tokens
         sides = len(SIDES) if self.preference else 1
-        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides, with_units=self.turns == "each") as spool:
+        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
             ended = state.ended if state is not None else None
             if ended is None:
                 ended = self._spool(spool, journal, resume)

@@ -195,7 +195,7 @@ def language_error(facts: Facts, settings: CleaningSettings) -> Rejection | None
 
 def not_english(facts: Facts, settings: CleaningSettings) -> Rejection | None:
     """Reject a text whose language is not in `languages`: neither that of its first characters, nor that of its middle, nor that of more
-    text. The value is the share of the language.
+    text. The value is the probability of the language.
     """
     code, share = facts.language(settings)
     return Rejection(reason="not_english", value=share) if code is not None and code not in settings.languages else None

@@ -7,7 +7,10 @@
     progress.py     progress bars on a terminal, otherwise lines
     context.py      the configuration, cache root and caches that a command starts from
     overrides.py    build-all's flags and --set as registry overrides
-    reasons.py      the output that `clean` and `rejected` share
+    completion.py   the answer to TAB
+    recognizing.py  which kind of data is in the user's files
+    new_config.py   the text of a first niels_cache.toml
+    worker.py       the work of `part`
 
 Typing a command loads only its module. torch, dagster and pydantic are loaded when the command runs, so that help is fast. Nothing here
 reads a source or writes a cache.
@@ -45,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _require_posix()
         if COMPLETION_VARIABLE in os.environ and argv is None:
-            import_module(f"{__name__}.commands.completion").complete()  # ends the process
+            import_module(f"{__name__}.completion").complete()  # ends the process
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
         if arguments is None:
             return WRONG_USE

@@ -40,16 +40,6 @@ class Command:
     has_json: bool = False  # takes --json
 
 
-def add_settings_options(group: argparse._ActionsContainer) -> None:
-    """Add --profile and --config, which choose the configuration."""
-    group.add_argument(
-        "--profile",
-        metavar="PROFILE",
-        help="default or quickstart; your settings override it (default: NIELS_CACHE_PROFILE, else `profile` in the file, else none)",
-    )
-    group.add_argument("--config", metavar="FILE", help="your settings (default: NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists)")
-
-
 def configured(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
     """Return a function that offers names of the configuration to TAB. If the configuration is wrong, it offers no names."""
 

@@ -6,12 +6,13 @@ Rich prints no colours if NO_COLOR is set or the output is not a terminal. While
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -65,6 +66,13 @@ def tell(console: Console, line: str, *, style: str | None = None) -> None:
 def print_json(value: Any) -> None:
     """Print JSON on stdout: ASCII, indented by two spaces. Paths become strings, and NumPy numbers become numbers."""
     print(json.dumps(value, indent=2, default=_plain))
+
+
+def print_facts(arguments: argparse.Namespace, facts: Mapping[str, Any]) -> bool:
+    """Print facts as JSON if --json is given. Return whether they were printed; otherwise the command prints its table."""
+    if arguments.json:
+        print_json(facts)
+    return bool(arguments.json)
 
 
 def _plain(value: Any) -> Any:

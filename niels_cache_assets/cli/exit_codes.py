@@ -8,7 +8,7 @@ WRONG_USE = 2
 BUG = 70  # EX_SOFTWARE of sysexits.h
 BUSY = 75  # EX_TEMPFAIL of sysexits.h
 INTERRUPTED = 130  # 128 + SIGINT
-BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports for `niels-cache list | head -1`
+BROKEN_PIPE = 141  # 128 + SIGPIPE, as a shell reports for `niels-cache status | head -1`
 TERMINATED = 143  # 128 + SIGTERM
 
 MEANINGS = {

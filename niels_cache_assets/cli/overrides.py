@@ -14,7 +14,7 @@ import datetime
 import tomllib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from niels_cache_assets.cli.command import WHERE, fraction, whole_number
 from niels_cache_assets.config import defaults
@@ -37,7 +37,7 @@ class Overrides:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
 
-    def put(self, table: tuple[str, ...], key: str, value: Any, option: str) -> None:
+    def put(self, table: Sequence[str], key: str, value: Any, option: str) -> None:
         target: dict[str, Any] = self.tables
         for part in table:
             target = target.setdefault(part, {})
@@ -54,119 +54,89 @@ def role_and_token(text: str) -> tuple[str, str]:
     return role, token
 
 
-@dataclass(frozen=True, kw_only=True)
-class Flag:
-    """An option of build-all that sets `key` of `table`: build, tokenizer or FAMILY.NAME. `default` is shown in the help."""
+class Flag(NamedTuple):
+    """An option of build-all that sets a key: of [build], of [tokenizer], of FAMILY.NAME, or of all data sets (`sft.*`).
+
+    `metavar` decides the type: N, SHARE, ROLE=TEXT, or text. `default` is shown in the help.
+    """
 
     option: str
-    table: str
     key: str
+    metavar: str
     help: str
-    type: Callable[[str], Any] = str
-    metavar: str = "TEXT"
-    nargs: str | None = None
     default: Any = None
-
-    @property
-    def dest(self) -> str:
-        """The `dest` of argparse. It contains the table, so that it cannot clash with options of a command."""
-        return f"{self.table}.{self.key}"
 
     @property
     def group(self) -> str:
         """The heading of this flag in the help."""
-        if self.table == "tokenizer":
+        if self.key.startswith("tokenizer."):
             return "tokenizer"
-        return (
-            "every data set"
-            if self.table == "build" or self.table.endswith(".*")
-            else "data sets of the catalog, if niels_cache.toml names them"
+        is_for_all = self.key.startswith("build.") or ".*." in self.key
+        return "every data set" if is_for_all else "data sets of the catalog, if niels_cache.toml names them"
+
+    def add_to(self, group: argparse._ActionsContainer) -> None:
+        default = f"{self.default:_}" if isinstance(self.default, int) and self.default > 9_999 else self.default
+        group.add_argument(
+            self.option,
+            metavar=self.metavar,
+            type=_TYPES.get(self.metavar, str),
+            nargs="+" if self.metavar == ROLE_TEXT else None,
+            dest=self.key,  # it cannot clash with options of the command
+            help=self.help if default is None else f"{self.help} (default: {default})",
         )
 
 
-def _count(option: str, table: str, key: str, help: str, default: int | None = None) -> Flag:
-    return Flag(option=option, table=table, key=key, help=help, type=whole_number, metavar="N", default=default)
+ROLE_TEXT = "ROLE=TEXT"
+_TYPES: Mapping[str, Callable[[str], Any]] = {"N": whole_number, "SHARE": fraction, ROLE_TEXT: role_and_token}
+_FINEWEB = "pretrain.fineweb_edu"
 
-
-def _text(
-    option: str, table: str, key: str, help: str, default: str | None = None, *, metavar: str = "TEXT", nargs: str | None = None
-) -> Flag:
-    return Flag(option=option, table=table, key=key, help=help, default=default, metavar=metavar, nargs=nargs)
-
-
-def _share(option: str, table: str, key: str, help: str, default: float) -> Flag:
-    return Flag(option=option, table=table, key=key, help=help, type=fraction, metavar="SHARE", default=default)
-
-
-FLAGS: tuple[Flag, ...] = (
-    _count("--seed", "build", "seed", "seed for shuffles and splits", defaults.SEED),
-    _count("--shard-bytes", "build", "shard_bytes", "size of a full shard in bytes, a whole number of tokens", defaults.SHARD_BYTES),
-    _count("--threads", "build", "threads", "encoding threads; the bytes do not depend on it (default: all cores)"),
-    _text(
-        "--tokenizer-model",
-        "tokenizer",
-        "model",
-        "import this model instead of training one: SentencePiece, tokenizer.json, tiktoken ranks",
-        metavar="FILE",
+FLAGS = (
+    Flag("--seed", "build.seed", "N", "seed for shuffles and splits", defaults.SEED),
+    Flag("--shard-bytes", "build.shard_bytes", "N", "size of a full shard in bytes, a whole number of tokens", defaults.SHARD_BYTES),
+    Flag("--threads", "build.threads", "N", "encoding threads; the bytes do not depend on it (default: all cores)"),
+    Flag(
+        "--shuffle-buffer",
+        "pretrain.*.shuffle_buffer",
+        "N",
+        "size of the shuffle buffer in documents, for data sets that shuffle",
+        defaults.SHUFFLE_BUFFER,
     ),
-    _count("--vocab-size", "tokenizer", "vocab_size", "number of pieces, including special tokens", defaults.VOCAB_SIZE),
-    _text("--model-type", "tokenizer", "model_type", "unigram, bpe or bytelevel_bpe", "unigram"),
-    _share(
+    Flag("--sft-val-frac", "sft.*.val_frac", "SHARE", "share of SFT examples for val", defaults.VAL_FRAC),
+    Flag(
+        "--tokenizer-model",
+        "tokenizer.model",
+        "FILE",
+        "import this model instead of training one: SentencePiece, tokenizer.json, tiktoken ranks",
+    ),
+    Flag("--vocab-size", "tokenizer.vocab_size", "N", "number of pieces, including special tokens", defaults.VOCAB_SIZE),
+    Flag("--model-type", "tokenizer.model_type", "TEXT", "unigram, bpe or bytelevel_bpe", "unigram"),
+    Flag(
         "--character-coverage",
-        "tokenizer",
-        "character_coverage",
+        "tokenizer.character_coverage",
+        "SHARE",
         "share of characters that get their own piece; all others become bytes",
         1.0,
     ),
-    _count(
-        "--tokenizer-sample-bytes",
-        "tokenizer",
-        "sample_bytes",
-        "bytes of text to train on, from each data set",
-        defaults.TOKENIZER_SAMPLE_BYTES,
-    ),
-    _text(
-        "--train-on",
-        "tokenizer",
-        "train_on",
-        "data sets to train the tokenizer on (default: all configured ones)",
-        metavar="NAME",
-        nargs="+",
-    ),
     Flag(
-        option="--special-tokens",
-        table="tokenizer",
-        key="special_tokens",
-        help="the texts of the special tokens: eot=TEXT; for SFT also sys=TEXT usr=TEXT asst=TEXT; bos=TEXT begins each document",
-        type=role_and_token,
-        metavar="ROLE=TEXT",
-        nargs="+",
+        "--special-tokens",
+        "tokenizer.special_tokens",
+        ROLE_TEXT,
+        "the texts of the special tokens: eot=TEXT; for SFT also sys=TEXT usr=TEXT asst=TEXT; bos=TEXT begins each document",
     ),
-    _text("--fineweb-dataset", "pretrain.fineweb_edu", "dataset", "data set on the hub", "HuggingFaceFW/fineweb-edu"),
-    _text("--fineweb-config", "pretrain.fineweb_edu", "config", "configuration of that data set", "CC-MAIN-2024-10"),
-    _count("--fineweb-train-tokens", "pretrain.fineweb_edu", "train_tokens", "token budget of train", defaults.FINEWEB_TRAIN_TOKENS),
-    _count("--fineweb-val-tokens", "pretrain.fineweb_edu", "val_tokens", "token budget of val; 0 for no val", defaults.FINEWEB_VAL_TOKENS),
-    _text("--wikitext-config", "pretrain.wikitext", "config", "configuration of Salesforce/wikitext", "wikitext-103-raw-v1"),
-    _text("--roam-dir", "pretrain.roam", "path", "folder with *.md notes; without it, roam is skipped", metavar="DIR"),
-    _share("--roam-val-frac", "pretrain.roam", "val_frac", "share of notes for val", defaults.VAL_FRAC),
-    _text(
+    Flag("--fineweb-dataset", f"{_FINEWEB}.dataset", "TEXT", "data set on the hub", "HuggingFaceFW/fineweb-edu"),
+    Flag("--fineweb-config", f"{_FINEWEB}.config", "TEXT", "configuration of that data set", "CC-MAIN-2024-10"),
+    Flag("--fineweb-train-tokens", f"{_FINEWEB}.train_tokens", "N", "token budget of train", defaults.FINEWEB_TRAIN_TOKENS),
+    Flag("--fineweb-val-tokens", f"{_FINEWEB}.val_tokens", "N", "token budget of val; 0 for no val", defaults.FINEWEB_VAL_TOKENS),
+    Flag("--wikitext-config", "pretrain.wikitext.config", "TEXT", "configuration of Salesforce/wikitext", "wikitext-103-raw-v1"),
+    Flag("--roam-dir", "pretrain.roam.path", "DIR", "folder with *.md notes; without it, roam is skipped"),
+    Flag("--roam-val-frac", "pretrain.roam.val_frac", "SHARE", "share of notes for val", defaults.VAL_FRAC),
+    Flag(
         "--gutenberg-dir",
-        "pretrain.gutenberg",
-        "path",
+        "pretrain.gutenberg.path",
+        "DIR",
         "folder with *.txt books to use instead of the hub; switches gutenberg on",
-        metavar="DIR",
     ),
 )
-
-# These two flags apply to all matching tables, so they are resolved when the registry is known.
-SHUFFLE_BUFFER = _count(
-    "--shuffle-buffer",
-    "pretrain.*",
-    "shuffle_buffer",
-    "size of the shuffle buffer in documents, for data sets that shuffle",
-    defaults.SHUFFLE_BUFFER,
-)
-SFT_VAL_FRAC = _share("--sft-val-frac", "sft.*", "val_frac", "share of SFT examples for val", defaults.VAL_FRAC)
 
 
 def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Overrides:
@@ -176,19 +146,30 @@ def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Over
     """
     overrides = Overrides()
     for flag in FLAGS:
-        value = getattr(arguments, flag.dest)
-        if value is None:
+        if (value := getattr(arguments, flag.key)) is None:
             continue
-        if flag.key == "special_tokens":
-            value = dict(value)
-        overrides.put(_table_path(flag, registry), flag.key, value, flag.option)
+        *table, key = flag.key.split(".")
+        for path in _tables(flag, table, registry, value):
+            overrides.put(path, key, dict(value) if flag.metavar == ROLE_TEXT else value, flag.option)
         if flag.option == "--gutenberg-dir":
-            overrides.put(("pretrain", "gutenberg"), "enabled", True, flag.option)
+            overrides.put(table, "enabled", True, flag.option)
     for path, value in _parse_settings(arguments.settings, registry):
         overrides.put(path[:-1], path[-1], value, "--set")
-    _spread(overrides, SHUFFLE_BUFFER, arguments, [name for name, source in registry.pretrain.items() if source.shuffle_buffer])
-    _spread(overrides, SFT_VAL_FRAC, arguments, registry.sft)
     return overrides
+
+
+def _tables(flag: Flag, table: list[str], registry: Registry, value: Any) -> list[list[str]]:
+    """Return the tables that a flag changes. `*` stands for every SFT data set, and for every pretrain data set that shuffles."""
+    family, *name = table
+    if name == ["*"]:
+        found = registry.sft if family == "sft" else [each for each, source in registry.pretrain.items() if source.shuffle_buffer]
+        if not found:
+            hint = f"set it for one data set: --set {flag.key.replace('*', 'NAME')}={value}"
+            raise NielsCacheError(f"{WHERE}: {flag.option}: no {family} data set uses it; {hint}")
+        return [[family, each] for each in found]
+    if name and name[0] not in registry.pretrain:
+        registry.refuse_data_set(f"{WHERE}: {flag.option}", "no data set", name[0])
+    return [table]
 
 
 def parse_value(text: str) -> Any:
@@ -203,15 +184,6 @@ def parse_value(text: str) -> Any:
     except ValueError as error:
         raise NielsCacheError(f"{WHERE}: --set: {text[:40]!r} ...: {error}") from error
     return text if isinstance(value, (datetime.date, datetime.time)) else value  # no setting is a date, but a name may be 2024-01-01
-
-
-def _table_path(flag: Flag, registry: Registry) -> tuple[str, ...]:
-    family, _, name = flag.table.partition(".")
-    if not name:
-        return (family,)
-    if name not in registry.pretrain:
-        registry.refuse_data_set(f"{WHERE}: {flag.option}", "no data set", name)
-    return family, name
 
 
 def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[tuple[str, ...], Any]]:
@@ -255,19 +227,3 @@ def _longest_name(parts: Sequence[str], known: Container[str]) -> str:
     """
     names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return next((name for name in names if name in known), ".".join(parts[:-1]))
-
-
-def _spread(overrides: Overrides, flag: Flag, arguments: argparse.Namespace, names: Iterable[str]) -> None:
-    """Apply the value of a flag to all these data sets. Skip a data set if --set gives the same key for this data set."""
-    value = getattr(arguments, flag.dest)
-    if value is None:
-        return
-    names = list(names)
-    family = flag.table.partition(".")[0]
-    if not names:
-        raise NielsCacheError(
-            f"{WHERE}: {flag.option}: no {family} data set uses it; set it for one data set: --set {family}.NAME.{flag.key}={value}"
-        )
-    for name in names:
-        if f"{family}.{name}.{flag.key}" not in overrides.options:
-            overrides.put((family, name), flag.key, value, flag.option)

@@ -14,29 +14,25 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-from niels_cache_assets.cli.command import Command, add_settings_options, refuse
+from niels_cache_assets.cli.command import Command, refuse
 from niels_cache_assets.cli.console import PROGRAM
 from niels_cache_assets.cli.exit_codes import MEANINGS
 from niels_cache_runtime.errors import NielsCacheError
 
 COMMANDS: dict[str, dict[str, str]] = {
     "set up": {
-        "catalog": "list the data sets that ship with niels-cache",
-        "init": "write a niels_cache.toml with comments, from options or from your answers",
+        "init": "write a niels_cache.toml with comments, or list the data sets that ship with niels-cache",
         "doctor": "check this environment, and print how to fix problems",
-        "completion": "print shell code that makes TAB complete commands, options and data sets",
     },
     "build": {
         "build-all": "build the tokenizer and every data set",
+        "part": "build, join, add or remove parts of a data set, without Dagster, for any scheduler",
         "prebuild-index": "build the indices of a blend before training",
-        "part": "build one part of a data set, without Dagster, for any scheduler",
-        "parts": "let a data set grow by new files, join its parts, or remove parts that it no longer needs",
     },
     "see the status": {
-        "list": "list the configured data sets and their state",
-        "status": "show which caches are complete, stale, broken, resumable or being built",
+        "status": "list the caches: counts, and which are complete, stale, broken, resumable or being built",
         "verify": "hash every file again and check the invariants of the format",
-        "report": "write an HTML page about all caches, with plots",
+        "report": "write an HTML page about all caches, or about the limits of a corpus",
         "ui": "serve the web UI on this machine",
     },
     "see the content": {
@@ -46,18 +42,15 @@ COMMANDS: dict[str, dict[str, str]] = {
         "diff": "compare two builds: settings, documents, first different token",
     },
     "clean text": {
-        "clean": "run the cleaning chain on files, and show what it drops and why",
-        "rejected": "show the documents that cleaning dropped",
-        "tune": "write a page that helps to choose limits of cleaning and of duplicates",
-        "duplicates": "show pairs of duplicates side by side",
+        "clean": "run the cleaning chain on files, or show what it dropped from a data set, and why",
+        "duplicates": "show pairs of duplicates, and the words that differ",
     },
     "choose a tokenizer": {
         "tokenizer": "compare tokenizers by characters per token",
     },
     "share a cache": {
         "push": "publish a cache in an object store",
-        "pull": "bring a published cache into a cache directory",
-        "local-copy": "show, trim or check the local copy of a published cache",
+        "pull": "bring a published cache into a cache directory, or show the local copy of a loader",
     },
     "exchange with other projects": {
         "export": "write a cache as files of Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",
@@ -69,7 +62,7 @@ _DESCRIPTION = """\
 Turn text into token caches, with lineage and sha256 for every file, and inspect them.
 
 Your niels_cache.toml names the data sets; `niels-cache init` writes one. More data sets ship with the
-package; `niels-cache catalog` lists them. Without that file, build-all uses a profile (default:
+package; `niels-cache init --list` shows them. Without that file, build-all uses a profile (default:
 gigabytes from the hub; quickstart: the documentation of Python, without network)."""
 
 _EXAMPLES = """\
@@ -199,7 +192,14 @@ def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> No
         where.add_argument(
             "--cache-dir", metavar="DIR", help="root folder of the caches (default: NIELS_CACHE_ROOT, else [build] cache_dir)"
         )
-        add_settings_options(where)
+        where.add_argument(
+            "--profile",
+            metavar="PROFILE",
+            help="default or quickstart; your settings override it (default: NIELS_CACHE_PROFILE, else `profile` in the file, else none)",
+        )
+        where.add_argument(
+            "--config", metavar="FILE", help="your settings (default: NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists)"
+        )
     output = parser.add_argument_group("output")
     if command.has_json:
         output.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -1,4 +1,4 @@
-"""The work of `part` and `parts seal`: one artifact of a data set in parts, built in this process, without Dagster.
+"""The work of `part`: one artifact of a data set in parts, built in this process, without Dagster.
 
 Programs read stdout, one JSON object a line (docs/cluster.md). People read stderr. If a reader ends, the build continues, and its
 lines are dropped.
@@ -6,7 +6,6 @@ lines are dropped.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from niels_cache_assets.cli.command import WHERE
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, guarded, print_error
 from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, FAILED, TERMINATED, WRONG_USE
 from niels_cache_assets.corpus.layout import HASHES
@@ -155,11 +155,10 @@ def work(chosen: Callable[[Lines], Artifact], *, wait: bool, tells: bool = True)
 def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[Any], None] | None = None) -> Outcome:
     """Build an artifact. If another process takes it over and `wait` is set, wait for that process."""
     from niels_cache_assets.artifacts.materialize import materialize
-    from niels_cache_assets.artifacts.parts.leased import UnderLease
     from niels_cache_assets.parts.lease import LeaseLost, Stopped
     from niels_cache_runtime.format.commit import Busy
 
-    if isinstance(artifact, UnderLease):
+    if artifact.is_shared:
         artifact = replace(artifact, on_stop=lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         return materialize(artifact, wait=wait, on_progress=progress, log=lines.log, tells=lines.tells)
@@ -264,31 +263,24 @@ def _documents(meta: Meta) -> dict[str, int]:
     return {"searched": sum(each["documents"] for each in found), "dropped": sum(each["exact"] + each["near"] for each in found)}
 
 
-def _require_switched_on(registry: Registry, name: str) -> None:
+def require_name(registry: Registry, name: str) -> None:
+    """Raise NielsCacheError if this is not the name of a pretrain data set."""
     if name not in registry.pretrain:
-        registry.refuse_data_set("command line", "no pretrain data set", name, list(registry.pretrain))
+        registry.refuse_data_set(WHERE, "no pretrain data set", name, list(registry.pretrain))
+
+
+def _require_switched_on(registry: Registry, name: str) -> None:
+    require_name(registry, name)
     if name in registry.switched_off():
         raise NielsCacheError(f"{registry.origin}: {name} is switched off; set enabled = true in [pretrain.{name}]")
 
 
-def seal(arguments: argparse.Namespace) -> int:
-    """Join the finished parts of the data set `arguments.name`, or of its corpus, and return the exit code.
-
-    If both are in parts, the corpus is joined first, and the next call joins the cache.
-    """
-
-    def chosen(lines: Lines) -> Artifact:
-        from niels_cache_assets.artifacts.graph import graph
-        from niels_cache_assets.cli.context import open_registry
-
-        registry, root = open_registry(arguments)
-        found = graph(registry, root)
-        if arguments.name not in registry.corpora_in_parts():
-            return ready(found, arguments.name, lines)
-        corpus = ready_corpus(found, arguments.name, lines)
-        if arguments.name in registry.in_parts() and found.is_done(corpus.part(0).key):
-            return ready(found, arguments.name, lines)
-        corpus.require_parts()
-        return corpus
-
-    return work(chosen, wait=True)
+def ready_seal(found: Graph, name: str, lines: Lines) -> Artifact:
+    """Return the cache or the corpus whose finished parts are joined next. If both are in parts, the corpus is joined first."""
+    if name not in found.registry.corpora_in_parts():
+        return ready(found, name, lines)
+    corpus = ready_corpus(found, name, lines)
+    if name in found.registry.in_parts() and found.is_done(corpus.part(0).key):
+        return ready(found, name, lines)
+    corpus.require_parts()
+    return corpus

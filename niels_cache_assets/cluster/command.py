@@ -78,8 +78,8 @@ class PartCommand:
         return [
             "part",
             self.name,
-            *((self.option, str(self.number)) if self.option == "--range" else (str(self.number),)),
-            *((self.option,) if self.option == "--corpus" else ()),
+            str(self.number),
+            *((self.option,) if self.option else ()),
             "--quiet",
             "--no-notify",
             *(() if self.waits else ("--no-wait",)),

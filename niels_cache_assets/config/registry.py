@@ -25,8 +25,7 @@ from pydantic import BaseModel, ValidationError
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
 from niels_cache_assets.config.problems import explain_problems, in_a_file, refuse_choice, refuse_unknown
-from niels_cache_assets.config.publishing import PublishSettings
-from niels_cache_assets.config.running import ClusterSettings, NotifySettings
+from niels_cache_assets.config.running import ClusterSettings, NotifySettings, PublishSettings
 from niels_cache_assets.config.shipped import PROFILES, catalog, profile_tables
 from niels_cache_assets.config.tables import (
     BlendSettings,
@@ -52,6 +51,17 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _LONGEST_NAME = 200  # file names contain this name, and can have at most 255 bytes
 _ON_THE_COMMAND_LINE = "command line: "
 _MOST_PROBLEMS = 3  # the most problems of a table in one message
+
+_SCHEMAS: Mapping[str, type[BaseModel]] = {  # of the tables that have no names below them
+    "build": BuildSettings,
+    "tokenizer": TokenizerSettings,
+    "cleaning": CleaningSettings,
+    "dedup": DedupSettings,
+    "reports": ReportsSettings,
+    "dagster": DagsterSettings,
+    "cluster": ClusterSettings,
+    "notify": NotifySettings,
+}
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -292,7 +302,7 @@ def _file_above() -> str | None:
 
 def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback: bool, advice: tuple[str, ...]) -> Registry:
     where = origin.where
-    typed: dict[Family, dict[str, Any]] = {"pretrain": {}, "sft": {}}
+    typed: dict[str, dict[str, Any]] = {"pretrain": {}, "sft": {}}
     for family in FAMILIES:
         for name, table in tables.get(family, {}).items():
             label = f"{family}.{name}"
@@ -318,34 +328,27 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
     twice = set(typed["pretrain"]) & set(typed["sft"])
     if twice:
         raise NielsCacheError(f"{where}: {', '.join(sorted(twice))} is both a pretrain and an sft data set; rename one")
+    sections: dict[str, Any] = {name: _validate(model, tables.get(name, {}), origin, name) for name, model in _SCHEMAS.items()}
     registry = Registry(
-        build=_validate(BuildSettings, tables.get("build", {}), origin, "build"),
-        tokenizer=_validate(TokenizerSettings, tables.get("tokenizer", {}), origin, "tokenizer"),
-        cleaning=_validate(CleaningSettings, tables.get("cleaning", {}), origin, "cleaning"),
-        dedup=_validate(DedupSettings, tables.get("dedup", {}), origin, "dedup"),
-        pretrain=typed["pretrain"],
-        sft=typed["sft"],
+        **sections,
+        **typed,
         blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
-        reports=_validate(ReportsSettings, tables.get("reports", {}), origin, "reports"),
-        dagster=_validate(DagsterSettings, tables.get("dagster", {}), origin, "dagster"),
         publish=_validate(PublishSettings, tables["publish"], origin, "publish") if "publish" in tables else None,
-        cluster=_validate(ClusterSettings, tables.get("cluster", {}), origin, "cluster"),
-        notify=_validate(NotifySettings, tables.get("notify", {}), origin, "notify"),
         origin=where,
         profile=profile,
         is_fallback=is_fallback,
         advice=advice,
     )
-    for name in registry.tokenizer.train_on or ():
-        if name not in registry.pretrain and name not in registry.sft:
-            registry.refuse_data_set(origin.of("tokenizer", "train_on"), "[tokenizer] train_on names an unknown data set", name)
-    for name in () if registry.publish is None else (*(registry.publish.data_sets or ()), *registry.publish.licenses):
-        if name not in registry.pretrain and name not in registry.sft:
-            registry.refuse_data_set(origin.of("publish", "data_sets"), "[publish] names an unknown data set", name)
-    for name in registry.dedup.priority:
-        if name not in registry.pretrain:
-            where = origin.of("dedup", "priority")
-            registry.refuse_data_set(where, "[dedup] priority names an unknown data set", name, registry.pretrain)
+    publish = registry.publish or PublishSettings()
+    for section, key, names in (
+        ("tokenizer", "train_on", registry.tokenizer.train_on or ()),
+        ("publish", "data_sets", (*(publish.data_sets or ()), *publish.licenses)),
+        ("dedup", "priority", registry.dedup.priority),
+    ):
+        known = registry.pretrain if section == "dedup" else {**registry.pretrain, **registry.sft}
+        for name in names:
+            if name not in known:
+                registry.refuse_data_set(origin.of(section, key), f"[{section}] {key} names an unknown data set", name, known)
     for name, source in registry.pretrain.items():
         changes = source.cleaning or {}
         _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, origin, f"pretrain.{name}.cleaning")

@@ -1,4 +1,4 @@
-"""The schemas of the tables that say how builds run: [notify] and [cluster]. No key here changes a byte of a cache."""
+"""The schemas of the tables that say how builds run and where they go: [notify], [cluster] and [publish]. No key here changes a byte."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
 
 from niels_cache_assets.config.tables import Table
+from niels_cache_runtime.format.layout import Family
+from niels_cache_runtime.remote.store import check_address
 
 HOST = "{host}"
 TEXT = "{text}"
@@ -172,3 +174,27 @@ class ClusterSettings(Table):
     def parts_at_once(self, cores: int) -> int:
         """Return how many parts are built at a time. cores: those of this machine."""
         return self.at_once or len(self.hosts) or max(1, cores // _CORES_OF_A_PART)
+
+
+class PublishSettings(Table):
+    """[publish]: where the assets `published/pretrain` and `published/sft` put caches, and the licences in data cards."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+    address: str | None = Field(
+        None,
+        repr=False,  # not in messages, because it may hold a password by mistake
+        description="An address such as `s3://bucket/caches`; each cache lies at ADDRESS/pretrain/NAME or ADDRESS/sft/NAME",
+    )
+    data_sets: tuple[str, ...] | None = Field(None, strict=False, description="The data sets to publish; None: all of them")
+    licenses: dict[str, str] = Field(
+        {}, description='The licence of a data set, for its data card on the hub, such as `{ wikitext = "cc-by-sa-3.0" }`'
+    )
+
+    @field_validator("address")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        return None if value is None else check_address(value)
+
+    def address_of(self, family: Family, name: str) -> str:
+        """Return the address of the cache of a data set."""
+        return f"{self.address}/{family}/{name}"

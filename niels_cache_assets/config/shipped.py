@@ -1,7 +1,7 @@
 """The data sets that ship with the package. A profile is a whole configuration, and the catalog lists all data sets of the profiles.
 
 A profile is a file profiles/NAME.toml. In the catalog every data set is enabled, because a user adds it by name. This module also has the
-descriptions that the command `catalog` shows. This module does not read a user's file.
+descriptions that `init --list` shows. This module does not read a user's file.
 """
 
 from __future__ import annotations

@@ -19,10 +19,13 @@ from niels_cache_assets.sources.types import ConfigPath
 from niels_cache_runtime.format.layout import MAX_VOCAB_SIZE, TOKENIZER_MODEL_NAMES
 
 MEGATRON_SEED = 1234  # the default of Megatron-LM's --seed
-MEGATRON_SURPLUS = 0.005  # the default of Megatron-LM's --mid-level-dataset-surplus
 ALL_TRAIN = "1"
 MAX_EPOCHS = 4.0  # up to this number of epochs, repeated text is nearly as good as new text: Muennighoff et al. 2023, arXiv:2305.16264
 
+LANGUAGES = (  # that cleaning/languages.py can identify
+    "af ar bg bn ca cs cy da de el en es et fa fi fr gu he hi hr hu id it ja kn ko lt lv mk ml mr ne nl no pa pl pt ro ru sk sl so sq sv "
+    "sw ta te th tl tr uk ur vi zh"
+)
 REASONS = (  # names of the filters, in the order in which they run
     "redirect",
     "empty",
@@ -264,6 +267,15 @@ class CleaningSettings(Table):
         return value
 
     @model_validator(mode="after")
+    def _languages_are_identified(self) -> Self:
+        unknown = [code for code in self.languages if code not in LANGUAGES.split()]
+        if unknown and "not_english" not in self.skip:
+            raise ValueError(
+                f"languages: {unknown[0]!r} is a language that cannot be identified; choose from {LANGUAGES}, or skip not_english"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _word_lengths_in_order(self) -> Self:
         if self.min_mean_word_length > self.max_mean_word_length:
             raise ValueError("min_mean_word_length is above max_mean_word_length")
@@ -348,26 +360,23 @@ class DagsterSettings(Table):
 
     owners: tuple[str, ...] = Field((), strict=False, description='Owners of assets: addresses ("ada@example.org") and teams ("team:data")')
     tags: dict[str, str] = Field({}, description='Tags of assets, such as { project = "tiny" }')
-    plots: bool = Field(True, description="Draw plots of each build. This takes one or two seconds, and about 100 kB in the database")
+    plots: bool = Field(
+        False,
+        description="Draw PNGs of each build for the UI, one or two seconds and about 100 kB in the database for each; "
+        "the page of `niels-cache report` has the same pictures",
+    )
     repository: str | None = Field(
         None,
         description='Where code links of assets lead: to a fork on the web ("https://github.com/NAME/niels-cache"); None: to local files',
     )
     branch: str = Field("main", min_length=1, description="The branch of `repository`")
 
-    upstream_seconds: int = Field(
-        3600, ge=30, description="`upstream_revision_sensor` waits at least this many seconds between two checks of the hub"
-    )
     upstream_builds: bool = Field(
         False,
         description="If upstream has changed since a finished build, `upstream_revision_sensor` requests a new build, "
         "even an expensive one",
     )
-    notes_seconds: int = Field(
-        60, ge=1, description="`notes_folder_sensor` waits at least this many seconds between two checks of the folders"
-    )
     notes_quiet_seconds: int = Field(300, ge=0, description="A folder of notes is built after this many seconds without a change")
-    nightly_hour: int = Field(3, ge=0, le=23, description="Hour of the nightly schedules, in UTC")
     automatic_sft: tuple[str, ...] | None = Field(
         None, strict=False, description="SFT data sets that `sft_automation` builds when their inputs change; None: all of them"
     )

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.dedup.greedy import Dropped
     from niels_cache_assets.dedup.signatures import Signatures
 
-_SKIPPED_BYTES = 16_384  # so many bytes between two rows cost less to read than one more system call
 _BLOCK = 16_384  # number of documents whose signatures are read at once: 8 MB with 128 slots
 
 
@@ -38,8 +37,8 @@ class ArrayRows:
     """The (n, width) array of a .npy file, open for reading rows. It is a context manager.
 
     The file stays open, so it can be read even if a new file replaces it. The file is not memory-mapped. Reading scattered rows of a memory
-    map would keep the pages around each row in memory, and soon the whole file. The returned rows take memory (twice, unless they are
-    strictly ascending), and up to two megabytes. Rows that are close to each other cost one system call for a megabyte of the file.
+    map would keep the pages around each row in memory, and soon the whole file. The returned rows take memory, and the longest run of
+    consecutive rows takes it twice. Each run costs one system call.
     """
 
     def __init__(self, path: Path) -> None:
@@ -77,34 +76,16 @@ class ArrayRows:
         """
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._rows:
             raise self._damaged()
-        wanted = rows.astype(np.int64)
-        steps = np.diff(wanted)
-        if len(steps) and int(steps.min()) < 1:
-            ascending, places = np.unique(wanted, return_inverse=True)
-            return self[ascending][places]
         out = np.empty((len(rows), self._width), dtype=self._dtype)
         row_bytes = self._width * self._dtype.itemsize
-        megabytes = wanted * row_bytes >> 20
-        apart = ((steps - 1) * row_bytes > _SKIPPED_BYTES) | (megabytes[1:] != megabytes[:-1])
-        bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)] if len(wanted) else []
+        bounds = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)] if len(rows) else []
         for start, end in pairwise(bounds):
-            own = wanted[start:end] - wanted[start]
-            count, place = int(own[-1]) + 1, self._first + int(wanted[start]) * row_bytes
-            if count == len(own):
-                self._read(out[start:end], place)
-            else:
-                span = np.empty((count, self._width), dtype=self._dtype)
-                self._read(span, place)
-                np.take(span, own, axis=0, out=out[start:end], mode="clip")
-        return out
-
-    def _read(self, out: NDArray[Any], place: int) -> None:
-        missing = out.reshape(-1).view(np.uint8).data
-        while len(missing):
-            count = os.preadv(self._file.fileno(), [missing], place)
-            if count == 0:
+            size = (end - start) * row_bytes
+            data = os.pread(self._file.fileno(), size, self._first + int(rows[start]) * row_bytes)
+            if len(data) < size:
                 raise self._damaged()
-            place, missing = place + count, missing[count:]
+            out[start:end] = np.frombuffer(data, self._dtype).reshape(-1, self._width)
+        return out
 
     def _damaged(self) -> NielsCacheError:
         return NielsCacheError(f"{self._path}: does not match its meta.json; prepare this data set again with force")

@@ -20,7 +20,7 @@ from niels_cache_assets.sources.reading.encodings import NOT_TEXT, REPLACED
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
-CODE_VERSION = "1"  # raise it by hand when a report or a plot changes for the same corpus
+CODE_VERSION = "1"  # raise it by hand when a report changes for the same corpus
 CHARACTERS_PER_TOKEN = 4  # for English and vocabularies of 16,000 to 50,000 pieces; the finished cache has the exact number of tokens
 
 _S_CURVE_STEPS = 100
@@ -182,8 +182,3 @@ def duplicates_matrix(datasets: Mapping[str, Any]) -> list[dict[str, Any]]:
             row = rows.setdefault(tuple(key.values()), {**key, "exact": 0, "near": 0})
             row[pair["kind"]] += pair["documents"]
     return list(rows.values())
-
-
-def plot_names(report: Report) -> list[str]:
-    """Return the file names of the plots of this report, in the order to show them."""
-    return ["funnel.png", "reasons.png", "lengths.png", *(["duplicates.png"] if report["duplicates"] else [])]

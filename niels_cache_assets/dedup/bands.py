@@ -11,8 +11,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.dedup.hashing import MIX_1, NO_SHINGLE, SHINGLE_BASE, mix_array
-from niels_cache_assets.dedup.signatures import numba_is_there
 from niels_cache_runtime.errors import NielsCacheError
 
 NO_BUCKET = np.uint64(0)  # the band hash of a document without shingles; such a document is in no bucket
@@ -73,20 +71,8 @@ def band_hashes(slots: NDArray[np.uint32], bands: int, rows: int) -> NDArray[np.
     """
     if bands < 1 or rows < 1 or bands * rows > slots.shape[1]:
         raise NielsCacheError(f"{bands} bands of {rows} rows do not fit signatures of {slots.shape[1]} slots: choose fewer")
-    if numba_is_there():
-        from niels_cache_assets.dedup import kernels
+    from niels_cache_assets.dedup import kernels
 
-        hashes = np.empty((len(slots), bands), dtype=np.uint64)
-        kernels.hash_bands(slots, rows, hashes)
-        return hashes
-    return _band_hashes(slots, bands, rows)
-
-
-def _band_hashes(slots: NDArray[np.uint32], bands: int, rows: int) -> NDArray[np.uint64]:
-    folded = slots[:, : bands * rows].reshape(len(slots), bands, rows)
-    hashes = np.full((len(slots), bands), SHINGLE_BASE, dtype=np.uint64)
-    for row in range(rows):
-        hashes = mix_array(hashes * np.uint64(MIX_1) + folded[:, :, row])
-    hashes[hashes == NO_BUCKET] = np.uint64(1)
-    hashes[slots[:, 0] == np.uint32(NO_SHINGLE)] = NO_BUCKET
+    hashes = np.empty((len(slots), bands), dtype=np.uint64)
+    kernels.hash_bands(slots, rows, hashes)
     return hashes

@@ -4,7 +4,7 @@ differs between copies of the same prose.
 Exact and near duplicates, `decontaminate`, `decontaminate_against` and the check of the splits of a cache use this form, and no other. The
 rules, in order:
 
-1. The text is read as a browser shows it (`as_seen`): HTML entities become characters, an accent that follows its letter becomes one
+1. The text is read as a browser shows it: HTML entities become characters, an accent that follows its letter becomes one
    character with it, and ligatures become letters. `&lt;b&gt;` is `<b>`.
 2. A code point becomes its compatible form (NFKC: full-width digits and letters, letters of formulas) and its lower case, if that is also
    one code point. Superscripts and subscripts stay: `10²` is not `102`.
@@ -30,12 +30,12 @@ but are near in a longer text: `re-open` and `reopen`, `**bold**` and `bold`, `(
 nothing is left (only quotes, say) equals only an identical text (signatures.py).
 
 Rules 4 to 9 depend on a code point, the visible ones before it and those after it. All facts about code points are in one table
-(`code_points`), which the pure Python code and the compiled kernel share. Categories, case and forms are those of Unicode 3.2
+(`code_points`). Categories, case and forms are those of Unicode 3.2
 (`unicodedata.ucd_3_2_0`), which every Python has. The format characters are those of Unicode 16. So digests and signatures do not depend on
 the Python version. Other code points that Unicode added after 3.2 stay unchanged.
 
-The table takes about 0.2 s, once in each process. In pure Python, a text takes about 100 us/KB. For many documents use `signatures.Signer`,
-whose kernel computes the same text. This module computes no hashes.
+The table takes about 0.2 s, once in each process. `signatures.Signer` makes the canonical text of documents (`canonical_kernels`);
+tests/plain_signatures.py does the same in plain Python.
 """
 
 import html
@@ -119,7 +119,6 @@ _VANISHING = frozenset(code_point for limits in (*_FORMAT, *_SELECTORS, _JOINER)
 _ENTITY = re.compile(r"&(?:amp;)*(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 # Characters that `composed` changes: accents, hamza and madda, vowels of Hangul, the two marks of kana (also of half width), ligatures.
 TO_COMPOSE = ((0x0300, 0x034F), (0x0350, 0x0380), (0x0653, 0x0656), (0x1140, 0x1180), (0x3099, 0x309B), (0xFB00, 0xFB40), (0xFF9E, 0xFFA0))
-_HAS_TO_COMPOSE = re.compile("[" + "".join(f"{chr(first)}-{chr(end - 1)}" for first, end in TO_COMPOSE) + "]")
 
 
 def canonical_code_point(code_point: int) -> int:
@@ -178,15 +177,6 @@ def marked_code_points() -> NDArray[np.uint32]:
     return table
 
 
-def as_seen(text: str) -> str:
-    """Return a text with its HTML entities decoded, its accents composed (NFC of Unicode 3.2), and its ligatures spelled out.
-
-    The words of the result are those of the text: a blank stays where it is.
-    """
-    text = without_entities(text)
-    return text if text.isascii() or _HAS_TO_COMPOSE.search(text) is None else composed(text)
-
-
 def without_entities(text: str) -> str:
     """Return a text with its HTML entities decoded."""
     return _ENTITY.sub(_in_place_of_entity, text)
@@ -211,46 +201,3 @@ def _spelled_out() -> dict[int, str]:
     from unicodedata import ucd_3_2_0
 
     return {code_point: ucd_3_2_0.normalize("NFKC", chr(code_point)) for code_point in (*range(0xFB00, 0xFB07), *range(0xFF66, 0xFFA0))}
-
-
-# In the pure Python code, characters stand for kinds while a text is made. No text has these control characters any more.
-_AROUND = {SIGN: "\x01", CLOSING: "\x02", ALONE: "\x05"}
-_DASH, _QUOTE = "\x03", "\x04"
-_MARK = dict(zip(".,;:!?", "\x0e\x0f\x10\x11\x12\x13", strict=True)) | {chr(ELLIPSIS): "\x0e\x0e\x0e"}
-# Each expression begins with a character, and looks behind after it, because this is faster.
-_QUOTE_OF_NUMBERS = re.compile("\x04(?<=[0-9]\x04)\x04*(?=[0-9])")
-_DASHES = re.compile("(?:\x03(?<=[^\x00-\x04\x06-\x20]\x03)\x03+| (?<=[^\x00-\x04\x06-\x20] )\x03{2,} )(?=[^\x00-\x04\x06-\x20])")
-_MARKS_OF_SENTENCES = re.compile("([\x0e-\x13])(?<!\\1\\1)(?:(?<=[^\x00\x01\x03-\x20].)\\1*(?= |\\Z)|(?<=\x05.)\\1*|\\1*(?=\x05))")
-_AS_SIGNS = {kind: f"\x01{mark}\x01" for mark, kind in {**_MARK, "-": _DASH}.items() if len(kind) == 1} | {"\x02": "\x01"}
-_SIGNS = re.compile("(?:\x01[^\x01]\x01[ \x05]*)+")
-_NOT_OF_SIGNS = re.compile("[ \x01\x05]")
-
-
-class _Translation(dict[int, str | None]):
-    """The table in the form that `str.translate` takes. It contains only the code points that have occurred so far."""
-
-    def __missing__(self, code_point: int) -> str | None:
-        entry = int(code_points()[code_point])
-        kind, character = entry & ~0xFFFFFF, chr(entry & 0xFFFFFF)
-        if kind in _AROUND:
-            self[code_point] = _AROUND[kind] + character + _AROUND[kind]
-        elif kind:
-            self[code_point] = {DASH: _DASH, QUOTE: _QUOTE}.get(kind) or _MARK[character]
-        else:
-            self[code_point] = None if entry == REMOVED else character
-        return self[code_point]
-
-
-_translation = _Translation()
-
-
-def canonical_text(text: str) -> str:
-    """Return the canonical form of a text, which is words with one blank between them, or "" if nothing remains."""
-    text = as_seen(text).translate(_translation)
-    text = " ".join(_QUOTE_OF_NUMBERS.sub("'", text).replace(_QUOTE, "").split())
-    text = _DASHES.sub(_DASH, text) if _DASH + _DASH in text else text
-    text = _MARKS_OF_SENTENCES.sub(" ", text)
-    for kind, sign in _AS_SIGNS.items():
-        text = text.replace(kind, sign)
-    text = _SIGNS.sub(lambda signs: " " + _NOT_OF_SIGNS.sub("", signs[0]), text)
-    return " ".join(text.replace(_AROUND[ALONE], " ").split())

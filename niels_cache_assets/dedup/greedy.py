@@ -1,20 +1,15 @@
 """The choice of duplicates to drop. Documents are visited in order; a document is dropped if an earlier kept document matches it.
 
 Two documents match if they share a band (and, with `verify`, are similar enough), or if they have the same digest (exact duplicates). The
-result is the same as if the documents were inserted one after another into an index, but no index is needed. First, buckets.py finds which
-documents share a hash, in files. Then one pass reads the bucket numbers of all bands, in order of the documents. The pass remembers the
-first kept document of each bucket. With `verify`, it remembers the first 64. The order of `signatures` decides which document is first.
+result is the same as if the documents were inserted one after another into an index, but no index is needed. First, ranges.py finds which
+documents share a hash, in files. Then one pass reads the buckets of all bands, in order of the documents, window by window. The pass
+remembers the first kept document of each bucket. With `verify`, it remembers the first 64. The order of `signatures` decides which document
+is first.
 
 The cost is that of the buckets, and one pass. No step is quadratic, even if many documents are equal. This module reads no texts: the
-caller defines the similarity. The memory depends on the buckets:
-
-* With those of buckets.py, the pass takes 4 bytes a bucket. `verify` takes 17 bytes a bucket, 4 bytes for each document that may be
-  compared, and the memory of the similarity function. The members of the buckets are in a memory-mapped file in `scratch` (at most 4 bytes
-  a document and band).
-* With those of ranges.py, the pass holds one window of documents and its buckets, so its memory is bounded, whatever the number of
-  documents and buckets. Digests are compared in a memory map.
-
-In addition, each dropped document takes 13 bytes (21 bytes if there are 2^32 documents or more).
+caller defines the similarity. The pass holds one window of documents and its buckets, so its memory is bounded, whatever the number of
+documents and buckets. Digests are compared in a memory map. `verify` takes 4 bytes more for each document that may be compared, and the
+memory of the similarity function. Each dropped document takes 13 bytes (21 bytes if there are 2^32 documents or more).
 """
 
 from collections.abc import Callable, Iterable
@@ -25,11 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.dedup.buckets import Buckets, Kept, Record, Steps, Window, number_buckets
-from niels_cache_assets.dedup.ranges import RangedBuckets
+from niels_cache_assets.dedup.ranges import Buckets, Kept, Record, Steps, Window, find_buckets
 from niels_cache_assets.dedup.signatures import Signatures, compiled
-from niels_cache_assets.disk.space import naming
-from niels_cache_runtime.format.npy_files import create_npy
 
 MEMBERS_COMPARED = 64  # `verify` compares at most this many members of a bucket
 _SAME, _UNKNOWN = np.float32(1), np.float32(np.nan)  # similarities
@@ -82,13 +74,13 @@ def keep_first(
     """Return the documents to drop. The order of the signatures decides which copy is kept; `ordinals` count from 0 in this order.
 
     `scratch` is an existing folder; the caller removes its content. If an earlier kept document has the same digest, a document is dropped
-    even without the condition of `verify`. `done` and `record` are the arguments of `number_buckets`; steps after `done` are repeated.
-    Raises the errors of `number_buckets`.
+    even without the condition of `verify`. `done` and `record` are the arguments of `find_buckets`; steps after `done` are repeated.
+    Raises the errors of `find_buckets`.
     """
-    return drop_later(number_buckets(signatures, bands=bands, rows=rows, scratch=scratch, done=done, record=record), verify=verify)
+    return drop_later(find_buckets(signatures, bands=bands, rows=rows, scratch=scratch, done=done, record=record), verify=verify)
 
 
-def drop_later(buckets: Buckets | RangedBuckets, *, verify: Verify | None) -> Dropped:
+def drop_later(buckets: Buckets, *, verify: Verify | None) -> Dropped:
     """Return the documents to drop. The buckets are those of the whole input."""
     found: list[_Columns] = []
     dtype = np.dtype(np.uint32 if buckets.documents <= _MOST_DOCUMENTS_OF_32_BITS else np.uint64)
@@ -97,81 +89,21 @@ def drop_later(buckets: Buckets | RangedBuckets, *, verify: Verify | None) -> Dr
         similarity = None if verify is None else _similarity(verify, buckets, dtype)
         for window in buckets.windows():
             digests = buckets.digests()  # a map for each window, so that pages of earlier windows take no memory
-            if verify is None or similarity is None:
-                found += _drop(window, digests, dtype)
-            else:
-                found += _drop_verified(window, digests, similarity, verify.threshold, buckets.scratch, dtype)
+            found += _drop(window, digests, dtype, similarity, verify.threshold if verify is not None else 0.0)
     return _dropped(buckets.documents, found, dtype)
 
 
-def _drop(window: Window, digests: NDArray[np.uint8], dtype: np.dtype) -> list[_Columns]:
-    """Run the pass without `verify` over a window. It remembers the first kept document of each bucket."""
-    none = dtype.type(np.iinfo(dtype).max)
-    first_kept = np.full(window.count, none, dtype=dtype)
-    numbers, documents = window.received()
-    first_kept[numbers] = documents
-    found = []
-    for start, block in window.blocks():
-        because = np.full(block.shape[1], none, dtype=dtype)
-        exact = np.zeros(block.shape[1], dtype=np.bool_)
-        compiled(_keep_block)(start, block, digests, first_kept, because, exact, none)
-        gone = np.flatnonzero(because != none)
-        found.append((gone.astype(dtype) + dtype.type(start), because[gone], exact[gone], np.where(exact[gone], _SAME, _UNKNOWN)))
-
-    def kept() -> Kept:
-        buckets = np.flatnonzero(first_kept != none)
-        return buckets.astype(np.uint32), first_kept[buckets]
-
-    window.pass_on(kept)
-    return found
-
-
-def _keep_block(
-    start: int,
-    block: NDArray[np.uint32],
-    digests: NDArray[np.uint8],
-    first_kept: NDArray[Any],
-    because: NDArray[Any],
-    exact: NDArray[np.bool_],
-    none: Any,
-) -> None:
-    """Fill `because` and `exact` for one block of bucket numbers, (bands + 1, n).
-
-    Row 0 belongs to the digests. `none`: the number that means no document. The loops are plain, because numba compiles them.
-    """
-    for column in range(block.shape[1]):
-        ordinal = start + column
-        twin = first_kept[block[0, column]]
-        if block[0, column] != 0 and twin != none:
-            same = True
-            for byte in range(digests.shape[1]):
-                same = same and digests[twin, byte] == digests[ordinal, byte]
-            if same:
-                because[column] = twin
-                exact[column] = True
-                continue
-        for band in range(1, block.shape[0]):
-            if block[band, column] != 0:
-                because[column] = min(because[column], first_kept[block[band, column]])
-        if because[column] == none:
-            for band in range(block.shape[0]):
-                if block[band, column] != 0 and first_kept[block[band, column]] == none:
-                    first_kept[block[band, column]] = ordinal
-
-
 class _Members:
-    """The first MEMBERS_COMPARED kept documents of each bucket, in a memory-mapped file in `scratch`."""
+    """The first kept documents of each bucket, at most `limit`."""
 
-    def __init__(self, window: Window, scratch: Path, dtype: np.dtype) -> None:
+    def __init__(self, window: Window, dtype: np.dtype, *, limit: int) -> None:
         numbers, documents = window.received()
         sizes = window.sizes() + np.bincount(numbers, minlength=window.count)
-        self.room = np.concatenate([[0], np.cumsum(np.minimum(sizes, MEMBERS_COMPARED), dtype=np.int64)])
+        self.limit = limit
+        self.room = np.concatenate([[0], np.cumsum(np.minimum(sizes, limit), dtype=np.int64)])
         self.filled = np.zeros(window.count, dtype=np.uint8)
-        self.documents = np.empty(0, dtype=dtype)
-        if self.room[-1]:
-            with naming(scratch / "members.npy"):
-                self.documents = create_npy(scratch / "members.npy", dtype, (int(self.room[-1]),))
-        compiled(_keep_members)(numbers, documents.astype(dtype, copy=False), self.room, self.filled, self.documents)
+        self.documents = np.empty(int(self.room[-1]), dtype=dtype)
+        compiled(_keep_members)(numbers, documents.astype(dtype, copy=False), limit, self.room, self.filled, self.documents)
 
     def all(self) -> Kept:
         """Return (bucket, document) for all documents, ascending by bucket."""
@@ -181,12 +113,17 @@ class _Members:
 
 
 def _keep_members(
-    buckets: NDArray[np.uint32], kept: NDArray[Any], room: NDArray[np.int64], filled: NDArray[np.uint8], documents: NDArray[Any]
+    buckets: NDArray[np.uint32],
+    kept: NDArray[Any],
+    limit: int,
+    room: NDArray[np.int64],
+    filled: NDArray[np.uint8],
+    documents: NDArray[Any],
 ) -> None:
     """Add documents to buckets, in order. The loop is plain, because numba compiles it."""
     for index in range(len(buckets)):
         bucket = buckets[index]
-        if filled[bucket] < MEMBERS_COMPARED:
+        if filled[bucket] < limit:
             documents[room[bucket] + filled[bucket]] = kept[index]
             filled[bucket] += 1
 
@@ -197,6 +134,8 @@ def _next_to_compare(
     digests: NDArray[np.uint8],
     column: int,
     stays: bool,
+    compares: bool,
+    limit: int,
     room: NDArray[np.int64],
     filled: NDArray[np.uint8],
     documents: NDArray[Any],
@@ -208,11 +147,12 @@ def _next_to_compare(
     """Run the pass from a column to the next document that must be compared. Return its column, and the number of `candidates`: the kept
     documents in its buckets, ascending. At the end of the block, the column is the number of columns.
 
-    `stays`: whether the document of the first column was compared and stays. Documents with the digest of a kept one are written to
-    `because`, `exact` and `measured`. `room`, `filled`, `documents`: see _Members. The loops are plain, because numba compiles them.
+    `stays`: whether the document of the first column was compared and stays. `compares`: whether candidates must be compared; if not, the
+    first of them is the reason to drop a document. Documents with the digest of a kept one are written to `because`, `exact` and
+    `measured`. `limit`, `room`, `filled`, `documents`: see _Members. The loops are plain, because numba compiles them.
     """
     while column < block.shape[1]:
-        has_twin = False
+        goes = False
         if not stays:
             bucket = block[0, column]
             for index in range(filled[bucket]):
@@ -222,7 +162,7 @@ def _next_to_compare(
                     same = same and digests[twin, byte] == digests[start + column, byte]
                 if same:
                     because[column], exact[column], measured[column] = twin, True, _SAME
-                    has_twin = True
+                    goes = True
                     break
             count = 0
             for band in range(1, block.shape[0]):
@@ -230,18 +170,21 @@ def _next_to_compare(
                 for index in range(filled[bucket]):
                     candidates[count] = documents[room[bucket] + index]
                     count += 1
-            if count > 0 and not has_twin:
-                candidates[:count].sort()
-                different = 1
-                for index in range(1, count):
-                    if candidates[index] != candidates[different - 1]:
-                        candidates[different] = candidates[index]
-                        different += 1
-                return column, different
-        if not has_twin:
+            if count > 0 and not goes:
+                if compares:
+                    candidates[:count].sort()
+                    different = 1
+                    for index in range(1, count):
+                        if candidates[index] != candidates[different - 1]:
+                            candidates[different] = candidates[index]
+                            different += 1
+                    return column, different
+                because[column] = candidates[:count].min()
+                goes = True
+        if not goes:
             for band in range(block.shape[0]):
                 bucket = block[band, column]
-                if bucket != 0 and filled[bucket] < MEMBERS_COMPARED:
+                if bucket != 0 and filled[bucket] < limit:
                     documents[room[bucket] + filled[bucket]] = start + column
                     filled[bucket] += 1
         stays = False
@@ -249,7 +192,7 @@ def _next_to_compare(
     return column, 0
 
 
-def _similarity(verify: Verify, buckets: Buckets | RangedBuckets, dtype: np.dtype) -> Callable[[int, int], float]:
+def _similarity(verify: Verify, buckets: Buckets, dtype: np.dtype) -> Callable[[int, int], float]:
     """Return the function that compares two documents. The documents that may be compared are in a bucket of some band, and are the first
     with their digest.
     """
@@ -264,33 +207,30 @@ def _similarity(verify: Verify, buckets: Buckets | RangedBuckets, dtype: np.dtyp
     return verify.similarity(np.concatenate(found)) if has_buckets else lambda earlier, later: 0.0
 
 
-def _drop_verified(
-    window: Window,
-    digests: NDArray[np.uint8],
-    similarity: Callable[[int, int], float],
-    threshold: float,
-    scratch: Path,
-    dtype: np.dtype,
+def _drop(
+    window: Window, digests: NDArray[np.uint8], dtype: np.dtype, similarity: Callable[[int, int], float] | None, threshold: float
 ) -> list[_Columns]:
-    """Run the pass with `verify` over a window."""
-    members = _Members(window, scratch, dtype)
+    """Run the pass over a window. `similarity`: None without `verify`."""
+    members = _Members(window, dtype, limit=1 if similarity is None else MEMBERS_COMPARED)
     first_of, none = window.first_documents(dtype), dtype.type(np.iinfo(dtype).max)
     found = []
     for start, block in window.blocks():
         count = block.shape[1]
         because, exact, measured = np.full(count, none, dtype=dtype), np.zeros(count, dtype=np.bool_), np.full(count, _UNKNOWN)
-        representatives = _representatives(np.arange(start, start + count, dtype=dtype), block[0], digests, first_of)
-        candidates = np.empty(block.shape[0] * MEMBERS_COMPARED, dtype=dtype)
-        state = (members.room, members.filled, members.documents, because, exact, measured, candidates)
+        candidates = np.empty(block.shape[0] * members.limit, dtype=dtype)
+        kept = (members.limit, members.room, members.filled, members.documents)
+        state = (similarity is not None, *kept, because, exact, measured, candidates)
         column, compared = compiled(_next_to_compare)(start, block, digests, 0, False, *state)
-        while column < count:
-            for earlier in candidates[:compared].tolist():
-                alike = similarity(earlier, int(representatives[column]))
-                if alike >= threshold:
-                    because[column], measured[column] = earlier, alike
-                    break
-            matched = because[column] != none
-            column, compared = compiled(_next_to_compare)(start, block, digests, column + matched, not matched, *state)
+        if similarity is not None:
+            representatives = _representatives(np.arange(start, start + count, dtype=dtype), block[0], digests, first_of)
+            while column < count:
+                for earlier in candidates[:compared].tolist():
+                    alike = similarity(earlier, int(representatives[column]))
+                    if alike >= threshold:
+                        because[column], measured[column] = earlier, alike
+                        break
+                matched = because[column] != none
+                column, compared = compiled(_next_to_compare)(start, block, digests, column + matched, not matched, *state)
         gone = np.flatnonzero(because != none)
         found.append((gone.astype(dtype) + dtype.type(start), because[gone], exact[gone], measured[gone]))
     window.pass_on(members.all)

@@ -1,9 +1,8 @@
-"""The loops of `signatures` over canonical text, which numba compiles. They compute shingle hashes and slots. Import this module only with
-numba installed.
+"""The loops of `signatures` over canonical text, which numba compiles. They compute shingle hashes and slots.
 
 Documents are given as one array of UTF-8 bytes (canonical_kernels.py), and the end of each document in this array. A blank follows each
 text, so the next text begins at end + 1. PADDING more blanks follow the last text, because a word is read eight bytes at a time. `hashing`
-defines the values, in plain Python. If you change a value here, change it there too, and raise SIGNATURE_VERSION.
+defines the values. If you change a value here, change it in tests/plain_signatures.py too, and raise SIGNATURE_VERSION.
 
 Positions are unsigned integers. For signed integers, numba would check for negative positions, which count from the end. All functions
 release the GIL. `signatures.compiled` describes when the functions are compiled, and the cost.

@@ -1,4 +1,6 @@
-"""Buckets of more documents than fit in memory. Each band is cut by hash into ranges, and one job numbers the buckets of a range.
+"""Buckets of documents. The documents in a bucket share the hash of a band, or the digest of the text. (Digests are treated as band 0.)
+
+Each band is cut by hash into ranges, so that any number of documents can be searched. One range is enough for most.
 
 1. `signatures` are read once, in blocks. Each hash is written, with the number of its document, to the file of its band and range.
 2. A job for each range and band sorts the hashes of its file, and writes a row for each document that shares its hash with another one.
@@ -13,7 +15,8 @@ at most about 100 bytes for each of its documents and bands, and usually a tenth
 131,072 documents, or a 4,096th of all documents if that is more. It does not depend on the number of buckets. Disk: 20 + 16 x (bands + 1)
 bytes a document for the hashes, 24 bytes for each row, and 16 bytes for each bucket that a window passes on.
 
-The steps share nothing but files, so each range can be a job on a machine of its own (artifacts/parts/ranges.py).
+The steps share nothing but files, so each range can be a job on a machine of its own (artifacts/parts/ranges.py). `find_buckets` runs all
+steps in one range, and a killed run resumes after the last band that was recorded.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,9 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes
-from niels_cache_assets.dedup.buckets import DIGESTS, Kept, first_eight_bytes, in_blocks, read_digests
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Signatures
 
+DIGESTS = "digests"  # (documents, 20) uint8
+MOST_OF_ONE_RANGE = 1 << 28  # documents; the job for a range then takes 13 GB
+RANGES_OF_MANY = 16
 LEAST_WINDOW = 1 << 17  # documents
 MOST_WINDOWS = 4096
 _AT_ONCE = 1 << 16
@@ -39,9 +44,28 @@ _HEADER = 2  # numbers before the columns of a file of rows: how many windows an
 Wrote = Callable[[str, Any], None]
 """A function that takes the name of a file, and the bytes that were written to its end."""
 
+Kept = tuple[NDArray[np.uint32], NDArray[Any]]
+"""Documents that were kept: (bucket, document), both (n,). The documents of a bucket are in the order in which they were kept."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class RangedBuckets:
+class Steps:
+    """The progress of a run in one range.
+
+    `documents`: the number of documents in the files of `scratch`. `bands`: the number of bands whose rows are finished. The digests count
+    as the first band.
+    """
+
+    documents: int
+    bands: int
+
+
+Record = Callable[[Steps, list[Path]], bool]
+"""A function that takes the steps and the files that they need. It returns True if it has put both on the disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets:
     """The buckets of `documents` in the bands 0 (the digests) to `bands`, in files for each range of hashes.
 
     scratch: a folder for the files that windows pass on. hashes: the folder with the digests. links: for each range, the folder with its
@@ -56,13 +80,13 @@ class RangedBuckets:
 
     def digests(self) -> NDArray[np.uint8]:
         """Return the digests, (documents, 20) uint8, as a memory map."""
-        return read_digests(self.hashes)
+        return np.memmap(self.hashes / DIGESTS, dtype=np.uint8, mode="r").reshape(-1, DIGEST_BYTES)
 
-    def windows(self) -> Iterator["RangedWindow"]:
+    def windows(self) -> Iterator["Window"]:
         """Yield the windows in the order of the documents."""
         size = _window_size(self.documents)
         for number, start in enumerate(range(0, self.documents, size)):
-            yield RangedWindow(self, number, start, min(start + size, self.documents))
+            yield Window(self, number, start, min(start + size, self.documents))
 
     def forget(self) -> None:
         """Remove the files that windows have passed on in an earlier pass."""
@@ -70,10 +94,10 @@ class RangedBuckets:
             path.unlink()
 
 
-class RangedWindow:
+class Window:
     """The documents from `start` to `end`, with their buckets. Numbers of buckets count from 1 in each window; 0 means no bucket."""
 
-    def __init__(self, buckets: RangedBuckets, number: int, start: int, end: int) -> None:
+    def __init__(self, buckets: Buckets, number: int, start: int, end: int) -> None:
         self._scratch, self._number, self._start, self._end = buckets.scratch, number, start, end
         self._bands, self._size = buckets.bands + 1, _window_size(buckets.documents)
         self._numbers = np.zeros((self._bands, end - start), dtype=np.uint32)
@@ -142,12 +166,40 @@ class RangedWindow:
         (self._scratch / _passed(self._number)).unlink(missing_ok=True)
 
 
-def ranged_hashes_bytes(documents: int, *, bands: int) -> int:
+def fitting_ranges(documents: int, ranges: int) -> int:
+    """Return the number of ranges for so many documents."""
+    return RANGES_OF_MANY if ranges == 1 and documents > MOST_OF_ONE_RANGE else ranges
+
+
+def hashes_bytes(documents: int, *, bands: int) -> int:
     """Return the number of bytes that the first step writes."""
     return documents * (DIGEST_BYTES + 2 * _BYTES * (bands + 1))
 
 
-def write_ranged_hashes(
+def find_buckets(signatures: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, done: Steps | None, record: Record) -> Buckets:
+    """Run all steps in one range, and return the buckets.
+
+    `record`: called after each step with the progress of the run, see Record. `done`: the newest progress that an earlier run recorded, or
+    None. If `done` is given, the signatures are not read again. Raises NielsCacheError if bands and rows do not fit the signatures.
+    """
+
+    def after(steps: Steps) -> bool:
+        linked, waiting = range(steps.bands), range(steps.bands, bands + 1)
+        names = [DIGESTS, *(links_name(band, 0) for band in linked), *(hashes_name(band, 0) for band in waiting)]
+        return record(steps, [scratch / name for name in names])
+
+    if done is None:
+        done = Steps(documents=write_hashes(signatures, bands=bands, rows=rows, ranges=1, folder=scratch), bands=0)
+        after(done)
+    for band in range(done.bands, bands + 1):
+        link_range(scratch, scratch, band, 0, documents=done.documents)
+        if after(Steps(documents=done.documents, bands=band + 1)):
+            for older in range(band + 1):
+                (scratch / hashes_name(older, 0)).unlink(missing_ok=True)
+    return Buckets(scratch=scratch, hashes=scratch, links=[scratch], documents=done.documents, bands=bands)
+
+
+def write_hashes(
     signatures: Iterable[Signatures], *, bands: int, rows: int, ranges: int, folder: Path, wrote: Wrote = lambda name, data: None
 ) -> int:
     """Write the digests, and for each band and range the pairs (document, hash), (n, 2) uint64. Return the number of documents.
@@ -162,12 +214,15 @@ def write_ranged_hashes(
     wrote(DIGESTS, b"")
     documents = 0
     with open(folder / DIGESTS, "wb") as digests_file:
-        for digests, slots in in_blocks(signatures):
+        for block in signatures:
+            digests = np.ascontiguousarray(block.digests)
             digests_file.write(digests.data)
             wrote(DIGESTS, digests.data)
             ordinals = np.arange(documents, documents + len(digests), dtype=_U64)
-            _append(folder, 0, ranges, ordinals, first_eight_bytes(digests), wrote)
-            for band, hashes in enumerate(band_hashes(slots, bands, rows).T, start=1):
+            # Eight bytes distinguish digests, except if somebody made a collision on purpose. greedy.py compares all twenty bytes.
+            first_bytes = np.ascontiguousarray(digests[:, :8]).view(np.uint64)[:, 0]
+            _append(folder, 0, ranges, ordinals, first_bytes, wrote)
+            for band, hashes in enumerate(band_hashes(block.slots, bands, rows).T, start=1):
                 has_bucket = hashes != NO_BUCKET
                 _append(folder, band, ranges, ordinals[has_bucket], hashes[has_bucket], wrote)
             documents += len(digests)

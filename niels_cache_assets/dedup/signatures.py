@@ -3,10 +3,10 @@
     signer = Signer(num_perm=128, ngram=5)
     signer.sign(texts)  ->  Signatures(digests, slots)
 
-Shingle hashes, for the exact similarity, are computed too. `canonical` and `hashing` define all these numbers. They do not depend on the
-process, the machine, the version of Python, the hash seed, or whether numba is installed (`kernels`). A text whose canonical text is empty
-has no shingle. So its slots are all NO_SHINGLE, it is in no band, and its similarity to any text is 0. Its digest is that of the text
-itself, so only an identical text is its duplicate.
+Shingle hashes, for the exact similarity, are computed too. `canonical` and `hashing` define all these numbers, and `canonical_kernels` and
+`kernels` compute them. They do not depend on the process, the machine, the version of Python, or the hash seed. A text whose canonical text
+is empty has no shingle. So its slots are all NO_SHINGLE, it is in no band, and its similarity to any text is 0. Its digest is that of the
+text itself, so only an identical text is its duplicate.
 
 Signing takes about 6 us/KB of text (benchmarks/dedup.py), and the kernels release the GIL. The memory is two copies of a group of texts,
 one as UTF-8 and one as canonical text. A group is about a megabyte of texts, or one longer text. The slots need no additional memory.
@@ -16,14 +16,13 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup import hashing
-from niels_cache_assets.dedup.canonical import canonical_text, composed, marked_code_points, without_entities
+from niels_cache_assets.dedup.canonical import composed, marked_code_points, without_entities
 from niels_cache_assets.dedup.hashing import PADDING
 
 DIGEST_BYTES = 20
@@ -73,11 +72,10 @@ class Shingles:
 
 @dataclass(frozen=True, kw_only=True)
 class Signer:
-    """The settings to sign texts: `num_perm` slots, and shingles of `ngram` words. `pure`: do not use numba, even if it is installed."""
+    """The settings to sign texts: `num_perm` slots, and shingles of `ngram` words."""
 
     num_perm: int = 128
     ngram: int = 5
-    pure: bool = False
 
     def sign(self, texts: Sequence[str]) -> Signatures:
         """Return signatures of texts, in order. Texts may have NULs and lone surrogates; the canonical text does not contain them."""
@@ -106,13 +104,9 @@ class Signer:
 
     def shingle_sets(self, texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
         """Return the set of shingle hashes of each text, all in one array, and the end of each set. Each set is sorted."""
-        shingles = self.shingle(texts)
-        if not self._compiled:
-            sets = [shingles.of(index) for index in range(len(texts))]
-            return np.concatenate([shingles.hashes[:0], *sets]), np.cumsum([len(each) for each in sets], dtype=np.int64)
         from niels_cache_assets.dedup import kernels
 
-        start = 0
+        shingles, start = self.shingle(texts), 0
         for end in shingles.ends.tolist():
             shingles.hashes[start:end].sort()
             start = end
@@ -127,23 +121,10 @@ class Signer:
         """
         return self.shingle([text]).of(0)
 
-    def sign_canonical(self, texts: Sequence[str]) -> NDArray[np.uint32]:
-        """Return only the slots, (n, num_perm) uint32, of texts that are already canonical (`canonical_text`)."""
-        slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
-        for start, end in _groups(texts):
-            self._slots(*_with_blanks([text.encode() for text in texts[start:end]]), slots[start:end])
-        return slots
-
-    @property
-    def _compiled(self) -> bool:
-        return numba_is_there() and not self.pure
-
     def _canonical(self, texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return the canonical texts as UTF-8, and the end of each text. One blank follows each text, and PADDING more blanks follow the
         last text.
         """
-        if not self._compiled:
-            return _with_blanks([canonical_text(text).encode() for text in texts])
         seen = [without_entities(text) if "&" in text else text for text in texts]
         canonical, ends, to_compose = _canonicalized(seen)
         if to_compose.any():  # in few groups
@@ -151,9 +132,6 @@ class Signer:
         return canonical, ends
 
     def _shingles(self, canonical: NDArray[np.uint8], ends: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        if not self._compiled:
-            parts = [hashing.shingle_hashes(text, self.ngram) for text in _split(canonical, ends)]
-            return np.concatenate(parts), np.cumsum([len(part) for part in parts], dtype=np.int64)
         from niels_cache_assets.dedup import kernels
 
         words = np.count_nonzero(canonical[: ends[-1] + 1] == ord(" "))  # an empty text counts as one word
@@ -163,10 +141,6 @@ class Signer:
         return shingles[: shingle_ends[-1]], shingle_ends
 
     def _slots(self, canonical: NDArray[np.uint8], ends: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
-        if not self._compiled:
-            for row, text in zip(out, _split(canonical, ends), strict=True):
-                row[:] = hashing.slots_of(hashing.shingle_hashes(text, self.ngram), self.num_perm)
-            return
         from niels_cache_assets.dedup import kernels
 
         kernels.sign(canonical, ends, self.ngram, *hashing.slot_constants(self.num_perm), out)
@@ -181,7 +155,7 @@ def jaccard(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> float:
         shingles, others = others, shingles
     if len(shingles) == 0:
         return 0.0
-    if numba_is_there() and len(others) < 8 * len(shingles):
+    if len(others) < 8 * len(shingles):
         from niels_cache_assets.dedup import kernels
 
         shared = kernels.count_shared(shingles, others)
@@ -200,22 +174,14 @@ def estimated_jaccard(slots: NDArray[np.uint32], others: NDArray[np.uint32]) -> 
     return equal.mean(axis=1)
 
 
-@lru_cache(maxsize=1)
-def numba_is_there() -> bool:
-    """Return whether numba is installed."""
-    return find_spec("numba") is not None
-
-
 @lru_cache(maxsize=64)
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the compiled function. If numba is not installed, return the function itself, which gives the same results.
+    """Return the compiled function.
 
     Compiled code releases the GIL. The code is cached on disk beside the module (or in the user's cache folder if the module's folder is
     read-only). So numba compiles once for each machine and numba version. This takes about four seconds in the first process. In later
     processes, the import of numba and the first result take about a second. Numba is not imported before the first call.
     """
-    if not numba_is_there():
-        return function
     import numba
 
     compile_function: Callable[..., Any] = numba.njit(cache=True, nogil=True)(function)
@@ -254,19 +220,6 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
         size += len(text)
     if texts:
         yield start, len(texts)
-
-
-def _with_blanks(canonical: list[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return canonical texts in the form of `Signer._canonical`."""
-    ends = np.cumsum([len(text) + 1 for text in canonical], dtype=np.int64) - 1
-    return np.frombuffer(b" ".join([*canonical, b" " * PADDING]), dtype=np.uint8), ends
-
-
-def _split(canonical: NDArray[np.uint8], ends: NDArray[np.int64]) -> Iterator[bytes]:
-    start = 0
-    for end in ends.tolist():
-        yield canonical[start:end].tobytes()
-        start = end + 1
 
 
 def _digest(canonical: NDArray[np.uint8], ends: NDArray[np.int64], texts: Sequence[str], out: NDArray[np.uint8]) -> None:

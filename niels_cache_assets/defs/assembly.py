@@ -77,7 +77,7 @@ def build_defs(
         asset_checks=build_checks(registry),
         jobs=build_jobs(registry),
         sensors=[*build_sensors(registry), build_automation()],
-        schedules=build_schedules(registry),
+        schedules=build_schedules(),
         resources={name: unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
         executor=executor or recorded_executor(registry),
     )

@@ -36,6 +36,7 @@ _PUBLISH = "Push the cache of a data set (of all: by a backfill) to the address 
 _REPORTS = "Write the reports over everything that is built, as build-all does at the end."
 _VERIFY = "Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both families."
 
+_NIGHTLY_HOUR = 3  # in UTC
 _NIGHTLY = {
     "nightly_upstream": (keys.OBSERVE_JOB, 0, "Observe upstream of every data set, so that changed ones show as unsynced."),
     "nightly_verification": (keys.VERIFY_JOB, 30, "Read and verify every file of every cache, and compare it with the settings."),
@@ -99,15 +100,15 @@ def _observe_upstream(registry: Registry) -> dg.JobDefinition:
     return observe_upstream
 
 
-def build_schedules(registry: Registry) -> list[dg.ScheduleDefinition]:
+def build_schedules() -> list[dg.ScheduleDefinition]:
     return [
         dg.ScheduleDefinition(
             name=name,
             job_name=job,
-            cron_schedule=f"{minute} {registry.dagster.nightly_hour} * * *",
+            cron_schedule=f"{minute} {_NIGHTLY_HOUR} * * *",
             execution_timezone="UTC",
             default_status=dg.DefaultScheduleStatus.STOPPED,
-            description=f"{description} Every night at {registry.dagster.nightly_hour:02}:{minute:02} UTC (nightly_hour in [dagster]).",
+            description=f"{description} Every night at {_NIGHTLY_HOUR:02}:{minute:02} UTC.",
         )
         for name, (job, minute, description) in _NIGHTLY.items()
     ]

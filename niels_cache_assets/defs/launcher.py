@@ -23,8 +23,6 @@ from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import Graph, graph
-from niels_cache_assets.artifacts.parts.leased import AfreshUnderLease, UnderLease
-from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import OfSearch
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
 from niels_cache_assets.cluster.command import Apart
@@ -333,7 +331,7 @@ class _Launcher:
         if step.name not in self._started:
             self._listener.started(step.name, step.family)
         is_part = step.artifact.key.partition("/")[0] in APART_KINDS
-        waits = self._wait or isinstance(step.artifact, PartsPlan | UnderLease | AfreshUnderLease)  # where processes that share parts meet
+        waits = self._wait or step.artifact.is_shared  # where processes that share parts meet
         config = {"force": force, "wait": waits and not passes_over, **({"pass_over": passes_over} if is_part else {})}
         settings = {"ops": {step.op: {"config": config}}} if step.family != "index" else {}
         run = self._finished_run(step.job, step.partition, {**settings, **_QUIET})

@@ -38,6 +38,8 @@ from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.format.layout import FAMILIES
 
 UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"
+_UPSTREAM_SECONDS = 3600  # at least, between two checks of the hub
+_NOTES_SECONDS = 60  # at least, between two checks of the folders
 ASKING_SECONDS = 20.0  # after this time, a tick of a sensor asks no further data set; a data set without an answer takes up to 20 s more
 UPSTREAM_TAG = "niels_cache/upstream"  # tag of a run or backfill: the version of upstream for which it was requested
 OBSERVATIONS = 1000  # observations of one data set that are searched for the last different version
@@ -83,7 +85,7 @@ def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] =
         registry,
         ask if names else None,
         of="read from the hub at its newest commit",
-        seconds=registry.dagster.upstream_seconds,
+        seconds=_UPSTREAM_SECONDS,
         description="Asks the hub for the newest commit of every data set that is read from there and not pinned. A changed one shows "
         "as unsynced" + (", and is built again." if builds else "; set upstream_builds = true in [dagster] to build it again as well."),
     )
@@ -124,7 +126,7 @@ def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time
         registry,
         compare if names else None,
         of="a folder of notes",
-        seconds=registry.dagster.notes_seconds,
+        seconds=_NOTES_SECONDS,
         description=f"Watches the folders of notes. Builds a data set after its folder has changed and then stayed unchanged for {quiet} "
         "seconds (notes_quiet_seconds in [dagster]).",
     )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +129,7 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
     is_empty = [f"{split.split} is empty, so no file is written for it" for split in opened if not split.tokens]
     notes, lines = format.told(splits, settings)
     folder, label = format.label(name, settings)
-    return ExportPlan(
+    plan = ExportPlan(
         folder=folder,
         label=label,
         splits=tuple(splits),
@@ -138,6 +138,8 @@ def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportP
         notes=(_eot_note(format, splits[0]), *is_empty, *notes),
         lines=tuple(lines),
     )
+    is_stale = settings.format == "megatron" and plan.existing()
+    return replace(plan, notes=(*plan.notes, megatron.STALE_NOTE)) if is_stale else plan
 
 
 def _vocab_size(splits: Sequence[ExportSplit]) -> int | None:

@@ -11,6 +11,10 @@ from niels_cache_assets.exchange.writing import OnBytes, PlannedFile, Unit
 
 MAX_BYTES = 512 * 1000**3  # size of one .bin
 Link = Literal["copy", "hardlink", "reflink"]
+STALE_NOTE = (
+    "the prefix had files already: Megatron-LM never compares its indices with the data, so those in the --data-cache-path of earlier runs "
+    "are stale; delete them, or run examples/megatron_core_indices.py, which removes and rebuilds them"
+)
 
 
 def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, link: Link) -> list[Unit]:

@@ -13,7 +13,7 @@ from niels_cache_runtime.format.meta import Meta
 
 _OPENING = """from niels_cache_runtime import TokenLoader
 
-loader = TokenLoader("cache/{family}/{name}/train", T=1024, B=16, seed=0{kind})
+loader = TokenLoader("cache/{family}/{name}/train", T=1024, B=16, seed=0)
 batch = next(iter(loader))  # {held}: (16, 1024)"""
 
 
@@ -65,10 +65,10 @@ def _body(address: str, family: Family, name: str, meta: Meta, license: str | No
         }
     )
     yield from ("", "## How to open it", "", "```", f"niels-cache pull {address} --out cache", "```", "")
-    held, kind = "batch.x, batch.y" if family == "pretrain" else "batch.x, batch.y_masked", ""
+    held = "batch.x, batch.y" if family == "pretrain" else "batch.x, batch.y_masked"
     if has_pairs(meta):
-        held, kind = "batch.chosen.x, batch.rejected.x", ', kind="preference"'
-    yield from ("```python", _OPENING.format(family=family, name=name, held=held, kind=kind), "```")
+        held = "batch.chosen.x, batch.rejected.x"
+    yield from ("```python", _OPENING.format(family=family, name=name, held=held), "```")
 
 
 def _table(rows: dict[str, object]) -> Iterator[str]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from niels_cache_assets.publish.transfer import THREADS, Progress, Tally, at_once
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.remote.pieces import pieces
-from niels_cache_runtime.remote.published import Published, read_published
-from niels_cache_runtime.remote.record import RemoteFile
+from niels_cache_runtime.remote.record import Published, RemoteFile, read_published
 from niels_cache_runtime.remote.store import MissingError, Store, open_store
 
 

@@ -24,8 +24,7 @@ from niels_cache_assets.publish.transfer import THREADS, Progress
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Split
 from niels_cache_runtime.format.meta import MOST_META_BYTES
-from niels_cache_runtime.remote.published import Published, published_of
-from niels_cache_runtime.remote.record import Record, parse_record
+from niels_cache_runtime.remote.record import Published, Record, parse_record, published_of
 from niels_cache_runtime.remote.store import MissingError, RemoteError
 
 if TYPE_CHECKING:

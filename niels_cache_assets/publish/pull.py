@@ -32,8 +32,7 @@ from niels_cache_runtime.format.meta import Meta, canonical_json, load_meta, met
 from niels_cache_runtime.format.reading import find_files
 from niels_cache_runtime.format.safe_open import OwnFiles, read_regular
 from niels_cache_runtime.remote.pieces import Source, complete
-from niels_cache_runtime.remote.published import Published, read_published
-from niels_cache_runtime.remote.record import TOKENIZER, RemoteFile
+from niels_cache_runtime.remote.record import TOKENIZER, Published, RemoteFile, read_published
 from niels_cache_runtime.remote.store import open_store
 
 State = Literal["pulled", "replaced", "already there"]

@@ -15,13 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.state import unlisted_corpus_state
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.prepared import document_rows, open_documents
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.corpus.report import documents_given, estimated_tokens
+from niels_cache_assets.corpus.report import estimated_tokens
 from niels_cache_assets.documents import Document
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, built_names
@@ -32,39 +30,6 @@ from niels_cache_runtime.format.place import check_place
 def corpus_names(registry: Registry, root: Path) -> list[str]:
     """Return the names of the data sets with `prepare`, in order, then the names of built corpora that are not in this configuration."""
     return list(dict.fromkeys([*registry.prepared(), *built_names(root / "corpus")]))
-
-
-def corpus_summary(registry: Registry, root: Path, name: str) -> str:
-    """Return the cell that `niels-cache list` shows for a name from `corpus_names`.
-
-    The cell shows the number of remaining documents and the number of all documents, or it says what is missing.
-    """
-    directory = corpus_dir(root, name)
-    if not os.path.exists(directory / META_NAME):  # False for a folder that may not be read
-        return "not built"
-    is_prepared = name in registry.prepared()
-    judged = graph(registry, root).state(f"corpus/{name}") if is_prepared else unlisted_corpus_state(name, root=root)
-    try:
-        meta = read_meta(str(directory / META_NAME))
-        left, documents = kept_after_duplicates(root, name, meta), documents_given(meta)
-    except (NielsCacheError, KeyError):
-        return "damaged"
-    if judged.condition == "broken":
-        return judged.state if judged.state == "other data set" else "damaged"
-    if is_prepared:
-        if judged.condition == "stale":
-            return judged.state
-        try:
-            open_prepared(registry, name, root=root)
-        except NielsCacheError:
-            return f"{meta['documents']['kept']:,} of {documents:,}, {'no dedup yet' if left is None else 'dedup out of date'}"
-    return f"{meta['documents']['kept'] if left is None else left:,} of {documents:,}"
-
-
-def kept_after_duplicates(root: Path, name: str, meta: Meta) -> int | None:
-    """Return the number of documents without duplicates, or None if the drop lists do not cover this corpus."""
-    counts = duplicates_of(root, name, meta)
-    return None if counts is None else counts["documents"] - counts["exact"] - counts["near"]
 
 
 def duplicates_of(root: Path, name: str, meta: Meta) -> Meta | None:

@@ -29,7 +29,7 @@ def loader_code(quoted_split: str, family: Family, *, T: int, B: int, pairs: boo
     if pairs:
         read = "chosen, rejected = batch.chosen, batch.rejected\nchosen.x, chosen.y_masked, rejected.x, rejected.y_masked"
     masked = "" if family == "pretrain" else "\n# targets are -100 except in the assistant's answers"
-    settings = f"T={T}, B={B}, seed=0" + (', kind="preference"' if pairs else "")
+    settings = f"T={T}, B={B}, seed=0"
     whole = f"loader = TokenLoader({quoted_split}, {settings})"
     split_up = f"loader = TokenLoader(\n    {quoted_split},\n    {settings},\n)"
     return f"""\

@@ -1,6 +1,6 @@
 """The tables [[pretrain.NAME.added]]: files that a data set has grown by, and the number of parts that they are divided into.
 
-The parts of a table come after all parts before it. `niels-cache parts add` writes these tables. This module opens no file.
+The parts of a table come after all parts before it. `niels-cache part NAME --add` writes these tables. This module opens no file.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def require_inputs(registry: Registry, names: Iterable[str]) -> None:
     every = [name for family in FAMILIES for name in registry.partition_keys(family)]
     if not every and not registry.tokenizer.train_on:
         raise NielsCacheError(
-            f"{registry.origin}: names no data set to train a tokenizer on; add one (niels-cache catalog lists the shipped ones), "
+            f"{registry.origin}: names no data set to train a tokenizer on; add one (niels-cache init --list shows the shipped ones), "
             f'or profile = "default" at the top of {CONFIG_NAME} for the data sets of that profile'
         )
     looked_at = {*names, *(every if registry.tokenizer.train_on is None else registry.tokenizer.train_on)}

@@ -171,7 +171,7 @@ class Member:
         if context.held_out is not None:
             documents = lambda: self.documents(SourceReport())  # noqa: E731
             heads = self.heads if self._source.parts > 1 and self._source.val_tokens else None
-            context.held_out.find(self._name, revision=context.revisions[self._name], documents=documents, heads=heads, log=context.log)
+            context.held_out.find(self._name, documents=documents, heads=heads, log=context.log)
 
     def heads(self) -> Iterator[tuple[int, Iterator[Document]]]:
         """Yield for each part of this member the number of tokens that its head gives to val, and its documents."""

@@ -75,7 +75,7 @@ class Source(BaseModel):
     endings: ClassVar[tuple[str, ...]] = ()  # a folder in `files` stands for all files below it with one of these endings
 
     source: str
-    enabled: bool = Field(True, description="False leaves the data set out: it is not built or checked, and only `list --all` shows it")
+    enabled: bool = Field(True, description="False leaves the data set out: it is not built or checked, and only `status --all` shows it")
 
     @model_validator(mode="before")
     @classmethod

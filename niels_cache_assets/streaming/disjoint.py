@@ -28,7 +28,7 @@ from niels_cache_assets.config.defaults import BOS
 from niels_cache_assets.dedup.text_set import Kind, Match, TextSet
 from niels_cache_assets.disk.table_file import rows_of, tables
 from niels_cache_assets.streaming.in_flight import map_in_order
-from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
+from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends, slice_pieces
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Split, Tokens, doc_ends_name, documents_name, list_shards, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, cut_ordinals, read_meta
@@ -156,8 +156,8 @@ class _Documents:
 
     def __init__(self, folder: Path, split: Split, meta: Meta, tokenizer: Any) -> None:
         self._tokens = MappedTokens(list_shards(folder / split), dtype=token_dtype_of(meta))
-        self._shard_ends = np.cumsum(self._tokens.shard_lengths)
-        tokens = int(self._shard_ends[-1]) if len(self._shard_ends) else 0
+        self._stream = self._tokens.stream
+        tokens = int(self._tokens.shard_lengths.sum())
         path = folder / doc_ends_name(split)
         self.ends: NDArray[np.uint64] = map_doc_ends(path, token_count=tokens) if tokens else np.empty(0, np.uint64)
         self._lineage = folder / documents_name(split)
@@ -209,15 +209,9 @@ class _Documents:
 
     def _read(self, start: int, end: int) -> Tokens:
         """Return the tokens from `start` to `end` of the split. A document may span several shards."""
-        parts = []
-        shard = int(np.searchsorted(self._shard_ends, start, side="right"))
-        while start < end:
-            begin = int(self._shard_ends[shard] - self._tokens.shard_lengths[shard])
-            part = self._tokens.shards[shard][start - begin : end - begin]
-            parts.append(part)
-            start += len(part)
-            shard += 1
-        return np.concatenate([*parts, np.empty(0, self._tokens.dtype)])
+        if self._stream is not None:
+            return self._stream[start:end]
+        return np.concatenate([*slice_pieces(self._tokens.shards, start, end), np.empty(0, self._tokens.dtype)])
 
 
 def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:

@@ -5,17 +5,15 @@ They are found before the mixture is read. Neither train nor val of the mixture 
     how a member is split       which of its documents are held out
     upstream's split, val_frac  the documents that the member's stream puts into val; for val_frac, the seed of the configuration chooses
     token budgets, in parts     the head of each part, as its plan divides the budget, tokenized once more
-    token budgets               the documents in val_documents.parquet of the member's cache, if a build now would make this same cache;
-                                otherwise the member's stream is tokenized, in the order of its own build, until val's budget is met
+    token budgets               the documents at which the budget of val is met, in the order of the member's own build, tokenized once more
 
-With token budgets, both ways give the same documents, including a document that the budget cuts. So the order of builds changes no byte. If
-a member has `decontaminate`, documents of all members that equal (or are near to) its val are held out, too. This needs the texts of its
-val, so the member's stream is read. If a member has `decontaminate_against`, documents of all members that overlap the texts that it names
+So the order of builds changes no byte. If a member has `decontaminate`, documents of all members that equal (or are near to) its val are
+held out, too. If a member has `decontaminate_against`, documents of all members that overlap the texts that it names
 are held out, for the same reasons as in the member's own train.
 
-Cost: one look-up per document. If a member has no cache, its val is tokenized once more. With decontaminate, the comparison costs as much
-as in a build (streaming/decontaminate.py), on one thread. Memory: if a member is split by token budgets, about 100 bytes for each document
-of its val. With decontaminate, also the memory of dedup/text_set.py. All of this is bounded by the size of val.
+Cost: one look-up per document, and the val of members with token budgets is tokenized once more. With decontaminate, the comparison costs
+as much as in a build (streaming/decontaminate.py), on one thread. Memory: if a member is split by token budgets, about 100 bytes for each
+document of its val. With decontaminate, also the memory of dedup/text_set.py. All of this is bounded by the size of val.
 """
 
 from __future__ import annotations
@@ -29,11 +27,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Self
 
-from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.cache_identity import cache_identity
-from niels_cache_assets.corpus.prepared import PreparedMember
-from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.config_path import is_name
 from niels_cache_assets.sources.interleave import Member
@@ -54,16 +48,13 @@ from niels_cache_assets.streaming.intake import as_documents, in_lists
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, view_tokenizer
-from niels_cache_runtime.cache.opening import open_one_build
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_DTYPES, dataset_dir, documents_name, token_dtype_name
-from niels_cache_runtime.format.meta import sha256_file
-from niels_cache_runtime.format.place import place_problem
+from niels_cache_runtime.format.layout import TOKEN_DTYPES, token_dtype_name
 from niels_cache_runtime.format.reading import available_threads
 
 MEMBER_VAL = "member_val"
 COPY_REASONS = {kind: f"{reason}_of_member" for kind, reason in REASONS.items()}
-_KEY_COLUMNS = ["file", "row", "source_id"]
+
 
 Key = bytes
 
@@ -93,29 +84,28 @@ class HeldOut:
         self,
         name: str,
         *,
-        revision: str | None,
         documents: Callable[[], Iterable[Document]],
         heads: Callable[[], Iterable[tuple[int, Iterable[Document]]]] | None = None,
         log: Callable[[str], None],
     ) -> None:
         """Find the documents that one member keeps for val, unless they are already known.
 
-        Call this method for all members before you call `sort` for any member. `documents`: a function that opens the member's stream at
-        `revision`. Each document of that stream has the split that it has before tokenization. `heads`: for a member in parts with
+        Call this method for all members before you call `sort` for any member. `documents`: a function that opens the member's stream.
+        Each document of that stream has the split that it has before tokenization. `heads`: for a member in parts with
         val_tokens, a function that opens its parts; it yields the number of tokens that a part gives to val, and the stream of the part.
         """
         if name in self._keys:
             return
         member = self._registry.pretrain[name]
         compared = member.decontaminate != "off"
-        keys = self._built_keys(name, revision) if member.val_tokens and heads is None and not compared else None
-        if keys is None and (member.val_tokens or compared):
+        keys = frozenset[Key]()
+        if member.val_tokens or compared:
             log(f"reading the val of {name}, to leave it out" + (", and documents like it" if compared else ""))
             val = self.val_documents(name, documents, heads)
             if compared:
                 val = self._indexed(member, val)
             keys = frozenset(_key(document.file, document.row, document.source_id) for document in val)
-        self._keys[name] = keys if keys is not None and member.val_tokens else frozenset()
+        self._keys[name] = keys if member.val_tokens else frozenset()
         if member.decontaminate_against:
             wanted = reference_texts(self._registry, member, StreamContext(seed=self.seed, siblings=self._siblings, log=log), self)
             self._references.append(self._open.enter_context(open_references(wanted, folder=self._root)))
@@ -167,46 +157,6 @@ class HeldOut:
                 reasons |= {position: reason for position, reason in found_here if reason is not None}
             for position, document in enumerate(chunk):
                 yield document, reasons.get(position)
-
-    def _built_keys(self, name: str, revision: str | None) -> frozenset[Key] | None:
-        """Return the keys of val from the lineage of the member's finished cache.
-
-        Return None if a build would replace this cache, or if its lineage is damaged.
-        """
-        directory = dataset_dir(self._root, "pretrain", name)
-        path = directory / documents_name("val")
-
-        def read() -> frozenset[Key] | None:
-            import pyarrow.parquet as pq
-
-            meta = finished_meta(directory)
-            if meta is None or not meta.get("built") or place_problem(meta, family="pretrain", name=name) is not None:
-                return None
-            if meta.get("fingerprint") != self._fingerprint(name, revision):
-                return None
-            if sha256_file(str(path)) != meta["files"][documents_name("val")]["sha256"]:
-                return None
-            with pq.ParquetFile(path) as parquet:
-                batches = (batch.to_pydict() for batch in parquet.iter_batches(columns=_KEY_COLUMNS))
-                return frozenset(_key(*row) for batch in batches for row in zip(*(batch[column] for column in _KEY_COLUMNS), strict=True))
-
-        return open_one_build(directory, read)
-
-    def _fingerprint(self, name: str, revision: str | None) -> str:
-        """Return the fingerprint of the cache that a build of this member would make."""
-        reader, tokenizer = self._siblings[name], self._needed_tokenizer(name)
-        return fingerprint_of(
-            cache_identity(
-                self._registry,
-                self._registry.pretrain[name],
-                self._registry.build,
-                tokenizer_sha256=tokenizer.model_sha256,
-                vocab_size=tokenizer.vocab_size,
-                revision=revision,
-                siblings=self._siblings,
-                prepared=reader.prepared if isinstance(reader, PreparedMember) else None,
-            )
-        )
 
     def _within_budget(self, name: str, documents: Iterable[Document]) -> Iterator[Document]:
         """Yield the documents that fill the budget of val, in the order in which build_pretrain_cache takes them.

@@ -1,8 +1,7 @@
 """A spool of SFT examples on disk. It stores the examples as they come, and divides them between the splits when their number is known.
 
 The spool is in the staging directory, where a resumed build finds it. It is read back by memory map, so memory does not grow with the
-source. The length of each example takes 8 bytes on disk. If examples have groups (in oasst1: message trees), each group takes one
-dictionary entry in memory.
+source, but for some numbers for each example while the spool is divided.
 """
 
 from collections.abc import Sequence
@@ -13,9 +12,10 @@ import numpy as np
 
 from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
-from niels_cache_assets.disk.writers import NPY_HEADER_BYTES, Files, GrowingFile, HashedFile, NpyWriter, Sizes
-from niels_cache_assets.documents import Conversation
+from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes
+from niels_cache_assets.documents import NO_SPLIT, Conversation
 from niels_cache_assets.sources.val_share import val_mask
+from niels_cache_assets.strings import hashes_of
 from niels_cache_runtime.format.layout import (
     IDX_DTYPE,
     SPLITS,
@@ -30,13 +30,10 @@ from niels_cache_runtime.format.layout import (
 
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}
 
-_UNITS = "units.npy"
-_SPAN_COUNTS = "span_counts.npy"
-_SPAN_BOUNDS = "spans.npy"
+_SPOOLED = {**LINEAGE, "split": "int64", "unit": "int64"}  # an index of SPLITS or NO_SPLIT, and the number of the conversation
 _TOKENS_PER_BLOCK = 1 << 21
 _EXAMPLES_PER_BLOCK = 1 << 18
 _NO_GROUP = -1
-_UNDECIDED = 2  # not an index of SPLITS: the example has no split of its own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,35 +42,30 @@ class SpoolState:
 
     examples: int = 0
     tokens: int = 0
-    lineage_bytes: int = 0
+    spans: int = 0
+    row_bytes: int = 0
 
 
 class SftSpool:
     """A spool of encoded examples, which `deal` divides between the two splits. A context manager, which closes open files in any case.
 
     `dtype`: the dtype of the tokens. `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at
-    this checkpoint. `sides`: 2 if examples are preference pairs, whose groups are hashes of their prompts. Then no group is in memory.
-    `with_units`: whether several examples may be of one conversation, and stay in one split.
+    this checkpoint. `sides`: 2 if examples are preference pairs.
     """
 
-    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, sides: int = 1, with_units: bool = False) -> None:
+    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, sides: int = 1) -> None:
         state = state or SpoolState()
         self._root, self._dtype, self._sides = root, dtype, sides
-        self._scratch: Files = {}
-        self._tokens = GrowingFile(root, f"{SCRATCH_NAME}/tokens.bin", resume_at=state.tokens * dtype.itemsize)
-        self._lengths = NpyWriter(root, f"{SCRATCH_NAME}/lengths.npy", IDX_DTYPE, self._scratch, resume_at=state.examples * sides)
-        self._groups = NpyWriter(root, f"{SCRATCH_NAME}/groups.npy", IDX_DTYPE, self._scratch, resume_at=state.examples)
-        self._own_splits = NpyWriter(root, f"{SCRATCH_NAME}/splits.npy", np.dtype("u1"), self._scratch, resume_at=state.examples)
-        self._units = (
-            NpyWriter(root, f"{SCRATCH_NAME}/{_UNITS}", IDX_DTYPE, self._scratch, resume_at=state.examples) if with_units else None
-        )
-        self._spans = _SpanSpool(root, self._scratch, examples=state.examples * sides)
-        self._lineage = RowSpool(root, f"{SCRATCH_NAME}/lineage.arrow", LINEAGE, resume_at=state.lineage_bytes)
-        self._group_numbers: dict[str, int] = {}
-        for rows in self._lineage.read() if sides == 1 else ():
-            for group in rows.column("group").to_pylist():
-                self._group_number(group)
-        self.tokens = state.tokens
+        self.examples, self.tokens, self._spans = state.examples, state.tokens, state.spans
+
+        def growing(name: str, resume_at: int) -> GrowingFile:
+            return GrowingFile(root, f"{SCRATCH_NAME}/{name}", resume_at=resume_at)
+
+        self._ids = growing("tokens.bin", state.tokens * dtype.itemsize)
+        self._sizes = growing("sizes.bin", state.examples * sides * 2 * IDX_DTYPE.itemsize)  # the tokens and the spans of each side
+        self._bounds = growing("spans.bin", state.spans * 2 * TARGETS_DTYPE.itemsize)  # relative to the first token of the side
+        self._rows = RowSpool(root, f"{SCRATCH_NAME}/rows.arrow", _SPOOLED, resume_at=state.row_bytes)
+        self._parts = (self._ids, self._sizes, self._bounds, self._rows)
 
     def __enter__(self) -> "SftSpool":
         return self
@@ -81,15 +73,6 @@ class SftSpool:
     def __exit__(self, *_: object) -> None:
         for part in self._parts:
             part.abandon()
-
-    @property
-    def _parts(self) -> tuple[GrowingFile, ...]:
-        of_spans, of_units = (self._spans.counts, self._spans.bounds), () if self._units is None else (self._units,)
-        return self._tokens, self._lengths, self._groups, self._own_splits, self._lineage, *of_spans, *of_units
-
-    @property
-    def examples(self) -> int:
-        return self._groups.items
 
     @property
     def bytes(self) -> int:
@@ -101,7 +84,7 @@ class SftSpool:
         sizes = Sizes()
         for part in self._parts:
             part.checkpoint(sizes)
-        return SpoolState(examples=self.examples, tokens=self.tokens, lineage_bytes=self._lineage.bytes), sizes
+        return SpoolState(examples=self.examples, tokens=self.tokens, spans=self._spans, row_bytes=self._rows.bytes), sizes
 
     def write(
         self,
@@ -113,22 +96,21 @@ class SftSpool:
     ) -> None:
         """Append conversations. tokens: of the spool's dtype, one conversation after the other. lengths: int64, tokens per conversation.
         spans: for each conversation, its spans of targets, (m, 2), relative to its first token. The two sides of a pair come one after the
-        other, and each has a length and spans. units: int64, the number of the conversation of each example.
+        other, and each has a length and spans. units: int64, the number of the conversation of each example, whose examples stay in one
+        split. None: each example is a conversation of its own.
         """
         if not conversations:
             return
+        if units is None:
+            units = np.arange(self.examples, self.examples + len(conversations))
+        counts = np.fromiter(map(len, spans), np.int64, len(spans))
+        self._ids.append(tokens.data.cast("B"))
+        self._sizes.append(np.stack([lengths, counts], axis=1).astype(IDX_DTYPE).tobytes())
+        self._bounds.append(np.concatenate(spans).astype(TARGETS_DTYPE).tobytes())
+        self.examples += len(conversations)
         self.tokens += len(tokens)
-        self._tokens.append(tokens.data.cast("B"))
-        self._lengths.write(lengths)
-        self._spans.counts.write(np.fromiter(map(len, spans), np.int64, len(spans)))
-        self._spans.bounds.write(np.concatenate(spans))
-        if self._units is not None and units is not None:
-            self._units.write(units)
-        self._groups.write(np.array([self._group_number(conversation.group) for conversation in conversations]))
-        self._own_splits.write(
-            np.array([_UNDECIDED if conversation.split is None else SPLITS.index(conversation.split) for conversation in conversations])
-        )
-        self._lineage.write(
+        self._spans += int(counts.sum())
+        self._rows.write(
             {
                 "source_id": [conversation.source_id for conversation in conversations],
                 "file": [conversation.file for conversation in conversations],
@@ -136,6 +118,8 @@ class SftSpool:
                 "group": [conversation.group for conversation in conversations],
                 "category": [conversation.category for conversation in conversations],
                 "tokens": lengths.reshape(-1, self._sides).sum(axis=1),
+                "split": [NO_SPLIT if each.split is None else SPLITS.index(each.split) for each in conversations],
+                "unit": units,
             }
         )
 
@@ -146,8 +130,9 @@ class SftSpool:
         A straddling group has examples in both splits. An example that has a split keeps it. For all others, `val_mask` chooses the
         examples (with `by_group`: the groups) that go to val. The spool is kept, so that a failed attempt can be repeated.
         """
-        for part in (each for each in self._parts if each is not self._lineage):
+        for part in self._parts[:-1]:
             part.seal()
+        self._lengths, self._span_counts = np.fromfile(self._sizes.path, IDX_DTYPE).reshape(-1, 2).T
         is_val, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
         self._write_lineage(is_val, files)
         counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("examples", "tokens")}
@@ -162,36 +147,30 @@ class SftSpool:
         counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
         return counts
 
-    def _group_number(self, group: str | None) -> int:
-        if group is not None and self._sides > 1:
-            return int(group, 16)  # 60 bits
-        return _NO_GROUP if group is None else self._group_numbers.setdefault(group, len(self._group_numbers))
-
-    def _load(self, name: str) -> np.ndarray:
-        return np.load(self._root / SCRATCH_NAME / name, allow_pickle=False)
-
     def _choose(self, *, val_frac: float, seed: int, by_group: bool) -> tuple[np.ndarray, np.ndarray]:
-        own_splits, groups = self._load("splits.npy"), self._load("groups.npy")
-        is_val = own_splits == SPLITS.index("val")
-        undecided = np.flatnonzero(own_splits == _UNDECIDED)
-        if by_group or self._units is not None:
-            numbers = groups[undecided] if by_group else np.full(len(undecided), _NO_GROUP, dtype=groups.dtype)
-            solitary = numbers == _NO_GROUP  # an example, or a conversation, without a group counts as one group
-            alone = np.arange(len(groups)) if self._units is None else self._load(_UNITS)
-            numbers[solitary] = len(self._group_numbers) + alone[undecided][solitary]
-            _, first, units = np.unique(numbers, return_index=True, return_inverse=True)
-            units = np.argsort(np.argsort(first))[units]  # groups in order of first appearance
-            is_val[undecided] = val_mask(len(first), val_frac=val_frac, seed=seed)[units]
-        else:
-            is_val[undecided] = val_mask(len(undecided), val_frac=val_frac, seed=seed)
+        """Return whether each example goes to val, and the hash of its group, or _NO_GROUP."""
+        columns = []
+        for rows in self._rows.read():
+            names = rows.column("group")
+            hashes = hashes_of(names.fill_null("").to_pylist()) & np.iinfo(np.int64).max
+            groups = np.where(names.is_null().to_numpy(zero_copy_only=False), _NO_GROUP, hashes)
+            columns.append(np.stack([rows.column("split").to_numpy(), rows.column("unit").to_numpy(), groups]))
+        splits, units, groups = np.concatenate(columns, axis=1)
+        is_val = splits == SPLITS.index("val")
+        undecided = np.flatnonzero(splits == NO_SPLIT)
+        # A conversation without a group counts as one group. Its number is below those of the groups.
+        numbers = np.where(by_group & (groups != _NO_GROUP), groups, -2 - units)[undecided]
+        _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
+        in_order = np.argsort(np.argsort(first))[place]  # groups in order of first appearance
+        is_val[undecided] = val_mask(len(first), val_frac=val_frac, seed=seed)[in_order]
         return is_val, groups
 
     def _write_tokens(self, split: Split, chosen: np.ndarray, files: Files) -> int:
-        lengths = self._load("lengths.npy")
+        lengths = self._lengths
         idx = NpyWriter(self._root, idx_name(split), IDX_DTYPE, files)
         out = HashedFile(self._root, tokens_name(split), files)
         spooled = np.fromfile if not self.tokens else np.memmap
-        stream = spooled(self._tokens.path, dtype=self._dtype)
+        stream = spooled(self._ids.path, dtype=self._dtype)
         read = written = 0
         blocks = (np.cumsum(lengths) - 1) // _TOKENS_PER_BLOCK  # examples that end in the same range of tokens
         starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
@@ -209,8 +188,8 @@ class SftSpool:
 
     def _write_spans(self, split: Split, chosen: np.ndarray, files: Files) -> int:
         """Write the spans of one split. Return their number."""
-        lengths, counts = self._load("lengths.npy"), self._load(_SPAN_COUNTS)
-        bounds = np.load(self._root / SCRATCH_NAME / _SPAN_BOUNDS, mmap_mode="r", allow_pickle=False)
+        lengths, counts = self._lengths, self._span_counts
+        bounds = (np.memmap if self._spans else np.fromfile)(self._bounds.path, dtype=TARGETS_DTYPE).reshape(-1, 2)
         targets = NpyWriter(self._root, targets_name(split), TARGETS_DTYPE, files, width=2)
         ends = NpyWriter(self._root, target_ends_name(split), TARGETS_DTYPE, files)
         read = begin = 0  # spans that were read, and the first token of the next example of the split
@@ -235,21 +214,9 @@ class SftSpool:
             writer = LineageWriter(self._root, examples_name(split), LINEAGE, files)
             try:
                 first = 0
-                for rows in self._lineage.read():
-                    writer.write_batch(rows.filter(pyarrow.array(chosen[first : first + len(rows)])))
+                for rows in self._rows.read():
+                    writer.write_batch(rows.select([*LINEAGE]).filter(pyarrow.array(chosen[first : first + len(rows)])))
                     first += len(rows)
                 writer.seal()
             finally:
                 writer.abandon()
-
-
-class _SpanSpool:
-    """The number of spans of each example, and their bounds, relative to the first token of the example."""
-
-    def __init__(self, root: Path, files: Files, *, examples: int) -> None:
-        counts = root / SCRATCH_NAME / _SPAN_COUNTS
-        there = 0
-        if examples:
-            there = int(np.fromfile(counts, IDX_DTYPE, count=examples, offset=NPY_HEADER_BYTES).sum())
-        self.counts = NpyWriter(root, f"{SCRATCH_NAME}/{_SPAN_COUNTS}", IDX_DTYPE, files, resume_at=examples)
-        self.bounds = NpyWriter(root, f"{SCRATCH_NAME}/{_SPAN_BOUNDS}", TARGETS_DTYPE, files, width=2, resume_at=there)

@@ -32,9 +32,10 @@ from niels_cache_runtime.format.layout import (
     target_ends_name,
     targets_name,
     token_dtype_of,
+    tokenizer_dir,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.meta import Meta, read_meta
 
 
 def assistant_target_mask(tokens: NDArray[Any], asst_id: int, eot_id: int) -> NDArray[np.bool_]:
@@ -102,8 +103,8 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify, pairs: bool) ->
     folder = Path(tokens_path).parent
     meta = open_meta(folder, verify=verify)
     if has_pairs(meta) != pairs:
-        held, reader = ("preference pairs", "kind='preference'") if not pairs else ("no preference pairs", "kind='tokens'")
-        raise NielsCacheError(f"{folder}: holds {held}; read it with TokenLoader(..., {reader}){'' if pairs else ' or PreferenceDataset'}")
+        held, reader = ("no preference pairs", "SFTExampleDataset") if pairs else ("preference pairs", "PreferenceDataset")
+        raise NielsCacheError(f"{folder}: holds {held}; read it with TokenLoader or {reader}")
     with_spans = _split_with_spans(meta, Path(tokens_path))
     tokens = MappedTokens([tokens_path], dtype=token_dtype_of(meta)).shards[0]
     if meta is not None and not is_foreign(meta):
@@ -136,22 +137,40 @@ def _split_with_spans(meta: Meta | None, tokens_path: Path) -> Split | None:
 
 
 def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | None, tokens_path: str) -> int:
-    """Return the id of a special token: the given id, or the id in meta.json if none is given.
+    """Return the id of a special token: the given id, or the recorded id if none is given.
 
-    Raises NielsCacheError if the value is not a token id, if the given id differs from the id in meta.json, or if there is no id at all.
+    The id is recorded in the meta.json beside the tokens, or in that of the tokenizer of the same cache.
+    Raises NielsCacheError if the value is not a token id, if the given id differs from the recorded id, or if there is no id at all.
     """
     dtype = token_dtype_of(meta)
     given = None if given is None else check_token_id(f"{role}_id", given, dtype=dtype)
-    known = ((meta or {}).get("special_token_ids") or {}).get(role)
-    where = Path(tokens_path).parent / META_NAME
+    where, known = _recorded_id(role, meta, Path(tokens_path).parent)
     if given is None:
         if known is None:
             meaning = "the id of the assistant sentinel" if role == "asst" else "the id that ends a message"
-            raise NielsCacheError(f"{where}: gives no {role} id; pass {role}_id=, {meaning}")
+            places = "neither meta.json beside them nor tokenizer/meta.json near them gives it"
+            raise NielsCacheError(f"{tokens_path}: the {role} id is unknown, because {places}; pass {role}_id=, {meaning}")
         return check_token_id(f"{where}: {role}", known, dtype=dtype)
     if known not in (None, given):
         raise NielsCacheError(f"{where}: its {role} id is {known}, not {role}_id={given}; use the ids of the cache's tokenizer")
     return given
+
+
+def _recorded_id(role: str, meta: Meta | None, folder: Path) -> tuple[Path, Any]:
+    """Return the recorded id of a special token, and the file that records it. The id is None if no file does.
+
+    folder: that of the tokens. A tokenizer is looked for in it, beside it, and in the root of a cache with this data set.
+    """
+    folder = folder.absolute()
+    recorded = (meta or {}).get("special_token_ids")
+    if isinstance(recorded, dict) and role in recorded:
+        return folder / META_NAME, recorded[role]
+    for root in (folder, *folder.parents[:2]):
+        path = tokenizer_dir(root) / META_NAME
+        if path.is_file():
+            recorded = read_meta(str(path)).get("special_token_ids")
+            return path, recorded.get(role) if isinstance(recorded, dict) else None
+    return folder / META_NAME, None
 
 
 def resolve_ids(eot_id: int | None, asst_id: int | None, *, meta: Meta | None, tokens_path: str) -> tuple[int, int]:

@@ -19,6 +19,7 @@ Family = Literal["pretrain", "sft"]
 Side = Literal["chosen", "rejected"]
 
 Tokens = NDArray[np.unsignedinteger[Any]]  # uint16 or uint32: one of TOKEN_DTYPES
+Ints = NDArray[np.int64]  # numbers, positions and counts
 
 SCHEMA_VERSION = 1
 SPLITS: tuple[Split, Split] = ("train", "val")

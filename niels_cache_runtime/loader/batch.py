@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.gather import PairMaker, send
-from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE
+from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE, Ints
 from niels_cache_runtime.loader.documents import cross_document_targets, cu_seqlens, document_ids, max_seqlen, position_ids
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.source import Boundaries, Rows, Source
@@ -149,7 +149,7 @@ class BatchMaker:
         n, groups = len(located), list(located.groups())
         targets = np.ones((n, self._T), dtype=np.bool_) if self._packs else None
         continues = np.zeros(n, dtype=np.bool_)
-        starts: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+        starts: list[tuple[Ints, Ints]] = []
         read = [
             self._sources[source].read(located.numbers[places], epoch=epoch, boundaries=self._boundaries)
             for source, epoch, places in groups

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import as_int, check_whole
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints
 
 MAX_PERIOD = 2**20
 _MOST_SAMPLES = 2**60  # the most samples of a run, so that counts fit into int64
@@ -76,7 +77,7 @@ class Blend:
                 before = segment.counts(end)
         self._firsts = np.array([first for first, _ in self.weights], dtype=np.int64)
 
-    def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def at(self, samples: Ints) -> tuple[Ints, Ints]:
         """Return two arrays (n,) int64 for global `samples` (n,). The first has the source of each sample, the second the number of earlier
         samples of this source.
         """
@@ -91,7 +92,7 @@ class Blend:
             sources[chosen], numbers[chosen] = self._segments[index].at(samples[chosen])
         return sources, numbers
 
-    def counts(self, samples: int) -> NDArray[np.int64]:
+    def counts(self, samples: int) -> Ints:
         """Return how many of the first `samples` global samples come from each source, (sources,) int64."""
         total = check_whole("samples", samples)
         return self._segments[int(self._firsts[1:].searchsorted(total, side="left"))].counts(total)
@@ -125,13 +126,13 @@ class BlendInRounds:
         self._blend = Blend.of_whole_weights(tuple(of_rounds.items()))
         self._lanes = lanes
 
-    def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def at(self, samples: Ints) -> tuple[Ints, Ints]:
         """Return the source of each sample, and the number of earlier samples of this source; see Blend.at."""
         rounds, lanes = np.divmod(samples, self._lanes)
         sources, numbers = self._blend.at(rounds)
         return sources, numbers * self._lanes + lanes
 
-    def counts(self, samples: int) -> NDArray[np.int64]:
+    def counts(self, samples: int) -> Ints:
         """Return how many of the first `samples` samples come from each source, (sources,) int64."""
         rounds, lanes = divmod(check_whole("samples", samples), self._lanes)
         counts = self._blend.counts(rounds) * self._lanes
@@ -156,22 +157,22 @@ class _Segment:
     """
 
     first: int
-    weights: NDArray[np.int64]
+    weights: Ints
     period: int
-    before: NDArray[np.int64]
+    before: Ints
     sources: NDArray[Any]
     numbers: NDArray[np.int32]
     slots: NDArray[np.int32]
-    slot_starts: NDArray[np.int64]
+    slot_starts: Ints
 
-    def at(self, samples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def at(self, samples: Ints) -> tuple[Ints, Ints]:
         periods, slots = divmod(samples - self.first, self.period)
         sources = self.sources[slots].astype(np.int64)
         numbers = self.numbers[slots].astype(np.int64)
         numbers += self.before[sources] + periods * self.weights[sources]
         return sources, numbers
 
-    def counts(self, samples: int) -> NDArray[np.int64]:
+    def counts(self, samples: int) -> Ints:
         periods, slots = divmod(samples - self.first, self.period)
         of_source = np.split(self.slots, self.slot_starts[1:])
         return self.before + periods * self.weights + np.array([own.searchsorted(slots) for own in of_source], dtype=np.int64)
@@ -181,7 +182,7 @@ class _Segment:
         return self.first + periods * self.period + int(self.slots[self.slot_starts[source] + number_in_period])
 
 
-def _make_segment(*, first: int, weights: tuple[int, ...], before: NDArray[np.int64], length: int | None) -> _Segment:
+def _make_segment(*, first: int, weights: tuple[int, ...], before: Ints, length: int | None) -> _Segment:
     """Return a segment. `length` is the number of samples until the next segment, None for the last segment.
 
     At most `length` slots are computed.

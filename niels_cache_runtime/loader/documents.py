@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints
 from niels_cache_runtime.loader.source import Boundaries
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 _INT32_MAX = 2**31 - 1
 
 
-def find_boundaries(doc_ends: NDArray[np.uint64], positions: NDArray[np.int64], *, T: int) -> Boundaries:
+def find_boundaries(doc_ends: NDArray[np.uint64], positions: Ints, *, T: int) -> Boundaries:
     """Find where documents begin inside the windows [p, p + T] of a stream, for every p of `positions` (n,), in tokens.
 
     doc_ends: (documents,) uint64, the exclusive end of every document in the stream, increasing. Each window costs two binary searches.

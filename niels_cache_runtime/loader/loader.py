@@ -6,10 +6,9 @@ Everything before the last arrow is computed from the position in the run. So a 
 at any step. A batch costs one gather (one indexed numpy read) for each source that it has rows of.
 """
 
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
@@ -18,18 +17,17 @@ from niels_cache_runtime.cache.checks import check_choice, check_positive, check
 from niels_cache_runtime.cache.gather import resolve_device
 from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Side
+from niels_cache_runtime.format.layout import Side, Split
 from niels_cache_runtime.loader.batch import Batch
-from niels_cache_runtime.loader.blocks.visits import BlockVisit
+from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.grown.caches import resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.mixture import Mixture, plan_batches
-from niels_cache_runtime.loader.not_a_dataloader import NotADataLoader
 from niels_cache_runtime.loader.preference.batch import make_maker
 from niels_cache_runtime.loader.prefetch import prefetched_batches
 from niels_cache_runtime.loader.remote.opening import Sources, batches_of
 from niels_cache_runtime.loader.report import MixtureReport, make_report
-from niels_cache_runtime.loader.settings import LoaderSettings, check_one_tokenizer, name_sources, row_weights
+from niels_cache_runtime.loader.settings import SFT, Blocks, LoaderSettings, check_one_tokenizer, hold_pairs, row_weights
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.state import (
     State,
@@ -47,43 +45,67 @@ from niels_cache_runtime.loader.state import (
 )
 from niels_cache_runtime.loader.steps import Position, Steps
 from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin, trace_samples
+from niels_cache_runtime.remote.whole import Copy
+
+
+class _NoDataLoaderError(NielsCacheError, AttributeError):
+    """An AttributeError, so that `hasattr(loader, "dataset")` returns False."""
+
+
+class NotADataLoader:
+    """The base class of TokenLoader. Its names exist in a DataLoader, and raise an error here."""
+
+    @property
+    def dataset(self) -> NoReturn:
+        """A name that raises AttributeError, because a TokenLoader is not a DataLoader.
+
+        The message has advice for those functions of Accelerate that need a DataLoader.
+        """
+        raise _NoDataLoaderError(
+            "a TokenLoader is not a DataLoader: accelerator.prepare takes the TokenLoader itself, skip_first_batches takes "
+            "DataLoader(loader, batch_size=None)"
+        )
+
+    def set_epoch(self, epoch: int) -> NoReturn:
+        """Raise NielsCacheError: a loader begins its next epoch by itself.
+
+        Accelerate calls this method before the first batch of a DataLoader that Accelerate has prepared. Such a DataLoader would divide the
+        batches of process 0 among all processes, or would read ahead of the loader's position.
+        """
+        raise NielsCacheError(
+            "set_epoch: a TokenLoader begins its next epoch by itself; if accelerator.prepare was given a DataLoader of it, that would "
+            "divide this rank's batches again or read ahead of its position: make the TokenLoader with rank=accelerator.process_index, "
+            "world_size=accelerator.num_processes, device=accelerator.device and pass it to prepare itself"
+        )
 
 
 class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     """Batches of rows of T tokens, from one split or a blend of several splits, with each sample exactly once per epoch.
 
-    sources: the folder of a split, such as `cache/pretrain/wikitext/train`, or a mapping of names to such folders. For SFT, give the data
-        set's folder followed by the split: `cache/sft/dolly15k/train`. Whole examples are packed into rows.
+    sources: the folder of a data set, such as `cache/pretrain/wikitext`, or of a split, such as `cache/pretrain/wikitext/train`, or a
+        mapping of names to such folders. Whole SFT examples are packed into rows. Preference pairs come as a PreferenceBatch.
     T: tokens per row. B: rows per batch on each rank. seed: the seed of every order.
+    split: the split to read where a data set's folder is given.
+    epochs: the number of epochs in one iteration. After a source has been read `epochs` times, the iteration ends as soon as the next
+        sample would come from this source. The next iteration continues from there. None means that iteration never ends.
     weights: a mapping of names to shares of the tokens (any positive numbers), or a schedule `[(first sample, weights), ...]` in which a
         weight may be 0. Required for several sources. After any number of samples, each source is less than one sample away from its share.
     shuffle: with False, each source is read in its own order.
     rank, world_size: the global batch of B * world_size rows is divided among world_size processes, and this process is number `rank`.
     device: the device of batches. Tokens travel to CUDA in the width of the shards, two or four bytes each, and are widened there.
+    fields: any of "document_ids", "position_ids", "cu_seqlens", "dataset_ids"; see Batch. SFT batches always have the first three.
+    sft: how to read SFT data sets, such as SFT(loss_on="all", overflow="drop").
+    order: "split" shuffles the windows of the whole split, and Blocks(shards=64, lanes=1) those of a few shards at a time.
+    remote: the local copy for sources that are addresses, such as "s3://bucket/prefix": Copy(dir="/local/tokens", limit=200e9). Pretrain
+        splits then need order=Blocks(...). With Copy(fetch="windows"), a pretrain split needs no folder and any order is possible, but each
+        row costs a request.
     stride: tokens from the start of one window of a pretrain stream to the start of the next; T when None. Windows cross shards.
-    epochs: the number of epochs in one iteration. After a source has been read `epochs` times, the iteration ends as soon as the next
-        sample would come from this source. The next iteration continues from there. None means that iteration never ends.
-    on_exhausted: the action after a source has been read `epochs` times (once if `epochs` is None): "restart" (the default without
-        `epochs`), "stop" (the default with `epochs`) or "raise".
     drop_last: whether to drop the smaller batch that a pass may end with. If this batch is kept, its rows are divided evenly, and a rank
         may get no row. Set drop_last if all ranks must take equally many steps.
-    fields: any of "document_ids", "position_ids", "cu_seqlens", "dataset_ids"; see Batch. SFT batches always have the first three.
+    on_exhausted: with "raise", a pass ends with an error, for a run that must not read a source more than `epochs` times.
     mask_cross_document_targets: whether y_masked hides every target that belongs to a different document than its input.
-    loss_on: for SFT, the tokens to learn: "assistant", "last_assistant" (the last reply of each example) or "all".
-    overflow: for SFT, the treatment of examples longer than T+1: "truncate_right", "truncate_left" or "drop".
-    weigh_by: the unit of the weights: "tokens", or "examples" if all sources are SFT.
-    order: "split" shuffles the windows of the whole split. "blocks" shuffles blocks of `block_shards` consecutive shards (64 when None),
-        and the windows inside each block, so that a machine reads only a few shards at a time. An SFT split is one block.
-    lanes: for "blocks", how many blocks are read at the same time, 1 when None. It decides the order, so a run cannot change it.
-    machines, ranks_per_machine: for "blocks", the number of machines, a divisor of `lanes`, and of ranks on each. Machine m has the ranks
-        m * ranks_per_machine and following, and reads lanes m, m + machines, ... only. When both are None, torchrun's variables decide.
     prefetch: the number of batches that a thread prepares ahead. None means 1 for CUDA and 0 otherwise. DataLoader workers do not use it.
     verify: "size" compares file sizes with meta.json; "sha256" also reads every file of these splits once and compares its content.
-    local_dir, limit_bytes: for a source that is an address, such as "s3://bucket/prefix/train": the folder of a local copy, and the most
-        bytes that it may take. Pretrain splits need order="blocks". All processes of a machine may share the folder.
-    fetch: with "windows", a pretrain split at an address needs no copy and any order is possible, but each row costs a request.
-    kind: "preference" reads SFT splits of preference pairs; each batch is then a PreferenceBatch. `loss_on` and `overflow` apply to each
-        side of a pair, and a pair always stays whole. packing: with False, each row holds one pair.
 
     Iteration starts at the loader's position, which moves with every batch. Under a DataLoader (batch_size=None), each worker prepares
     whole batches in turn, and the order is the same for any number of workers. There, the position moves only in the workers: see
@@ -101,73 +123,42 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         T: int,
         B: int,
         seed: int,
+        split: Split = "train",
+        epochs: int | None = None,
         weights: Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]] | None = None,
         shuffle: bool = True,
         rank: int = 0,
         world_size: int = 1,
         device: str | torch.device = "cpu",
-        stride: int | None = None,
-        epochs: int | None = None,
-        on_exhausted: Literal["restart", "stop", "raise"] | None = None,
-        drop_last: bool = False,
         fields: Collection[str] = (),
+        sft: SFT = SFT(),  # noqa: B008  it is frozen
+        order: Literal["split"] | Blocks = "split",
+        remote: Copy | None = None,
+        stride: int | None = None,
+        drop_last: bool = False,
+        on_exhausted: Literal["stop", "raise"] = "stop",
         mask_cross_document_targets: bool = False,
-        loss_on: Literal["assistant", "last_assistant", "all"] = "assistant",
-        overflow: Literal["truncate_right", "truncate_left", "drop"] = "truncate_right",
-        weigh_by: Literal["tokens", "examples"] = "tokens",
-        order: Literal["split", "blocks"] = "split",
-        block_shards: int | None = None,
-        lanes: int | None = None,
-        machines: int | None = None,
-        ranks_per_machine: int | None = None,
         prefetch: int | None = None,
         verify: Verify = "size",
-        local_dir: str | os.PathLike[str] | None = None,
-        limit_bytes: float | None = None,
-        fetch: Literal["shards", "windows"] = "shards",
-        kind: Literal["tokens", "preference"] = "tokens",
-        packing: bool = True,
     ) -> None:
-        opener = Sources(sources, local_dir=local_dir, limit_bytes=limit_bytes, fetch=fetch, order=order)
-        self._settings = settings = LoaderSettings.checked(
-            opener.folders,
-            T=T,
-            B=B,
-            seed=seed,
-            weights=weights,
-            shuffle=shuffle,
-            rank=rank,
-            world_size=world_size,
-            stride=stride,
-            epochs=epochs,
-            on_exhausted=on_exhausted,
-            drop_last=drop_last,
-            fields=fields,
-            mask_cross_document_targets=mask_cross_document_targets,
-            loss_on=loss_on,
-            overflow=overflow,
-            weigh_by=weigh_by,
-            order=order,
-            block_shards=block_shards,
-            lanes=lanes,
-            machines=machines,
-            ranks_per_machine=ranks_per_machine,
-            kind=kind,
-            packing=packing,
-        )
+        arguments = locals()  # so that only this signature lists them
+        opener = Sources(sources, split=split, remote=remote, order=order)
+        settings = LoaderSettings.checked(opener.folders, arguments)
         self.names = tuple(opener.folders)
         self.T, self.B, self.rank, self.world_size = settings.T, settings.B, settings.rank, settings.world_size
         self.device = resolve_device(device)
         self._prefetch = check_whole("prefetch", int(self.device.type == "cuda") if prefetch is None else prefetch)
         self._sources: list[Source] = opener.open(settings, verify=verify)
         check_one_tokenizer(self.names, self._sources)
+        pairs = hold_pairs(self.names, self._sources, packing=settings.sft.packing)
+        self._settings = settings = replace(settings, pairs=pairs)
         self._mixture = Mixture(
             self.names,
             [source.samples for source in self._sources],
             schedule=row_weights(self.names, self._sources, settings),
             seed=settings.seed,
             shuffle=settings.shuffle,
-            blocks=[source.blocks(settings.block_shards) for source in self._sources] if settings.order == "blocks" else None,
+            blocks=[source.blocks(settings.order.shards) for source in self._sources] if settings.order else None,
             lanes=settings.lanes,
         )
         self._sizes = {"B": self.B, "world_size": self.world_size, "machines": settings.machines}
@@ -186,12 +177,11 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         """Return a loader with the settings of a saved state, which continues at the saved position.
 
         sources: the new folders of the caches, if they have moved. grown: see `load_state_dict`. changes: keyword arguments of the
-            constructor that are added to the saved settings or replace them, such as rank, world_size, B, device, weights. Raises
-            NielsCacheError for the reasons that the constructor and `load_state_dict` list.
+            constructor that are added to the saved settings or replace them, such as rank, world_size, B, device, weights. Blocks(...) or
+            SFT(...) replaces all saved settings of that group. Raises NielsCacheError for the reasons that the constructor and
+            `load_state_dict` list.
         """
-        folders, settings = arguments_of_state(
-            state, name_sources(sources) if isinstance(sources, Mapping) and sources else sources, changes
-        )
+        folders, settings = arguments_of_state(state, sources, changes)
         loader = cls(folders, **settings)
         loader.load_state_dict(state, grown=grown)
         return loader
@@ -248,9 +238,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         position = self.position
         if steps is not None:
             position = self._steps.advance(position, check_whole("steps", steps))
-        state = make_state(
-            position, settings=self._settings.of_constructor(), weights=self._settings.weights, sources=self._source_states()
-        )
+        state = make_state(position, settings=self._settings.of_state(), weights=self._settings.weights, sources=self._source_states())
         return state if self._worker is None else state | {"worker": list(self._worker)}
 
     def load_state_dict(self, state: State, *, allow_changed: Collection[str] = (), grown: bool = False) -> None:
@@ -294,7 +282,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         """Return the origin of every token in this rank's batch at `step`. With row and column (0..T), return the origin of that one token.
 
         step: any step of the run, counted as in `self.step`, with the batch size of that step. rank: a different rank, to trace its batch.
-        side: for kind="preference", the side of the pairs, "chosen" (when None) or "rejected".
+        side: the side of preference pairs, "chosen" (when None) or "rejected".
         Column c is x[:, c] and y[:, c - 1]. Raises NielsCacheError for a step, row, column or rank that does not exist.
         """
         number = check_whole("step", step)
@@ -315,7 +303,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     def block_visits(self) -> Iterator[BlockVisit]:
         """Yield the blocks that this rank's machine reads from the loader's position on, in the order in which it first needs them.
 
-        Those with `first` <= `samples` are needed now. The iterator has no end. Raises NielsCacheError unless order is "blocks".
+        Those with `first` <= `samples` are needed now. The iterator has no end. Raises NielsCacheError unless the order is in blocks.
         """
         return self._visits_of(self.names)
 

@@ -17,15 +17,14 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints
 from niels_cache_runtime.loader.blend import Blend, BlendInRounds
-from niels_cache_runtime.loader.blocks.order import BlockOrder
-from niels_cache_runtime.loader.blocks.visits import BlockVisit, block_visits
+from niels_cache_runtime.loader.blocks import BlockOrder, BlockVisit, block_visits
 from niels_cache_runtime.loader.grown.epochs import Epochs, Phases
 from niels_cache_runtime.loader.order import MAX_SAMPLES, Order
-from niels_cache_runtime.loader.source import Blocks
+from niels_cache_runtime.loader.source import SourceBlocks
 from niels_cache_runtime.loader.steps import Position, Steps, samples_of_rank
 
 _PLANNED_SAMPLES = 4096
@@ -42,9 +41,9 @@ class Located:
     same: (source, epoch) if all samples are known to share them, otherwise None.
     """
 
-    sources: NDArray[np.int64]
-    epochs: NDArray[np.int64]
-    numbers: NDArray[np.int64]
+    sources: Ints
+    epochs: Ints
+    numbers: Ints
     same: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -54,7 +53,7 @@ class Located:
         """Return the places first..last-1."""
         return Located(self.sources[first:last], self.epochs[first:last], self.numbers[first:last], self.same)
 
-    def groups(self) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
+    def groups(self) -> Iterator[tuple[int, int, Ints]]:
         """Yield (source, epoch, places) for every pair of source and epoch that occurs. `places` is (m,) int64.
 
         One read can take all samples at these places together.
@@ -87,7 +86,7 @@ class Mixture:
         schedule: Schedule,
         seed: int,
         shuffle: bool,
-        blocks: Sequence[Blocks] | None = None,
+        blocks: Sequence[SourceBlocks] | None = None,
         lanes: int = 1,
     ) -> None:
         self.names = tuple(names)
@@ -127,7 +126,7 @@ class Mixture:
             for (first, n), epoch in zip(epochs.phases, epochs.first_epochs, strict=True)
         ]
 
-    def locate(self, samples: NDArray[np.int64]) -> Located:
+    def locate(self, samples: Ints) -> Located:
         """Return the places of global samples (n,) int64."""
         sources, taken = self.blend.at(samples)
         epochs, numbers = np.divmod(taken, self.samples[sources])
@@ -150,7 +149,7 @@ class Mixture:
         Raises NielsCacheError for an order of the whole split.
         """
         if self._blocks is None:
-            raise NielsCacheError("order='split': reads the whole split at any time; blocks need TokenLoader(order='blocks')")
+            raise NielsCacheError("order='split': reads the whole split at any time; blocks need TokenLoader(order=Blocks())")
         orders = [[order for order in of_source if isinstance(order, BlockOrder)] for of_source in self._orders]
         return block_visits(self.names, self._blocks, orders, self.blend, samples=samples, machine=machine, machines=machines, chosen=names)
 

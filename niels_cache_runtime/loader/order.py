@@ -1,6 +1,6 @@
 """The order of a source's samples: a shuffled permutation per epoch, computed on demand, never stored.
 
-    position in epoch  --Order.at-->  sample number  --Order.positions_of-->  position in epoch
+    position in epoch  --Order.at-->  sample number
 
 The state is a few integers for any number of samples, so resuming at any position costs nothing. In blocks of 4096, a sample costs about 40
 ns. A call costs about 0.1 ms even for few positions, so ask for many positions at once. The order is part of the format: a test pins the
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints
 
 ORDER_VERSION = 1
 MAX_SAMPLES = 2**62
@@ -53,39 +54,32 @@ class Order:
         self._rounds = _ROUNDS_OF_FEW if self._n <= _FEW else _ROUNDS
         self._newest_keys = (0, self._derive_keys(0))
 
-    def at(self, positions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+    def at(self, positions: Ints, epoch: int) -> Ints:
         """Return the sample number at each of the `positions` (m,) of an epoch, as (m,) int64. Positions and epochs count from 0.
 
         Raises NielsCacheError for a position outside range(n) or an epoch below 0.
         """
-        return self._walk(positions, epoch, forwards=True)
-
-    def positions_of(self, numbers: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Return the inverse of `at`: the position of each sample number of `numbers` (m,) in an epoch, as (m,) int64."""
-        return self._walk(numbers, epoch, forwards=False)
-
-    def _walk(self, start: NDArray[np.int64], epoch: int, *, forwards: bool) -> NDArray[np.int64]:
-        if start.size and not 0 <= start.min() <= start.max() < self._n:
-            wrong = "position" if forwards else "sample number"
-            raise NielsCacheError(f"{wrong} {start[(start < 0) | (start >= self._n)][0]}: there are {self._n} samples per epoch, from 0")
+        if positions.size and not 0 <= positions.min() <= positions.max() < self._n:
+            wrong = positions[(positions < 0) | (positions >= self._n)][0]
+            raise NielsCacheError(f"position {wrong}: there are {self._n} samples per epoch, from 0")
         keys = self._keys(check_whole("epoch", epoch))
-        reached = self._step(start.astype(np.uint64), keys, forwards=forwards)
+        reached = self._step(positions.astype(np.uint64), keys)
         outside = np.flatnonzero(reached >= self._n)
         while len(outside):
-            further = self._step(reached[outside], keys, forwards=forwards)
+            further = self._step(reached[outside], keys)
             reached[outside] = further
             outside = outside[further >= self._n]
         return reached.view(np.int64)
 
-    def _step(self, numbers: NDArray[np.uint64], keys: NDArray[np.uint64], *, forwards: bool) -> NDArray[np.uint64]:
-        """Apply the Feistel network or its inverse: a permutation of all numbers of the rectangle.
+    def _step(self, numbers: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Apply the Feistel network: a permutation of all numbers of the rectangle.
 
         The arithmetic is in uint64 and wraps around.
         """
         halves = np.divmod(numbers, self._sides[1])
         mixed = np.empty_like(numbers)
         spare = np.empty_like(numbers)
-        for number in range(self._rounds) if forwards else reversed(range(self._rounds)):
+        for number in range(self._rounds):
             changed, other, side = halves[number % 2], halves[1 - number % 2], self._sides[number % 2]
             np.add(other, keys[number, 0], out=mixed)
             np.multiply(mixed, _MULTIPLIER, out=mixed)
@@ -96,12 +90,8 @@ class Order:
             np.multiply(mixed, side, out=mixed)
             np.right_shift(mixed, _HALF, out=mixed)
             # This is modulo the side: of the two candidates, the smaller one did not wrap around.
-            if forwards:
-                np.add(changed, mixed, out=changed)
-                np.subtract(changed, side, out=mixed)
-            else:
-                np.subtract(changed, mixed, out=changed)
-                np.add(changed, side, out=mixed)
+            np.add(changed, mixed, out=changed)
+            np.subtract(changed, side, out=mixed)
             np.minimum(changed, mixed, out=changed)
         return halves[0] * self._sides[1] + halves[1]
 

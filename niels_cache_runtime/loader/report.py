@@ -70,7 +70,7 @@ def make_report(
     before, after = mixture.blend.counts(first).tolist(), mixture.blend.counts(last).tolist()
     taken = [end - begin for begin, end in zip(before, after, strict=True)]
     tokens = [count * source.tokens // source.samples for count, source in zip(taken, sources, strict=True)]
-    by_examples = settings.weigh_by == "examples"
+    by_examples = settings.sft.weigh_by == "examples"
     held = [
         Fraction(count * ((source.examples or 0) if by_examples else source.tokens), source.samples)
         for count, source in zip(taken, sources, strict=True)
@@ -92,7 +92,7 @@ def make_report(
             names, sources, taken, tokens, held, mixture.epochs_read(last), strict=True
         )
     ]
-    return MixtureReport(first=first, last=last, weigh_by=settings.weigh_by, sources=tuple(shares))
+    return MixtureReport(first=first, last=last, weigh_by=settings.sft.weigh_by, sources=tuple(shares))
 
 
 def _configured_shares(

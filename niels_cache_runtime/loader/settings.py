@@ -3,161 +3,208 @@
 Every error message names the setting and the nearest valid choice. `batch` makes the batches.
 """
 
+import dataclasses
 import math
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from niels_cache_runtime.cache.checks import as_int, check_choice, check_positive, check_whole
-from niels_cache_runtime.cache.opening import Verify, short_sha256
+from niels_cache_runtime.cache.opening import Verify, open_meta, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, tokens_name
+from niels_cache_runtime.format.layout import SPLITS, Split, has_pairs, shard_name, tokens_name
 from niels_cache_runtime.loader.batch import FIELDS
-from niels_cache_runtime.loader.blocks.machines import resolve_machines
-from niels_cache_runtime.loader.blocks.order import MAX_LANES
+from niels_cache_runtime.loader.blocks import MAX_LANES, resolve_machines
 from niels_cache_runtime.loader.order import MAX_SEED
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
 from niels_cache_runtime.loader.preference.rows import PackedPairs
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.windows import PretrainWindows
+from niels_cache_runtime.remote.store import is_address
 
-_CHOICES = {
-    "order": ("split", "blocks"),
-    "on_exhausted": ("restart", "stop", "raise"),
-    "loss_on": ("assistant", "last_assistant", "all"),
-    "overflow": ("truncate_right", "truncate_left", "drop"),
-    "weigh_by": ("tokens", "examples"),
-    "kind": ("tokens", "preference"),
-}
 _PARTS = 1 << 16
 _MOST_WEIGHT = 10**100  # so small that all later products fit into a float
-_OF_SAMPLES = ("T", "seed", "shuffle", "stride", "loss_on", "overflow", "weigh_by")
-_OF_BLOCKS = ("order", "block_shards", "lanes")
-_OF_PAIRS = ("kind", "packing")
-_BLOCK_SHARDS = 64
+_OF_SFT = {"loss_on": get_args(LossOn), "overflow": get_args(Overflow), "weigh_by": ("tokens", "examples")}
+_OF_SAMPLES = ("T", "seed", "shuffle", "stride")
 _OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document_targets")
 
 
 @dataclass(frozen=True, kw_only=True)
+class SFT:
+    """How TokenLoader reads SFT data sets.
+
+    loss_on: the tokens to learn: "assistant", "last_assistant" (the last reply of each example) or "all".
+    overflow: the treatment of examples longer than T+1: "truncate_right", "truncate_left" or "drop".
+    packing: with False, each row holds one preference pair. Only for data sets of preference pairs.
+    weigh_by: the unit of the weights of a blend: "tokens", or "examples" if all sources are SFT.
+
+    Of preference pairs, `loss_on` and `overflow` apply to each side, and a pair always stays whole.
+    Raises NielsCacheError for any other value.
+    """
+
+    loss_on: LossOn = "assistant"
+    overflow: Overflow = "truncate_right"
+    packing: bool = True
+    weigh_by: Literal["tokens", "examples"] = "tokens"
+
+    def __post_init__(self) -> None:
+        for name, choices in _OF_SFT.items():
+            check_choice(name, getattr(self, name), choices)
+        object.__setattr__(self, "packing", _check_bool("packing", self.packing))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """An order that shuffles blocks of consecutive shards, and the windows inside each block, so that a machine reads few shards at a time.
+
+    shards: the shards of a block. An SFT split is one block.
+    lanes: how many blocks are read at the same time. It decides the order, so a run cannot change it.
+    machines: a divisor of `lanes`. Machine m has the ranks m * world_size / machines and following, and reads lanes m, m + machines, ...
+        only. If None, torchrun's variables decide.
+
+    Raises NielsCacheError for a value out of range.
+    """
+
+    shards: int = 64
+    lanes: int = 1
+    machines: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shards", check_positive("shards", self.shards))
+        object.__setattr__(self, "lanes", check_whole("lanes", self.lanes, least=1, most=MAX_LANES))
+        if self.machines is not None:
+            object.__setattr__(self, "machines", check_positive("machines", self.machines))
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoaderSettings:
-    """The checked keyword arguments of TokenLoader. TokenLoader's docstring explains them."""
+    """The checked arguments of TokenLoader that decide its samples and its steps, under the same names. TokenLoader explains them.
+
+    weights: the schedule. order: None for an order of the whole split; the machines of blocks are known. on_exhausted: also "restart".
+    pairs: whether the sources hold preference pairs.
+    """
 
     T: int
     B: int
     seed: int
+    epochs: int | None
     weights: list[tuple[int, dict[str, float]]]
     shuffle: bool
     rank: int
     world_size: int
+    fields: tuple[str, ...]
+    sft: SFT
+    order: Blocks | None
     stride: int | None
-    epochs: int | None
     on_exhausted: str
     drop_last: bool
-    fields: tuple[str, ...]
     mask_cross_document_targets: bool
-    loss_on: LossOn
-    overflow: Overflow
-    weigh_by: Literal["tokens", "examples"]
-    order: Literal["split", "blocks"]
-    block_shards: int
-    lanes: int
-    machines: int
-    kind: Literal["tokens", "preference"]
-    packing: bool
+    pairs: bool = False
 
     @classmethod
-    def checked(
-        cls,
-        names: Collection[str],
-        *,
-        weights: Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]] | None,
-        epochs: int | None,
-        on_exhausted: str | None,
-        ranks_per_machine: int | None,
-        **given: Any,
-    ) -> "LoaderSettings":
-        """Check the arguments and return the settings. Raises NielsCacheError for an unknown setting, and for a value out of range.
+    def checked(cls, names: Collection[str], arguments: Mapping[str, Any]) -> "LoaderSettings":
+        """Check the arguments of TokenLoader, and return the settings. Raises NielsCacheError for a value out of range.
 
-        The number of machines comes from torchrun's environment variables if the order is in blocks and the arguments do not give it.
+        names: those of the sources. The number of machines comes from torchrun's environment variables if `order` does not give it.
         """
+        given = {field.name: arguments[field.name] for field in dataclasses.fields(cls) if field.name in arguments}
         _refuse_fraction(given["B"], given["world_size"])
         for name in ("T", "B", "world_size"):
             given[name] = check_positive(name, given[name])
-        given["stride"] = None if given["stride"] is None else check_positive("stride", given["stride"])
+        for name in ("stride", "epochs"):
+            given[name] = None if given[name] is None else check_positive(name, given[name])
         given["seed"] = check_whole("seed", given["seed"], most=MAX_SEED)
         given["rank"] = check_whole("rank", given["rank"], most=given["world_size"] - 1)
-        for name in ("shuffle", "drop_last", "mask_cross_document_targets", "packing"):
-            if given[name] not in (True, False):
-                raise NielsCacheError(f"{name}={given[name]!r}: must be True or False")
-            given[name] = bool(given[name])
+        for name in ("shuffle", "drop_last", "mask_cross_document_targets"):
+            given[name] = _check_bool(name, given[name])
         if given["B"] * given["T"] >= 1 << 31:
             raise NielsCacheError(f"B={given['B']}, T={given['T']}: a batch of 2**31 tokens or more; use a smaller B")
-        if not isinstance(given["fields"], Collection):
-            raise NielsCacheError(f"fields={given['fields']!r:.40}: must be names among {', '.join(FIELDS)}")
-        fields = (given["fields"],) if isinstance(given["fields"], str) else tuple(given["fields"])
-        for field in fields:
+        wanted = given["fields"]
+        if not isinstance(wanted, Collection):
+            raise NielsCacheError(f"fields={wanted!r:.40}: must be names among {', '.join(FIELDS)}")
+        given["fields"] = (wanted,) if isinstance(wanted, str) else tuple(wanted)
+        for field in given["fields"]:
             check_choice("fields", field, FIELDS)
-        on_exhausted = on_exhausted or ("restart" if epochs is None else "stop")
-        for name in _CHOICES:
-            check_choice(name, on_exhausted if name == "on_exhausted" else given[name], _CHOICES[name])
-        given |= _checked_blocks(given, ranks_per_machine)
-        if not given["packing"] and given["kind"] != "preference":
-            raise NielsCacheError("packing=False: is for kind='preference'; SFTExampleDataset has one example a row")
-        if on_exhausted == "restart":
-            if epochs is not None:
-                raise NielsCacheError(f"epochs={epochs!r}, on_exhausted='restart': contradict each other; leave out one of them")
-        else:
-            epochs = 1 if epochs is None else check_positive("epochs", epochs)
-        return cls(**given | {"fields": fields}, weights=_schedule(names, weights), epochs=epochs, on_exhausted=on_exhausted)
+        check_choice("on_exhausted", given["on_exhausted"], ("stop", "raise"))
+        if given["epochs"] is None:
+            if given["on_exhausted"] == "raise":
+                raise NielsCacheError("on_exhausted='raise': without epochs, a source is never exhausted; give epochs, such as epochs=1")
+            given["on_exhausted"] = "restart"
+        if not isinstance(given["sft"], SFT):
+            raise NielsCacheError(f"sft={given['sft']!r:.60}: must be SFT(...), such as SFT(loss_on='all')")
+        given["order"] = _checked_order(given["order"], given["world_size"])
+        return cls(**given | {"weights": _schedule(names, given["weights"])})
+
+    @property
+    def lanes(self) -> int:
+        return 1 if self.order is None else self.order.lanes
+
+    @property
+    def machines(self) -> int:
+        return 1 if self.order is None or self.order.machines is None else self.order.machines
 
     def of_samples(self) -> dict[str, Any]:
-        """Return the settings that decide every sample and its place in the run. A run can resume only with the same values of these
-        settings.
+        """Return the settings that decide every sample and its place in the run, as the entries of a state. A run can resume only with the
+        same values of these settings.
         """
-        names = (*_OF_SAMPLES, *(_OF_BLOCKS if self.order == "blocks" else ("order",)), *(_OF_PAIRS if self.kind == "preference" else ()))
-        return {name: getattr(self, name) for name in names}
+        found = {name: getattr(self, name) for name in _OF_SAMPLES} | {name: getattr(self.sft, name) for name in _OF_SFT}
+        of_order = {"order": "split"} if self.order is None else _entries_of(self.order)
+        return found | of_order | ({"kind": "preference", "packing": self.sft.packing} if self.pairs else {})
 
-    def of_constructor(self) -> dict[str, Any]:
-        """Return the keyword arguments that build an equal loader, as JSON-able values, without B, rank, world_size, machines, device and
-        weights. The order is included only if it is in blocks, and the kind only for preference pairs, so that earlier releases read all
-        other states.
+    def of_state(self) -> dict[str, Any]:
+        """Return the entries of a state, from which `saved_arguments` builds an equal loader. They are JSON-able.
+
+        The order is included only if it is in blocks, and the kind only for preference pairs.
         """
-        of_samples = {name: value for name, value in self.of_samples().items() if self.order == "blocks" or name != "order"}
+        of_samples = {name: value for name, value in self.of_samples().items() if (name, value) != ("order", "split")}
         return of_samples | {name: getattr(self, name) for name in _OF_RUN} | {"fields": list(self.fields)}
 
 
-def saved_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constructor's keyword arguments that `of_constructor` put into a state. Raises NielsCacheError for missing or unknown
-    keys.
+def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dict[str, Any]:
+    """Return those arguments of TokenLoader that `of_state` put into a state. machines: those of the run.
+
+    Raises NielsCacheError for missing or unknown keys, and for a value that no loader has saved.
     """
-    expected = {*_OF_SAMPLES, *_OF_RUN, *(_OF_BLOCKS if "order" in settings else ()), *(_OF_PAIRS if "kind" in settings else ())}
+    of_blocks, of_pairs = _entries_of(Blocks()) if "order" in settings else {}, ("kind", "packing") if "kind" in settings else ()
+    expected = {*_OF_SAMPLES, *_OF_SFT, *_OF_RUN, *of_blocks, *of_pairs}
     if set(settings) != expected:
         other = sorted(set(settings) ^ expected)[0]
         raise NielsCacheError(f"state: its settings have {'an unknown' if other in settings else 'no'} {other!r:.40}; it was cut or edited")
-    return dict(settings)
+    for name, value in (("order", "blocks"), ("kind", "preference")):
+        if settings.get(name, value) != value:
+            raise NielsCacheError(f"state: its settings have {name}={settings[name]!r:.40}; it was edited")
+    if (settings["epochs"] is None) != (settings["on_exhausted"] == "restart"):
+        raise NielsCacheError(f"state: epochs={settings['epochs']!r:.40} and {settings['on_exhausted']!r:.40} contradict; it was edited")
+    given = {name: settings[name] for name in (*_OF_SAMPLES, *_OF_RUN)}
+    if given["on_exhausted"] == "restart":
+        del given["on_exhausted"]
+    given["sft"] = SFT(**{name: settings[name] for name in (*_OF_SFT, "packing") if name in settings})
+    if of_blocks:
+        given["order"] = Blocks(shards=settings["block_shards"], lanes=settings["lanes"], machines=machines)
+    return given
 
 
-def _checked_blocks(given: Mapping[str, Any], ranks_per_machine: Any) -> dict[str, Any]:
-    """Return the checked settings of the order in blocks, with their defaults."""
-    if given["order"] == "blocks":
-        block_shards = check_positive("block_shards", _BLOCK_SHARDS if given["block_shards"] is None else given["block_shards"])
-        lanes = check_whole("lanes", 1 if given["lanes"] is None else given["lanes"], least=1, most=MAX_LANES)
-        machines = resolve_machines(
-            lanes=lanes,
-            world_size=given["world_size"],
-            machines=given["machines"],
-            ranks_per_machine=ranks_per_machine,
-            environment=os.environ,
-        )
-        return {"block_shards": block_shards, "lanes": lanes, "machines": machines}
-    for name in ("block_shards", "lanes", "machines", "ranks_per_machine"):
-        value = ranks_per_machine if name == "ranks_per_machine" else given[name]
-        if value is not None:
-            raise NielsCacheError(f"{name}={value!r:.60}: belongs to order='blocks'; give this order, or leave {name} out")
-    return {"block_shards": _BLOCK_SHARDS, "lanes": 1, "machines": 1}
+def _entries_of(order: Blocks) -> dict[str, Any]:
+    """Return the entries of a state for an order in blocks. Its machines may change during a run."""
+    return {"order": "blocks", "block_shards": order.shards, "lanes": order.lanes}
+
+
+def _checked_order(order: Any, world_size: int) -> Blocks | None:
+    """Return the order with its number of machines. Return None for an order of the whole split."""
+    if isinstance(order, Blocks):
+        return replace(order, machines=resolve_machines(order.machines, lanes=order.lanes, world_size=world_size, environment=os.environ))
+    if order != "split":
+        raise NielsCacheError(f"order={order!r:.60}: must be 'split' or Blocks(...), such as Blocks(shards=64, lanes=1)")
+    return None
+
+
+def _check_bool(name: str, value: Any) -> bool:
+    if value not in (True, False):
+        raise NielsCacheError(f"{name}={value!r:.60}: must be True or False")
+    return bool(value)
 
 
 def _refuse_fraction(B: Any, world_size: Any) -> None:
@@ -175,16 +222,44 @@ def _refuse_fraction(B: Any, world_size: Any) -> None:
         raise NielsCacheError(f"B={B!r}: {cannot}: write B={int(B)} or B={int(B) + 1}")
 
 
-def name_sources(sources: str | Mapping[str, str]) -> dict[str, str]:
-    """Return a dict from the sources' names to their folders. If a single folder is given, its name is that of its data set."""
+def name_sources(sources: str | Mapping[str, str], split: Split) -> dict[str, str]:
+    """Return a dict from the sources' names to the folders or addresses of their splits.
+
+    If a single folder is given, its name is that of its data set. split: the split of those folders that are the folder of a data set.
+    """
+    check_choice("split", split, SPLITS)
     if not isinstance(sources, Mapping | str | os.PathLike):
-        raise NielsCacheError(f"sources={sources!r}: must be a split's folder, or a mapping of names to folders")
+        raise NielsCacheError(f"sources={sources!r}: must be the folder of a data set or a split, or a mapping of names to folders")
     if isinstance(sources, Mapping):
         if not sources:
-            raise NielsCacheError("sources={}: no cache is named; give a split's folder, or names to folders")
-        return {str(name): str(folder) for name, folder in sources.items()}
-    folder = str(sources)
+            raise NielsCacheError("sources={}: no cache is named; give a folder, or names to folders")
+        return {str(name): _split_folder(str(folder), split) for name, folder in sources.items()}
+    folder = _split_folder(str(sources), split)
     return {Path(folder).absolute().parent.name: folder}
+
+
+def _split_folder(folder: str, split: Split) -> str:
+    """Return the folder of a split: this folder, or that of the split in this folder of a data set. An address is returned as it is.
+
+    The tokens of an SFT split are beside the folder of that name, which need not exist.
+    """
+    if is_address(folder):
+        return folder
+    path = Path(folder)
+    if not any(map(os.path.exists, (path / shard_name(0), path.parent / f"{path.name}_tokens.bin"))):
+        found = [name for name in SPLITS if os.path.isdir(path / name) or os.path.exists(path / tokens_name(name))]
+        if split in found:
+            return str(path / split)
+        if found:
+            raise NielsCacheError(f"{folder}: this data set has no {split} split; choose from {', '.join(found)}")
+    check_named(path.absolute().name, split, folder)
+    return folder
+
+
+def check_named(named: str | None, split: Split, folder: str) -> None:
+    """Raise NielsCacheError if a folder or an address names a split, and `split` asks for the other one. The default asks for none."""
+    if split != SPLITS[0] and named in SPLITS and named != split:
+        raise NielsCacheError(f"{folder}: is the split {named!r}, but split={split!r}; give the folder of the data set, or leave split out")
 
 
 def _schedule(
@@ -217,26 +292,33 @@ def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
 
 
 def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size") -> Source:
-    """Open a folder as a source: PretrainWindows for a pretrain split, PackedExamples for an SFT split, PackedPairs for preference pairs.
+    """Open a split: PretrainWindows for a pretrain split, PackedExamples for an SFT split, PackedPairs for one of preference pairs.
 
     Raises NielsCacheError for the reasons that these classes list, and for a folder that is no such split.
     """
     path = Path(folder)
     try:
-        os.stat(path.parent / tokens_name(path.name))  # type: ignore[arg-type]
+        os.stat(path.parent / f"{path.name}_tokens.bin")
     except (FileNotFoundError, NotADirectoryError):
-        if splits := [split for split in SPLITS if (path / tokens_name(split)).exists()]:
-            raise NielsCacheError(f"{folder}: is an SFT data set; name the split: {path / splits[0]}") from None
-        if settings.kind == "preference":
-            raise NielsCacheError(
-                f"{folder}: is no split of preference pairs; leave out kind='preference', or give cache/sft/NAME/train"
-            ) from None
         return PretrainWindows(folder, T=settings.T, stride=settings.stride, verify=verify)
     except (OSError, ValueError) as error:  # no permission, or an invalid name
         raise NielsCacheError(f"{folder!r:.200}: cannot be opened: {error}; give the folder of a split") from error
-    of_rows: dict[str, Any] = {"T": settings.T, "seed": settings.seed, "loss_on": settings.loss_on, "overflow": settings.overflow}
+    sft = settings.sft
+    of_rows: dict[str, Any] = {"T": settings.T, "seed": settings.seed, "loss_on": sft.loss_on, "overflow": sft.overflow}
     of_rows |= {"shuffle": settings.shuffle, "verify": verify}
-    return PackedPairs(folder, pack=settings.packing, **of_rows) if settings.kind == "preference" else PackedExamples(folder, **of_rows)
+    has_pairs_here = has_pairs(open_meta(path.parent, verify=verify))
+    return PackedPairs(folder, pack=sft.packing, **of_rows) if has_pairs_here else PackedExamples(folder, **of_rows)
+
+
+def hold_pairs(names: Sequence[str], sources: Sequence[Source], *, packing: bool) -> bool:
+    """Return whether the sources hold preference pairs. Raises NielsCacheError if only some do, and if others are not to be packed."""
+    pairs = [name for name, source in zip(names, sources, strict=True) if isinstance(source, PackedPairs)]
+    others = [name for name in names if name not in pairs]
+    if pairs and others:
+        raise NielsCacheError(f"sources: {pairs[0]} holds preference pairs, and {others[0]} does not; give them to loaders of their own")
+    if others and not packing:
+        raise NielsCacheError("SFT(packing=False): is for preference pairs; SFTExampleDataset has one example a row")
+    return bool(pairs)
 
 
 def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None:
@@ -256,7 +338,7 @@ def row_weights(names: Sequence[str], sources: Sequence[Source], settings: Loade
     """
     contents = {}
     for name, source in zip(names, sources, strict=True):
-        held = source.tokens if settings.weigh_by == "tokens" else source.examples
+        held = source.tokens if settings.sft.weigh_by == "tokens" else source.examples
         if held is None:
             raise NielsCacheError(f"weigh_by='examples': {name} has documents, not SFT examples; use weigh_by='tokens'")
         contents[name] = Fraction(held, source.samples)

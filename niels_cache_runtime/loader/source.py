@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.format.layout import Tokens
+from niels_cache_runtime.format.layout import Ints, Tokens
 from niels_cache_runtime.format.meta import Meta
 
 
@@ -26,8 +26,8 @@ class Boundaries:
     continues: (rows,) bool, whether the last target (column T of the row of T+1 tokens) belongs to the document of the last input.
     """
 
-    rows: NDArray[np.int64]
-    columns: NDArray[np.int64]
+    rows: Ints
+    columns: Ints
     continues: NDArray[np.bool_]
 
 
@@ -53,14 +53,14 @@ class Origins:
     document_offsets: in tokens from the start of that document, -1 if the document is unknown.
     """
 
-    files: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    documents: NDArray[np.int64]
-    document_offsets: NDArray[np.int64]
+    files: Ints
+    offsets: Ints
+    documents: Ints
+    document_offsets: Ints
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Blocks:
+class SourceBlocks:
     """A source that is cut into blocks of consecutive files. All arrays are int64.
 
     samples: (blocks+1,). Block b has the samples samples[b] .. samples[b+1]-1. It may have none.
@@ -68,9 +68,9 @@ class Blocks:
     tails: (blocks,), the number of tokens after the files of a block that the last sample of the block also reads.
     """
 
-    samples: NDArray[np.int64]
-    files: NDArray[np.int64]
-    tails: NDArray[np.int64]
+    samples: Ints
+    files: Ints
+    tails: Ints
 
 
 class Source(Protocol):
@@ -97,16 +97,16 @@ class Source(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool) -> Rows:
+    def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> Rows:
         """Read the samples `numbers` (n,) of an epoch. With `boundaries`, also find document boundaries. A source that packs examples finds
         boundaries in any case.
         """
         ...
 
-    def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
+    def origins(self, numbers: Ints, *, epoch: int) -> Origins:
         """Return the origin of every token of the samples `numbers` (n,) of an epoch."""
         ...
 
-    def blocks(self, files: int) -> Blocks:
+    def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` files each; the last block may have fewer."""
         ...

@@ -13,11 +13,12 @@ import torch
 
 from niels_cache_runtime.cache.checks import as_int
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.loader.blocks.order import BLOCK_ORDER_VERSION
 from niels_cache_runtime.loader.grown.epochs import Epochs
 from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.order import ORDER_VERSION
-from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_settings
+from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_arguments
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.steps import Position, position_from_state, position_to_state
 
@@ -167,18 +168,16 @@ def arguments_of_state(
     sizes = read_position(state).batches[-1]
     folders: dict[str, str] = {name: state["sources"][name]["folder"] for name in state.get("names") or state["sources"]}
     if isinstance(sources, str | os.PathLike):
-        folders |= dict.fromkeys(folders, str(sources)) if len(folders) == 1 else name_sources(sources)
+        folders |= {
+            name: str(sources) for name in (folders if len(folders) == 1 else name_sources(sources, changes.get("split", SPLITS[0])))
+        }
     elif sources:
         folders |= sources
-    settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"], **saved_settings(state["settings"])}
-    if "epochs" in changes and (changes["epochs"] is None or settings["on_exhausted"] == "restart"):
-        del settings["on_exhausted"]  # its saved value depends on the saved epochs
-    if changes.get("on_exhausted") == "restart" and "epochs" not in changes:
-        settings["epochs"] = None
-    settings |= changes
-    if settings.get("order") == "blocks" and not changes.keys() & {"world_size", "machines", "ranks_per_machine"}:
-        settings["machines"] = sizes.machines
-    return folders, settings
+    settings = {"B": sizes.B, "world_size": sizes.world_size, "weights": state["weights"]}
+    settings |= saved_arguments(state["settings"], machines=None if "world_size" in changes else sizes.machines)
+    if changes.get("epochs", 1) is None:
+        settings.pop("on_exhausted", None)
+    return folders, {**settings, **changes}
 
 
 def check_in_worker(device: torch.device, *, is_endless_again: bool) -> None:
@@ -209,6 +208,7 @@ def check_settings(state: State, settings: State) -> None:
     for name, value in {"kind": "tokens", **settings}.items():
         of_state = saved.get(name, {"order": "split", "kind": "tokens"}.get(name))
         if of_state != value:
+            name = name.removeprefix("block_")  # as Blocks calls it
             raise NielsCacheError(f"{name}={value!r}: the state was saved with {name}={of_state!r}; resuming needs the same")
 
 

@@ -4,7 +4,7 @@ The global batch size is G = B * world_size. Step s takes G consecutive samples,
 equal, a step has the same samples for any world_size. The position is counted in samples, so it stays valid when B or world_size change. A
 pass reads `epochs` epochs of the sources and may end within a step. The last batch of such a pass is smaller, or dropped.
 
-With M machines, machine m takes the samples k with k mod M = m, and its ranks divide these in the same way (`blocks.order` tells why).
+With M machines, machine m takes the samples k with k mod M = m, and its ranks divide these in the same way (`blocks` tells why).
 """
 
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints
 
 _MOST_SAMPLES = 2**60
 _MOST_ROWS = 2**31
@@ -84,7 +84,7 @@ class Steps:
         end = self.end(position)
         return None if end is None else max(0, end - position.samples) // (self.B * self.world_size)
 
-    def last(self, position: Position) -> NDArray[np.int64] | None:
+    def last(self, position: Position) -> Ints | None:
         """Return this rank's samples (n,) of the smaller batch at the end of the pass. Return None if there are none.
 
         The samples that are left after the full batches are divided evenly among the ranks of each machine.
@@ -134,7 +134,7 @@ class Steps:
             if not self.count(position):
                 raise NielsCacheError(f"epochs: a pass has no batch of B={self.B} on {self.world_size} ranks; use a smaller batch")
 
-    def find(self, position: Position, step: int, *, rank: int) -> NDArray[np.int64]:
+    def find(self, position: Position, step: int, *, rank: int) -> Ints:
         """Return the samples (n,) that `rank` takes at `step`. `step` may be before or after `position`.
 
         The batch size is the one that the run had at that step. Raises NielsCacheError for a step before 0 or after the end of this pass,
@@ -154,7 +154,7 @@ class Steps:
         return samples_of_rank(first, rows, rank=rank, world_size=world_size, machines=machines)
 
 
-def samples_of_rank(first: int, rows: int, *, rank: int, world_size: int, machines: int = 1) -> NDArray[np.int64]:
+def samples_of_rank(first: int, rows: int, *, rank: int, world_size: int, machines: int = 1) -> Ints:
     """Return the samples (n,) that a rank takes of the `rows` samples from `first` on.
 
     The ranks of a machine share its samples evenly. If the machine has any sample, its first rank gets one, because rank 0 usually saves

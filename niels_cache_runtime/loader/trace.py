@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Side, Tokens
+from niels_cache_runtime.format.layout import Ints, Side, Tokens
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.preference.rows import side_of
 from niels_cache_runtime.loader.source import Source
@@ -61,15 +61,15 @@ class BatchTrace:
     names: tuple[str, ...]
     folders: tuple[str, ...]
     file_names: tuple[tuple[str, ...], ...]
-    samples: NDArray[np.int64]
-    dataset_ids: NDArray[np.int64]
-    epochs: NDArray[np.int64]
-    numbers: NDArray[np.int64]
+    samples: Ints
+    dataset_ids: Ints
+    epochs: Ints
+    numbers: Ints
     tokens: Tokens
-    files: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    documents: NDArray[np.int64]
-    document_offsets: NDArray[np.int64]
+    files: Ints
+    offsets: Ints
+    documents: Ints
+    document_offsets: Ints
 
     def token(self, row: int, column: int) -> TokenOrigin:
         """Return the origin of the token at `row` (0..B-1) and `column` (0..T). Raises NielsCacheError outside these ranges."""
@@ -95,11 +95,11 @@ class BatchTrace:
 
 
 def trace_samples(
-    names: Sequence[str], sources: Sequence[Source], *, step: int, samples: NDArray[np.int64], located: Located, side: Side | None = None
+    names: Sequence[str], sources: Sequence[Source], *, step: int, samples: Ints, located: Located, side: Side | None = None
 ) -> BatchTrace:
     """Return the trace of the global samples `samples` (n,). `located` has their places. side: see `preference.rows.side_of`."""
     read_from = [side_of(source, side) for source in sources]
-    found: list[tuple[NDArray[np.int64], tuple[NDArray[np.generic], ...]]] = []
+    found: list[tuple[Ints, tuple[NDArray[np.generic], ...]]] = []
     for source, epoch, places in located.groups():
         numbers = located.numbers[places]
         origins = read_from[source].origins(numbers, epoch=epoch)

@@ -23,10 +23,10 @@ from niels_cache_runtime.cache.gather import WindowReader
 from niels_cache_runtime.cache.opening import OpenedSplit, Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Tokens, doc_ends_name
+from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Ints, Tokens, doc_ends_name
 from niels_cache_runtime.format.meta import content_sha256
 from niels_cache_runtime.loader.documents import find_boundaries
-from niels_cache_runtime.loader.source import Blocks, Origins, Rows
+from niels_cache_runtime.loader.source import Origins, Rows, SourceBlocks
 
 _PROBE_BYTES = 4096
 
@@ -118,7 +118,7 @@ class PretrainWindows:
             known.update(array[-probed:].tobytes())
         return known.hexdigest()
 
-    def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool) -> Rows:
+    def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> Rows:
         """Return the samples `numbers` (n,), each from 0 to samples-1. They do not depend on `epoch`.
 
         Raises NielsCacheError for a number out of range, and for `boundaries` if the split has no doc_ends file.
@@ -129,7 +129,7 @@ class PretrainWindows:
         ends = require_doc_ends(self.folder, self.doc_ends)
         return Rows(tokens=self._read_tokens(starts), boundaries=find_boundaries(ends, starts, T=self.T))
 
-    def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
+    def origins(self, numbers: Ints, *, epoch: int) -> Origins:
         """Return shard, offset and document of every token of the samples `numbers` (n,). Documents are -1 without a doc_ends file."""
         places = self._starts(numbers)[:, None] + np.arange(self.T + 1)
         files = self._stream_ends.searchsorted(places, side="right")
@@ -141,7 +141,7 @@ class PretrainWindows:
             document_offsets = places - np.where(documents > 0, ends[documents - 1], 0)
         return Origins(files=files, offsets=places - self._stream_starts[files], documents=documents, document_offsets=document_offsets)
 
-    def blocks(self, files: int) -> Blocks:
+    def blocks(self, files: int) -> SourceBlocks:
         """Return the blocks of `files` shards each; the last block may have fewer. A window belongs to the block of its first token."""
         first_files = np.append(np.arange(0, len(self.files), files), len(self.files))
         begins = np.append(self._stream_starts, self._stream_ends[-1])[first_files]
@@ -149,9 +149,9 @@ class PretrainWindows:
         samples[-1] = self.samples
         ends_of_windows = (samples[1:] - 1) * self.stride + self.T + 1
         tails = np.where(np.diff(samples) > 0, np.maximum(ends_of_windows - begins[1:], 0), 0)
-        return Blocks(samples=samples, files=first_files, tails=tails)
+        return SourceBlocks(samples=samples, files=first_files, tails=tails)
 
-    def _starts(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _starts(self, numbers: Ints) -> Ints:
         """Return where the samples `numbers` start in the stream, (n,)."""
         numbers = np.asarray(numbers, dtype=np.int64)
         # A negative number viewed as unsigned is too large.
@@ -161,7 +161,7 @@ class PretrainWindows:
             )
         return numbers * self.stride
 
-    def _read_tokens(self, starts: NDArray[np.int64]) -> Tokens:
+    def _read_tokens(self, starts: Ints) -> Tokens:
         """Return (n, T+1) tokens: one window for each place of `starts` in the stream."""
         if self._back_to_back:
             return self._reader.read(starts)

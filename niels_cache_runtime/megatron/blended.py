@@ -21,6 +21,7 @@ from niels_cache_runtime.megatron.cache_split import open_indexed
 from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array, split_ranges, tokens_of
 from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
+from niels_cache_runtime.remote.whole import Copy
 
 SURPLUS = 0.005  # Megatron's mid_level_dataset_surplus
 SPLITS = ("train", "valid", "test")
@@ -166,8 +167,7 @@ def open_blend(
     index_cache: IndexCache | None = None,
     advance: Advance | None = None,
     progress: Progress | None = None,
-    local_dir: str | None = None,
-    limit_bytes: float | None = None,
+    remote: Copy | None = None,
     **settings: Any,
 ) -> MegatronGPTDataset | MegatronBlendedDataset:
     """Return one part (train, valid, test) of the split of these prefixes, as Megatron's BlendedMegatronDatasetBuilder builds it.
@@ -177,7 +177,7 @@ def open_blend(
         weights, each data set is read once, and the blend follows their numbers of samples; it has at most num_samples samples. One prefix
         without weights is not a blend.
     num_samples: with 0 (Megatron-LM's --eval-iters 0), a blend is empty. For one prefix without weights, 0 and None both mean one epoch.
-    local_dir, limit_bytes: for addresses, see `CacheSplit`. All splits share the local copy, so all of them must fit.
+    remote: for addresses, see `CacheSplit`. All splits share the local copy, so all of them must fit.
     settings: more keyword arguments for every `MegatronGPTDataset`.
 
     Raises NielsCacheError for the reasons that MegatronGPTDataset and MegatronBlendedDataset list. Also raises it for a part without
@@ -190,7 +190,7 @@ def open_blend(
     shares = None if weights is None else normalized(weights)
 
     def dataset(prefix: str | Path, samples: int | None) -> MegatronGPTDataset:
-        indexed = open_indexed(prefix, local_dir=local_dir, limit_bytes=limit_bytes)
+        indexed = open_indexed(prefix, remote=remote)
         sequences = split_ranges(split, len(indexed))[SPLITS.index(part)]
         if not len(sequences):
             raise NielsCacheError(f"{prefix}: split={split!r} leaves no sequence of {len(indexed)} to {part}")
@@ -200,7 +200,7 @@ def open_blend(
             num_samples=samples,
             sequence_length=sequence_length,
             seed=seed,
-            index_cache=None if index_cache is None else index_cache.of(prefix),
+            index_cache=index_cache,
             progress=progress,
             **settings,
         )

@@ -38,7 +38,7 @@ from niels_cache_runtime.megatron.indexed import (
     states_here,
 )
 from niels_cache_runtime.remote.store import is_address
-from niels_cache_runtime.remote.whole import Place
+from niels_cache_runtime.remote.whole import Copy, Place
 
 
 class CacheSplit:
@@ -48,8 +48,8 @@ class CacheSplit:
     `IndexedDataset`. MegatronGPTDataset reads these attributes. The format has no uint32, so uint32 tokens of a cache appear as int32. The
     bytes are the same, because every id is below 2^31.
 
-    local_dir, limit_bytes: for the address of a split in place of a folder: the folder of a local copy, and how many bytes it may take. The
-    whole split is fetched first, so it must fit. Larger splits are for TokenLoader with order="blocks".
+    remote: for the address of a split in place of a folder: the local copy, such as Copy(dir="/local/tokens", limit=200e9). The whole split
+        is fetched first, so it must fit. Larger splits are for TokenLoader with order=Blocks().
 
     The object can be pickled: a copy opens the folder again, and raises an error if it holds another build. Builds are compared by
     meta.json, or without a meta.json by the files (see `IndexedDataset`).
@@ -59,8 +59,8 @@ class CacheSplit:
 
     dtype: np.dtype[Any] = TOKEN_DTYPE  # without an open split; each object has the dtype of its own split
 
-    def __init__(self, folder: str | Path, *, local_dir: str | None = None, limit_bytes: float | None = None) -> None:
-        self._place = Place.of(folder, local_dir=local_dir, limit_bytes=limit_bytes)
+    def __init__(self, folder: str | Path, *, remote: Copy | None = None) -> None:
+        self._place = Place.of(folder, remote)
         self.folder, self._copy = self._place.whole()
         self._open()
 
@@ -121,11 +121,10 @@ class CacheSplit:
         return b"".join(piece.tobytes() for piece in slice_pieces(shards, place, place + PROBE_BYTES))
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"folder": self._place.given, "fingerprint": self.fingerprint, "build": self._build}
-        return own | ({"copy": self._place.settings} if self._place.settings else {})
+        return {"folder": self._place.given, "remote": self._place.remote, "fingerprint": self.fingerprint, "build": self._build}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["folder"], **state.get("copy", {}))  # type: ignore[misc]
+        self.__init__(state["folder"], remote=state["remote"])  # type: ignore[misc]
         if self.fingerprint != state["fingerprint"] or differ(self._build, state["build"]):
             raise NielsCacheError(f"{self.folder}: was rebuilt since it was opened; open it again in every process")
 
@@ -133,13 +132,13 @@ class CacheSplit:
 Indexed = IndexedDataset | CacheSplit
 
 
-def open_indexed(path: str | Path, *, local_dir: str | None = None, limit_bytes: float | None = None) -> Indexed:
+def open_indexed(path: str | Path, *, remote: Copy | None = None) -> Indexed:
     """Open a data set by the PREFIX of its .idx and .bin files, or by the folder of a split of a cache, or by the address of a split.
 
-    local_dir, limit_bytes: for an address, as for `CacheSplit`. Raises NielsCacheError for other paths.
+    remote: for an address, as for `CacheSplit`. Raises NielsCacheError for other paths.
     """
     if is_address(str(path)):
-        return CacheSplit(path, local_dir=local_dir, limit_bytes=limit_bytes)
+        return CacheSplit(path, remote=remote)
     if Path(f"{path}.idx").exists():
         return IndexedDataset(path)
     if Path(path).is_dir():

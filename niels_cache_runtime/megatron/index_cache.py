@@ -39,8 +39,7 @@ INDEX_VERSION = 1  # version of the algorithms, a part of every hash: if their r
 _POLL_SECONDS = 0.2
 _DAMAGED = ".damaged"
 _ARRAY_NAME = re.compile(r"[a-z_]+\.npy")
-# Indices for megatron-core also have a class and a part in their names.
-_ABANDONED_NAME = re.compile(r"\.[0-9a-f]{32}(-[A-Za-z]+-[a-z]+)?\.(partial|damaged)")
+_ABANDONED_NAME = re.compile(r"\.[0-9a-f]{32}\.(partial|damaged)")
 _QUIET_SECONDS = 2.0  # a shorter wait is not reported
 
 Arrays = dict[str, NDArray[Any]]
@@ -63,17 +62,6 @@ class IndexCache:
         """Return the folder of that index, which may not exist yet. The name of the folder is the hash."""
         return self.folder / index_hash(kind, parameters)
 
-    def of(self, prefix: str | Path) -> "IndexCache":
-        """Return the cache for the indices of the data set at this prefix.
-
-        Here this is the same cache for every prefix, because the hash of an index covers the data and not their place.
-        """
-        return self
-
-    def array_files(self, directory: Path) -> list[Path]:
-        """Return the .npy files of a finished index."""
-        return [directory / name for name in read_meta(str(directory / META_NAME))["files"]]
-
     def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
         """Return the arrays of an index by name, mapped read-only. Build the index here first if it does not exist.
 
@@ -81,7 +69,7 @@ class IndexCache:
         Raises NotWrittenError if the folder cannot be written, and NielsCacheError if another builder takes longer than wait_seconds.
         """
         directory = self.directory(kind, parameters)
-        arrays = self._find(directory, kind, parameters)
+        arrays = _finished(directory)
         return self._build(directory, kind, parameters, build) if arrays is None else arrays
 
     def _build(self, directory: Path, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
@@ -90,7 +78,7 @@ class IndexCache:
             self._clear_abandoned()
             with writer_lock(directory, patience=0.0, wait=self._wait_for(directory)):
                 os.listdir(self.folder)  # a network file system may still say, from before the wait, that the folder is missing
-                arrays = self._find(directory, kind, parameters)
+                arrays = _finished(directory)
                 if arrays is not None:
                     return arrays
                 partial = partial_path(directory)
@@ -98,29 +86,20 @@ class IndexCache:
                 partial.mkdir()
                 try:
                     build(_files_in(partial))
-                    self._commit(partial, directory, kind, parameters)
+                    write_meta(str(partial / META_NAME), _describe_files(partial, f"index/{kind}", parameters))
+                    if _finished(partial) is None:
+                        raise NielsCacheError(f"{partial}: the new index cannot be read; is the disk damaged?")
+                    _exchange(partial, directory)
                 finally:
                     remove(partial)
         except LockRefused as error:
             raise _not_locked(directory, error) from error.refusal
         except OSError as error:
             raise _not_written(directory, error) from error
-        arrays = self._find(directory, kind, parameters)
+        arrays = _finished(directory)
         if arrays is None:
             raise NielsCacheError(f"{directory}: the index vanished as soon as it was built; is another program clearing {self.folder}?")
         return arrays
-
-    def _find(self, directory: Path, kind: str, parameters: Mapping[str, Any]) -> Arrays | None:
-        """Return the arrays of this index if it is finished and whole, otherwise None."""
-        return _finished(directory)
-
-    def _commit(self, partial: Path, directory: Path, kind: str, parameters: Mapping[str, Any]) -> None:
-        """Put the files that were built in `partial` into their place."""
-        record = describe_files(partial, f"index/{kind}", parameters)
-        write_meta(str(partial / META_NAME), record)
-        if _finished(partial) is None:
-            raise cannot_be_read(partial)
-        _exchange(partial, directory)
 
     def _clear_abandoned(self) -> None:
         """Remove the folders of builders that were killed. Such a folder has a lock that no process holds.
@@ -229,15 +208,10 @@ def _files_in(folder: Path) -> Allocate:
     return allocate
 
 
-def describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Meta:
+def _describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Meta:
     """Make sure that the arrays in a folder are on the disk. Return their record for meta.json."""
     files = {}
     for path in sorted(folder.glob("*.npy")):
         sync(path)
         files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256_file(str(path))}
     return {"kind": kind, "index_version": INDEX_VERSION, "parameters": dict(parameters), "files": files}
-
-
-def cannot_be_read(partial: Path) -> NielsCacheError:
-    """Return the error for a new index that cannot be opened."""
-    return NielsCacheError(f"{partial}: the new index cannot be read; is the disk damaged?")

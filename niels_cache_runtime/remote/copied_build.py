@@ -30,8 +30,16 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.safe_open import OwnFiles
 from niels_cache_runtime.remote.ledger import Entry, Ledger, State
 from niels_cache_runtime.remote.needs import BUILDS
-from niels_cache_runtime.remote.published import Published, published_of, read_meta_of
-from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, parse_record, read_record
+from niels_cache_runtime.remote.record import (
+    TOKENIZER,
+    Published,
+    Record,
+    RemoteFile,
+    parse_record,
+    published_of,
+    read_meta_of,
+    read_record,
+)
 from niels_cache_runtime.remote.room import make_room
 from niels_cache_runtime.remote.store import MissingError, check_address, open_store
 
@@ -125,11 +133,11 @@ def write_meta_file(ledger: Ledger, state: State, place: str, content: bytes, *,
     """
     gone, target, sha256 = make_room(state, len(content), limit, path=place), ledger.folder / place, hashlib.sha256(content).hexdigest()
     if gone is None:
-        raise NielsCacheError(f"{ledger.folder}: limit_bytes={limit:,} is too small for {place} ({len(content):,} bytes); raise it")
+        raise NielsCacheError(f"{ledger.folder}: limit={limit:,} is too small for {place} ({len(content):,} bytes); raise it")
     for path in gone:
         ledger.remove(state, path)
     if place not in state.entries and ledger.files.exists(place) and ledger.files.sha256(place) != sha256:  # a killed process may leave it
-        raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another local_dir")
+        raise NielsCacheError(f"{target}: is there, but this copy has not downloaded it; choose another dir")
     try:
         ledger.files.write(place, content)
     except OSError as error:

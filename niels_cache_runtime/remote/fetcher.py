@@ -9,6 +9,10 @@ in the workers of a DataLoader, and a download must neither stop the training lo
 
 A file that a reader waits for comes first, then the files of the block in use, then those of the next blocks. Room for the whole file is
 reserved before its download begins. Memory: a piece of 1 MiB for each stream.
+
+A tail is the first bytes of the shards after a block, for the last window of the block. It comes by a range request, so no recorded hash
+covers it. When one of its shards is fetched whole, both are compared. If an object was damaged, and somebody repairs it later, a tail from
+before the repair must not stay.
 """
 
 from __future__ import annotations
@@ -20,21 +24,124 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
+from niels_cache_runtime.format.layout import shard_name
+from niels_cache_runtime.format.safe_open import OwnFiles
 from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
 from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, State, failure_key
-from niels_cache_runtime.remote.needs import Reader, is_tail, next_files
+from niels_cache_runtime.remote.needs import TAILS, Reader, is_tail, next_files
 from niels_cache_runtime.remote.pieces import WrongContentError, complete, read_range
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.room import make_room, stuck_bytes, surplus
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
-from niels_cache_runtime.remote.tails import doubt, other_tails, tail_of, tails_over
+
+_VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_", "HTTPS_", "NO_PROXY")  # requests depend on them
+_PAUSE_SECONDS = 0.01
+_START_SECONDS = 20.0  # of one start; a second fetcher ends at once if the first one was only slow
+_STARTS = 3
+
+
+def group_of_environment() -> str:
+    """Return the group of this process: a hash of the user and of the environment that requests depend on."""
+    chosen = sorted(f"{name}={value}" for name, value in os.environ.items() if name.upper().startswith(_VARIABLES))
+    return hashlib.sha256("\0".join([str(os.getuid()), *chosen]).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def start_fetcher(ledger: Ledger, group: str) -> None:
+    """Start a fetcher of the group, and wait until it is ready. Return at once if another process is starting it.
+
+    If a signal has ended the fetcher before it was ready, such as that of a full memory, another one is started. Raises NielsCacheError if
+    it cannot start.
+    """
+    with ledger.changing():
+        if ledger.is_alive("fetchers", group) or ledger.is_alive("fetchers", f"{group}.starting"):
+            return
+        starting = Presence(ledger, "fetchers", f"{group}.starting")
+    try:
+        for _ in range(_STARTS):
+            code = 0
+            with suppress(ChildProcessError):  # if this process ignores SIGCHLD, the kernel tells it no status
+                _, status = os.waitpid(_spawn(ledger.folder, group), 0)  # it forks the fetcher, and ends
+                code = os.waitstatus_to_exitcode(status)
+            began = time.monotonic()
+            while not code and time.monotonic() - began < _START_SECONDS:
+                with ledger.changing():
+                    if ledger.is_alive("fetchers", group):
+                        return
+                time.sleep(_PAUSE_SECONDS)
+            if code > 0:  # an error that comes again
+                break
+        raise NielsCacheError(
+            f"{ledger.folder}: the process that downloads did not start (exit status {code}); its message stands above; "
+            f"try {sys.executable} -m niels_cache_runtime.remote.fetcher"
+        )
+    finally:
+        with ledger.changing():
+            starting.end()
+
+
+def _spawn(folder: Path, group: str) -> int:
+    """Start the process in a session of its own, so that Ctrl-C in a terminal does not reach it. Return its number.
+
+    It imports nothing from the working directory, which may have a json.py.
+    """
+    package = str(Path(__file__).parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-P", "-m", "niels_cache_runtime.remote.fetcher", str(folder), group]
+    nothing = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return os.posix_spawn(sys.executable, command, environment, file_actions=nothing, setsid=True)
+
+
+def tail_of(path: str) -> tuple[str, int, int]:
+    """Return the split, the number of the first shard and the bytes of a tail, from its path."""
+    split, name = path.split("/")[-2:]
+    stop, size = name.removesuffix(".bin").split("-")
+    return split, int(stop), int(size)
+
+
+def tails_over(state: State, build: CopiedBuild, path: str) -> Iterator[tuple[str, int, int]]:
+    """Yield the complete tails that hold bytes of a shard: their paths, and the begin and the end of these bytes in the tail.
+
+    path: of the shard, relative to the copy.
+    """
+    split = path.split("/")[-2]
+    for tail, entry in state.entries.items():
+        if entry.owner or not tail.startswith(f"{TAILS}/{build.id}/{split}/"):
+            continue
+        _, shard, size = tail_of(tail)
+        begin = 0
+        while begin < size:
+            place = build.place(f"{split}/{shard_name(shard)}")
+            end = min(size, begin + build.files[place].size)
+            if place == path and begin < end:
+                yield tail, begin, end
+            begin, shard = end, shard + 1
+
+
+def doubt(state: State, tails: Iterable[str]) -> None:
+    """Take these tails out of use. When a reader needs one, the fetcher removes it, and fetches it again."""
+    for tail in list(tails):
+        state.entries[tail].sha256 = ""
+        state.unchecked.add(tail)
+
+
+def other_tails(files: OwnFiles, state: State, build: CopiedBuild, path: str) -> list[str]:
+    """Return the tails that differ from a shard, whose content has the recorded sha256."""
+    found = []
+    for tail, begin, end in tails_over(state, build, path):
+        with suppress(OSError), os.fdopen(files.open(path), "rb") as shard, os.fdopen(files.open(tail), "rb") as file:
+            file.seek(begin)
+            if file.read(end - begin) != shard.read(end - begin):
+                found.append(tail)
+    return found
+
 
 STREAMS = 4
 _POLL_SECONDS = 0.005
@@ -178,16 +285,16 @@ class Fetcher:
             if now - self._hopeless[path] < (_SMALLER_SECONDS if is_others else _HOPELESS_SECONDS):
                 return
             self._hopeless.clear()  # when this reader ends, there may be room for the others
-        why, mend = ("the disk is full below limit_bytes", "make room") if is_disk else ("limit_bytes is too small", "raise it")
+        why, mend = ("the disk is full below the limit", "make room") if is_disk else ("the limit is too small", "raise it")
         state.failed[failure_key(self._group, path)] = (
             f"{self._ledger.folder}: {why}: {path} needs {size:,} bytes more, and other files that stay mapped have {stuck:,} of "
-            f"{limit:,} bytes; {mend}, or give each job its own local_dir"
+            f"{limit:,} bytes; {mend}, or give each job a copy of its own"
         )
 
     def _expected(self, state: State, path: str) -> tuple[int, str]:
         """Return the size and the sha256 of a file. The sha256 of a tail is not known before."""
         if self._ledger.files.exists(path):
-            raise NielsCacheError(f"{self._ledger.folder / path}: is there, but this copy has not downloaded it; choose another local_dir")
+            raise NielsCacheError(f"{self._ledger.folder / path}: is there, but this copy has not downloaded it; choose another dir")
         build = self._build(state, path)
         if is_tail(path):
             return tail_of(path)[2], ""
@@ -202,7 +309,7 @@ class Fetcher:
                 self._builds[build, address] = known_build(state, build, self._ledger.files, address=address)
             if is_tail(path) or path in self._builds[build, address].files:
                 return self._builds[build, address]
-        raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another local_dir")
+        raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another dir")
 
     def _address(self, state: State, build: str, path: str) -> str:
         """Return the address that a reader of the group has opened the build at, which may be published at others too."""
@@ -259,9 +366,7 @@ class Fetcher:
             problem, cause = str(error), error.__cause__  # of a record that the ledger cannot write
             if isinstance(error, OSError):
                 cause = error
-                problem = (
-                    f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another local_dir"
-                )
+                problem = f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another dir"
             if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
                 problem = ""
                 with suppress(OSError):  # at once, because others need room for their records

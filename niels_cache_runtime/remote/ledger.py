@@ -251,7 +251,7 @@ class Ledger:
             content = self.files.read(_MANIFEST).decode()
             said = json.loads(content)
             if said["version"] != VERSION:
-                raise NielsCacheError(f"{self._manifest}: is of version {said['version']}, not {VERSION}; choose another local_dir")
+                raise NielsCacheError(f"{self._manifest}: is of version {said['version']}, not {VERSION}; choose another dir")
             entries = {path: Entry(*values) for path, values in said["entries"].items()}
             of_state = {name: dict(said[name]) for name in ("builds", "addresses", "failed", "etags", "counts")}
             tick = int(said["tick"])
@@ -328,7 +328,7 @@ class Ledger:
             raise self._refused(error) from error
 
     def _refused(self, error: OSError) -> NotWrittenError:
-        return NotWrittenError(f"{self.folder}: cannot be written: {error.strerror or error}; free room there, or choose another local_dir")
+        return NotWrittenError(f"{self.folder}: cannot be written: {error.strerror or error}; free room there, or choose another dir")
 
 
 class Presence:

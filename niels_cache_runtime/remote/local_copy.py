@@ -25,13 +25,12 @@ from typing import Any
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
 from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build, write_meta_file
+from niels_cache_runtime.remote.fetcher import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.keeping import Keeper, Kept, Owner
 from niels_cache_runtime.remote.ledger import Ledger, Presence, State, end_presences, failure_key, once_unlocked
 from niels_cache_runtime.remote.needs import Reader, Want, Whole
-from niels_cache_runtime.remote.published import published_of, read_meta_of
-from niels_cache_runtime.remote.record import TOKENIZER, read_record
+from niels_cache_runtime.remote.record import TOKENIZER, published_of, read_meta_of, read_record
 from niels_cache_runtime.remote.room import Patience, held_bytes, is_in_the_way, may_keep, nothing_changed, surplus, too_small
-from niels_cache_runtime.remote.starting import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
 _PAUSES = (0.001, 0.005)  # seconds between two looks at the time of the manifest, the first and the longest
@@ -42,20 +41,18 @@ _copies: weakref.WeakSet[LocalCopy] = weakref.WeakSet()
 
 
 class LocalCopy:
-    """A copy in the folder `local_dir` of at most `limit_bytes` bytes, for this process and its forked children.
+    """A copy in a folder of at most `limit` bytes, for this process and its forked children.
 
     The limit counts all files of the copy, with the downloads in progress. If several processes use one folder, the smallest limit counts.
     None means no limit. Several threads may use one object. A forked child counts as a reader of its own. files: those of the folder.
     reading: a lock to hold while mapped files are read, so that no other thread unmaps them. is_fed: whether its holder now reads a batch
     of the blocks that it has asked for.
-    Raises NielsCacheError for a limit that is not a positive number, and NotWrittenError for a folder that cannot be written.
+    Raises NotWrittenError for a folder that cannot be written. `Copy` checks the limit.
     """
 
-    def __init__(self, local_dir: str | os.PathLike[str], *, limit_bytes: float | None = None) -> None:
-        if limit_bytes is not None and (isinstance(limit_bytes, bool) or not isinstance(limit_bytes, int | float) or not limit_bytes > 0):
-            raise NielsCacheError(f"limit_bytes={limit_bytes!r}: must be a positive number of bytes, such as 200e9")
-        self.folder = Path(local_dir).expanduser().absolute()
-        self.limit = sys.maxsize if limit_bytes is None else int(min(limit_bytes, sys.maxsize))
+    def __init__(self, folder: str | os.PathLike[str], *, limit: float | None = None) -> None:
+        self.folder = Path(folder).expanduser().absolute()
+        self.limit = sys.maxsize if limit is None else int(min(limit, sys.maxsize))
         self._ledger = Ledger(self.folder)
         self._ledger.make()
         self.files = self._ledger.files
@@ -297,10 +294,10 @@ class LocalCopy:
         self._owners.add(owner)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"local_dir": self.folder, "limit_bytes": None if self.limit == sys.maxsize else self.limit, "addresses": self._addresses}
+        return {"folder": self.folder, "limit": self.limit, "addresses": self._addresses}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["local_dir"], limit_bytes=state["limit_bytes"])  # type: ignore[misc]
+        self.__init__(state["folder"], limit=state["limit"])  # type: ignore[misc]
         self._addresses.update(state["addresses"])
 
     def close(self) -> None:

@@ -61,7 +61,7 @@ class Reader:
 
     maps: the files that it has mapped. demand: files that it waits for now. starved: whether it has waited for long. aside: whether it
     waits for a read beside the batches of its run, as in `trace`.
-    run, position: the run that it takes part in, and its next sample. limit: its limit_bytes. group: the fetchers that may serve it.
+    run, position: the run that it takes part in, and its next sample. limit: that of its copy. group: the fetchers that may serve it.
     addresses: the address of each build that it has opened.
     keeps: the bytes of each split of which it may have mapped any shard, by folder. boot: of its machine (`ledger.boot`).
     """

@@ -106,10 +106,10 @@ def too_small(what: str, needed: int, held: int, folder: Path, limit: int, *, is
 
     is_own: whether the limit is the one of this process.
     """
-    other = "" if is_own else f" (limit_bytes of another process that uses {folder})"
+    other = "" if is_own else f" (the limit of another process that uses {folder})"
     return NielsCacheError(
         f"{what}: needs {needed:,} bytes in {folder} at a time, beside {held:,} that are held until a process ends, but "
-        f"limit_bytes={limit:,}{other}; raise it, or read fewer shards at a time: TokenLoader(order='blocks') with smaller block_shards or "
+        f"limit={limit:,}{other}; raise it, or read fewer shards at a time: Blocks() with fewer shards or "
         "fewer lanes"
     )
 
@@ -118,7 +118,7 @@ def nothing_changed(folder: Path, path: str, seconds: float) -> NielsCacheError:
     """Return the error of a process that has waited for a file so long without any change of the copy."""
     return NielsCacheError(
         f"{folder}: nothing has changed for {seconds / 60:.0f} minutes, and this process waits for {path}; other processes hold all the "
-        "room, or the store hangs; raise limit_bytes, or give each job its own local_dir"
+        "room, or the store hangs; raise the limit, or give each job a copy of its own"
     )
 
 

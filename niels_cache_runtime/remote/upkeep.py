@@ -39,9 +39,9 @@ class Contents:
     readers: int
 
 
-def contents(local_dir: str | os.PathLike[str]) -> Contents:
+def contents(folder: str | os.PathLike[str]) -> Contents:
     """Return what a local copy holds. Raises NielsCacheError if the folder is not a local copy."""
-    with _ledger(local_dir).changing() as state:
+    with _ledger(folder).changing() as state:
         mapped = state.mapped()
         found = []
         for build, said in state.builds.items():
@@ -64,12 +64,12 @@ def contents(local_dir: str | os.PathLike[str]) -> Contents:
         )
 
 
-def trim(local_dir: str | os.PathLike[str], to_bytes: int) -> int:
+def trim(folder: str | os.PathLike[str], to_bytes: int) -> int:
     """Remove files that no process has mapped, until at most `to_bytes` are left. Return the bytes that were freed.
 
     The files that were not used for the longest time go first. Raises NielsCacheError if the folder is not a local copy.
     """
-    ledger = _ledger(local_dir)
+    ledger = _ledger(folder)
     with ledger.changing() as state:
         before = state.used_bytes()
         for path in surplus(state, to_bytes):
@@ -77,13 +77,13 @@ def trim(local_dir: str | os.PathLike[str], to_bytes: int) -> int:
         return before - state.used_bytes()
 
 
-def check(local_dir: str | os.PathLike[str]) -> list[str]:
+def check(folder: str | os.PathLike[str]) -> list[str]:
     """Hash every complete file. Return the paths of damaged and missing files, relative to the copy, in order.
 
     They are removed from the copy, except a file that a process has mapped. The right files need no check before their next use. Each
     result is recorded at once, so an interrupted check is not lost. Raises NielsCacheError if the folder is not a local copy.
     """
-    ledger = _ledger(local_dir)
+    ledger = _ledger(folder)
     with ledger.changing() as state:
         wanted = {path: entry.sha256 for path, entry in state.entries.items() if not entry.owner}
     found = []
@@ -101,10 +101,10 @@ def check(local_dir: str | os.PathLike[str]) -> list[str]:
     return found
 
 
-def _ledger(local_dir: str | os.PathLike[str]) -> Ledger:
-    ledger = Ledger(Path(local_dir).expanduser().absolute())
+def _ledger(folder: str | os.PathLike[str]) -> Ledger:
+    ledger = Ledger(Path(folder).expanduser().absolute())
     if not ledger.exists():
-        raise NielsCacheError(f"{local_dir}: is not a local copy; give the folder that a loader has as local_dir")
+        raise NielsCacheError(f"{folder}: is not a local copy; give the folder that a loader has as Copy(dir=...)")
     return ledger
 
 

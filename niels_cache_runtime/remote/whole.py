@@ -1,7 +1,7 @@
 """A whole split of a published cache, for readers that need any token at any time.
 
 The split is fetched into a local copy before the first token is read, and the copy keeps it as long as the reader lives. A split that is
-larger than the copy is refused. `TokenLoader` with order="blocks" needs no whole split.
+larger than the copy is refused. `TokenLoader` with order=Blocks() needs no whole split.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from niels_cache_runtime.cache.checks import check_choice
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split, idx_name, tokens_name
 from niels_cache_runtime.remote.store import is_address
@@ -22,45 +23,80 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A bounded copy, on a local disk, of what a reader needs from an address such as `s3://bucket/caches/NAME/train`.
+
+    dir: the folder of the copy. All processes of a machine may share it. limit: the most bytes that it may take; None means no limit.
+    fetch: "shards" downloads whole files. With "windows", TokenLoader requests each row of a pretrain split by itself, so that any order is
+        possible, and dir and limit may be left out.
+
+    Raises NielsCacheError for a value out of range, and for "shards" without a folder.
+    """
+
+    dir: str | os.PathLike[str] | None = None
+    limit: float | None = None
+    fetch: Literal["shards", "windows"] = "shards"
+
+    def __post_init__(self) -> None:
+        check_choice("Copy: fetch", self.fetch, ("shards", "windows"))
+        if self.dir is not None:  # absolute, so that a process in another folder can open the copy again
+            object.__setattr__(self, "dir", os.path.abspath(os.path.expanduser(self.dir)))
+        elif self.fetch == "shards" or self.limit is not None:
+            raise NielsCacheError("Copy(dir=None): give dir, a folder on a local disk, and limit, the most bytes that it may take")
+        if self.limit is not None and (isinstance(self.limit, bool) or not isinstance(self.limit, int | float) or not self.limit > 0):
+            raise NielsCacheError(f"Copy(limit={self.limit!r}): must be a positive number of bytes, such as 200e9")
+
+    def open(self) -> LocalCopy | None:
+        """Open the copy. Return None if there is no folder."""
+        from niels_cache_runtime.remote.local_copy import LocalCopy
+
+        return None if self.dir is None else LocalCopy(self.dir, limit=self.limit)
+
+
+def check_remote(remote: Copy | None, given: str, *, is_remote: bool) -> None:
+    """Raise NielsCacheError unless `remote` is a Copy for an address, and None for a path. given: the address or the path."""
+    if not isinstance(remote, Copy | None):
+        raise NielsCacheError(f"remote={remote!r:.80}: must be Copy(dir=..., limit=...)")
+    if is_remote and remote is None:
+        raise NielsCacheError(
+            f"{given}: an address needs remote=Copy(dir=..., limit=...): a folder on a local disk, and the most bytes in it"
+        )
+    if remote is not None and not is_remote:
+        raise NielsCacheError(f"remote={remote!r:.80}: belongs to an address such as s3://BUCKET/PREFIX, but {given} is a path")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """A place of a split, as the caller gave it: a path, or an address with its local copy.
 
-    given: the path or the address. local_dir, limit_bytes: the folder of the copy, and how many bytes it may take; both None for a path.
+    given: the path or the address. remote: None for a path.
     build: the build to read, or None for the one that is published when a file is fetched. keeper: a copy that keeps its meta.json.
     """
 
     given: str
-    local_dir: str | None = None
-    limit_bytes: float | None = None
+    remote: Copy | None = None
     build: CopiedBuild | None = None
     keeper: LocalCopy | None = None
 
     @classmethod
-    def of(cls, given: str | os.PathLike[str], *, local_dir: str | os.PathLike[str] | None, limit_bytes: float | None) -> Place:
-        """Return a place. Raises NielsCacheError for an address without `local_dir`, and for a path with the settings of a copy."""
+    def of(cls, given: str | os.PathLike[str], remote: Copy | None) -> Place:
+        """Return a place. Raises NielsCacheError for an address without the folder of a copy, and for a path with a copy."""
         given = os.fspath(given)
-        settings = {"local_dir": local_dir, "limit_bytes": limit_bytes}
-        if not is_address(given):
-            for name, value in settings.items():
-                if value is not None:
-                    raise NielsCacheError(f"{name}={value!r}: belongs to an address such as s3://BUCKET/PREFIX, but {given} is a path")
+        check_remote(remote, given, is_remote=is_address(given))
+        if remote is None:
             return cls(given=os.path.abspath(given))
-        if local_dir is None:
-            raise NielsCacheError(f"{given}: an address needs local_dir=, a folder on a local disk for its files, and limit_bytes=")
-        return cls(given=given.rstrip("/"), local_dir=os.path.abspath(local_dir), limit_bytes=limit_bytes)
-
-    @property
-    def settings(self) -> dict[str, str | float]:
-        """The keyword arguments of a reader that opens the same place again. Empty for a path."""
-        found = {"local_dir": self.local_dir, "limit_bytes": self.limit_bytes}
-        return {name: value for name, value in found.items() if value is not None}
+        if remote.fetch != "shards":
+            raise NielsCacheError(f"{given}: Copy(fetch={remote.fetch!r}) is for TokenLoader; leave fetch out, and give dir and limit")
+        return cls(given=given.rstrip("/"), remote=remote)
 
     def opened(self) -> tuple[str, Place]:
         """Open the build that is published at the address now. Return its cache root in the copy, and this place with the build.
 
         Raises NielsCacheError if nothing is published there, and RemoteError if the store refuses or does not answer.
         """
-        copy = replace(self, limit_bytes=None)._copy()  # it holds only meta.json, and its limit must not count for a run in this folder
+        assert self.remote is not None
+        copy = replace(self.remote, limit=None).open()  # it holds only meta.json, and its limit must not count for a run in this folder
+        assert copy is not None
         build, _ = copy.open(self.given)
         return str(copy.folder / build.root), replace(self, build=build, keeper=copy)
 
@@ -81,7 +117,7 @@ class Place:
         split: of an opened build. Raises NielsCacheError if the split is larger than the copy, or if the address names no split. Raises
         RemoteError if the store refuses or does not answer.
         """
-        if self.local_dir is None:
+        if self.remote is None:
             return self.given, None
         copy = self._copy()
         if self.build is None or split is None:
@@ -90,24 +126,21 @@ class Place:
         return str(copy.folder / self.build.place(split)), copy
 
     def _copy(self) -> LocalCopy:
-        from niels_cache_runtime.remote.local_copy import LocalCopy
+        copy = None if self.remote is None else self.remote.open()
+        assert copy is not None
+        return copy
 
-        assert self.local_dir is not None
-        return LocalCopy(self.local_dir, limit_bytes=self.limit_bytes)
 
-
-def whole_pair(
-    tokens_path: str, idx_path: str, local_dir: str | os.PathLike[str] | None, limit_bytes: float | None
-) -> tuple[str, str, LocalCopy | None]:
+def whole_pair(tokens_path: str, idx_path: str, remote: Copy | None) -> tuple[str, str, LocalCopy | None]:
     """Return the paths of the two files of an SFT split on this machine, and the copy that keeps them. See `Place`."""
     if not is_address(tokens_path):
         for path in (tokens_path, idx_path):
-            Place.of(path, local_dir=local_dir, limit_bytes=limit_bytes)
+            Place.of(path, remote)
         return os.path.abspath(tokens_path), os.path.abspath(idx_path), None
     address, _, name = tokens_path.rpartition("/")
     split = next((split for split in SPLITS if name == tokens_name(split)), None)
     if split is None or idx_path != f"{address}/{idx_name(split)}":
         wanted = f"ADDRESS/{tokens_name(SPLITS[0])} and ADDRESS/{idx_name(SPLITS[0])}"
         raise NielsCacheError(f"{tokens_path} and {idx_path}: are not the two files of a split; give {wanted}")
-    folder, copy = Place.of(f"{address}/{split}", local_dir=local_dir, limit_bytes=limit_bytes).whole()
+    folder, copy = Place.of(f"{address}/{split}", remote).whole()
     return str(Path(folder).parent / tokens_name(split)), str(Path(folder).parent / idx_name(split)), copy

@@ -17,7 +17,7 @@ from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.packing.kept import LossOn, Overflow
 from niels_cache_runtime.loader.preference.batch import PreferenceBatch, PreferenceMaker
 from niels_cache_runtime.loader.preference.rows import PackedPairs
-from niels_cache_runtime.remote.whole import Place
+from niels_cache_runtime.remote.whole import Copy, Place
 
 
 class PreferenceDataset:
@@ -28,7 +28,7 @@ class PreferenceDataset:
     loss_on: "assistant" means all messages of the assistant after the prompt, "last_assistant" the last of them, "all" every token.
     overflow: what to keep of a side that is longer than T+1 tokens; see TokenLoader. "drop" leaves out the whole pair.
     verify: "size" compares sizes with meta.json; "sha256" reads the files and compares their content.
-    local_dir, limit_bytes: for an address: the folder of a local copy, and how many bytes it may take. The split is fetched first.
+    remote: for an address, the local copy, such as Copy(dir="/local/tokens", limit=200e9). The split is fetched first.
 
     Pairs without a target in the kept part of a side are never sampled, and one warning gives their number. `len(dataset)` is the number of
     the other pairs. The object can be pickled: a copy maps the files again, and raises an error if they belong to another build.
@@ -45,12 +45,10 @@ class PreferenceDataset:
         loss_on: LossOn = "assistant",
         overflow: Overflow = "truncate_right",
         verify: Verify = "size",
-        local_dir: str | None = None,
-        limit_bytes: float | None = None,
+        remote: Copy | None = None,
     ) -> None:
-        self._settings: dict[str, Any] = {"T": T, "device": device, "loss_on": loss_on, "overflow": overflow}
-        self._settings |= {"local_dir": local_dir, "limit_bytes": limit_bytes}
-        local, self._copy = Place.of(folder, local_dir=local_dir, limit_bytes=limit_bytes).whole()
+        self._settings: dict[str, Any] = {"T": T, "device": device, "loss_on": loss_on, "overflow": overflow, "remote": remote}
+        local, self._copy = Place.of(folder, remote).whole()
         self._pairs = PackedPairs(local, T=T, seed=0, loss_on=loss_on, overflow=overflow, pack=False, shuffle=False, verify=verify)
         self.T, self.folder, self.meta = self._pairs.T, folder, self._pairs.meta
         self.device = resolve_device(device)

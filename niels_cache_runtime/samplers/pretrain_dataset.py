@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.gather import PairMaker, WindowReader, draw, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, open_split
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.whole import Place
+from niels_cache_runtime.format.layout import Ints
+from niels_cache_runtime.remote.whole import Copy, Place
 
 
-def count_windows(shard_lengths: NDArray[np.int64], T: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def count_windows(shard_lengths: Ints, T: int) -> tuple[Ints, Ints]:
     """Return the number of windows up to the end of each shard, and before its start, both (shards,) int64.
 
     shard_lengths: (shards,) int64, in tokens. Window n of all shards is in the first shard whose end is above n.
@@ -37,8 +37,8 @@ class PretrainTokenStreamDataset:
     T: tokens per row. Shards shorter than T+1 tokens are skipped.
     device: the device of batches. For CUDA, tokens are copied from pinned memory in the width of the shards, and widened on the device.
     verify: "size" compares sizes with meta.json; "sha256" reads every shard and compares its content.
-    local_dir, limit_bytes: for the address of a split, such as `s3://bucket/caches/NAME/train`: the folder of a local copy, and how many
-        bytes it may take. The whole split is fetched first, so it must fit. Larger splits are for TokenLoader with order="blocks".
+    remote: for the address of a split, such as `s3://bucket/caches/NAME/train`: the local copy, such as Copy(dir="/local/tokens",
+        limit=200e9). The whole split is fetched first, so it must fit. Larger splits are for TokenLoader with order=Blocks().
 
     `total_windows` is the number of different windows. The object can be pickled: a copy maps the files again, and raises an error if they
     belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
@@ -55,12 +55,11 @@ class PretrainTokenStreamDataset:
         T: int,
         device: str,
         verify: Verify = "size",
-        local_dir: str | None = None,
-        limit_bytes: float | None = None,
+        remote: Copy | None = None,
     ) -> None:
         self.T = T = check_positive("T", T)
         self.device = resolve_device(device)
-        self._place = Place.of(shards_dir, local_dir=local_dir, limit_bytes=limit_bytes)
+        self._place = Place.of(shards_dir, remote)
         self.shards_dir, self._copy = self._place.whole()
         split = open_split(self.shards_dir, verify=verify)
         self.meta, mapped = split.meta, split.tokens
@@ -86,14 +85,14 @@ class PretrainTokenStreamDataset:
         windows = draw(self.total_windows, B=B, generator=generator)
         return self._pairs.pairs(self._reader.read(self._positions(windows)))
 
-    def _positions(self, windows: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _positions(self, windows: Ints) -> Ints:
         """Return the positions in the mapped range for window numbers, which count the windows of all shards in order, from 0."""
         return windows + self._shard_offsets[self._window_ends.searchsorted(windows, side="right")]
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"shards_dir": self._place.given, "T": self.T, "device": str(self.device), "meta": self.meta}
-        return own | ({"copy": self._place.settings} if self._place.settings else {})
+        settings = {"shards_dir": self._place.given, "T": self.T, "device": str(self.device), "remote": self._place.remote}
+        return {"settings": settings, "meta": self.meta}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["shards_dir"], T=state["T"], device=state["device"], **state.get("copy", {}))  # type: ignore[misc]
+        self.__init__(**state["settings"])  # type: ignore[misc]
         check_same_build(self.shards_dir, opened=state["meta"], reopened=self.meta)

@@ -4,7 +4,7 @@
     0  1  2  .  3  4  5  6 .  the chunks of all files, one list
     r0 r1 r0    r1 r0 r1      num_processes = 2: chunk 6 is left over, the next epoch begins with chunk 0
 
-The class reads the shards of our splits, and `.npy` files that other projects write. The cost per batch is constant. Shards are mapped when
+The class reads the shards of our splits, or `.npy` files that other projects write. The cost per batch is constant. Shards are mapped when
 the folder is opened, and a `.npy` file is mapped when its turn comes. Shuffling, mixing and windows across files belong to `loader`.
 """
 
@@ -21,16 +21,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import as_int, check_positive, check_whole
 from niels_cache_runtime.cache.gather import PairMaker, resolve_device
-from niels_cache_runtime.cache.mmap import MappedTokens
-from niels_cache_runtime.cache.opening import (
-    Verify,
-    check_meta_count,
-    check_same_build,
-    check_sizes,
-    listed_of_split,
-    open_meta,
-    open_one_build,
-)
+from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_of_split, open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
@@ -39,20 +30,17 @@ from niels_cache_runtime.format.layout import (
     Tokens,
     doc_ends_name,
     idx_name,
-    list_shards,
     shard_name,
     target_ends_name,
-    token_dtype_of,
 )
 from niels_cache_runtime.format.meta import Meta, content_sha256
 from niels_cache_runtime.format.npy_files import map_npy, read_npy_header
 from niels_cache_runtime.loader.state import check_values
-from niels_cache_runtime.remote.whole import Place
+from niels_cache_runtime.remote.whole import Copy, Place
 
 STATE_VERSION = 1
 
 _OFFSET_FILES = {name(split) for name in (doc_ends_name, idx_name, target_ends_name) for split in SPLITS}  # 1-D, but no tokens
-_NAMES_SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +56,14 @@ class DatasetLoader:
     """Chunks of batch * seq_len tokens from the files of a folder, in order, divided among ranks, endless.
 
     batch, seq_len: rows of a batch of this rank, and tokens per row. process_rank, num_processes: this rank, and the number of ranks.
-    dataset_dir: a folder of `shard_00000.bin`, ... (headerless little-endian uint16 or uint32), of `.npy` files (one dimension of any
-        integer type), or of both. Files are read in the order of their names, shards in the order of their numbers. All other files are
-        ignored: `.npy` files of other types and shapes, hidden files, the doc_ends and idx files of a cache, and so on. If the parent
-        folder has a meta.json, the shards are compared with it, and it gives their dtype. Without it, shards hold uint16.
+    dataset_dir: a folder of `shard_00000.bin`, ... (headerless little-endian uint16 or uint32), or of `.npy` files (one dimension of any
+        integer type). Shards are read in the order of their numbers, `.npy` files in the order of their names. All other files are ignored:
+        `.npy` files of other types and shapes, hidden files, the doc_ends and idx files of a cache, and so on. If the parent folder has a
+        meta.json, the shards are compared with it, and it gives their dtype. Without it, shards hold uint16.
     device: the device of batches. For CUDA, tokens are copied from pinned memory in the width of the shards, and widened on the device.
     verify: "size" compares the shards' sizes with meta.json; "sha256" reads the shards and compares their content.
-    local_dir, limit_bytes: for the address of a split in place of a folder: the folder of a local copy, and how many bytes it may take. The
-        whole split is fetched first, so it must fit. Larger splits are for TokenLoader with order="blocks".
+    remote: for the address of a split in place of a folder: the local copy, such as Copy(dir="/local/tokens", limit=200e9). The whole split
+        is fetched first, so it must fit. Larger splits are for TokenLoader with order=Blocks().
 
     A file of n tokens holds (n - 1) // (batch * seq_len) chunks, whose targets lie in the same file. The chunks of all files are one list.
     Rank r takes chunks r, r + num_processes, and so on. So in each step the ranks take a group of neighbouring chunks, which may lie in two
@@ -107,17 +95,16 @@ class DatasetLoader:
         device: str,
         *,
         verify: Verify = "size",
-        local_dir: str | None = None,
-        limit_bytes: float | None = None,
+        remote: Copy | None = None,
     ) -> None:
         self.batch = check_positive("batch", batch)
         self.seq_len = check_positive("seq_len", seq_len)
         self.num_processes = check_positive("num_processes", num_processes)
         self.process_rank = check_whole("process_rank", process_rank, most=self.num_processes - 1)
         self.device = resolve_device(device)
-        self._place = Place.of(dataset_dir, local_dir=local_dir, limit_bytes=limit_bytes)
+        self._place = Place.of(dataset_dir, remote)
         self.dataset_dir, self._copy = self._place.whole()
-        self.meta, self._content, self._files = open_one_build(Path(self.dataset_dir).parent, lambda: self._open(verify))
+        self.meta, self._content, self._files = self._open(verify)
         self.files = {file.path.name: file.length for file in self._files}
 
         # A file of 0 tokens would have -1 // ... = -1 chunks.
@@ -221,41 +208,28 @@ class DatasetLoader:
             raise NielsCacheError(f"{self.dataset_dir}: was rebuilt with other tokens since the state was saved; restore it or start again")
 
     def _open(self, verify: Verify) -> tuple[Meta | None, str | None, list[_TokenFile]]:
-        """Return meta.json, the hash in meta.json for these shards, and the files in order.
+        """Return meta.json, the hash in meta.json for the shards, and the files in order.
 
-        meta.json and the hash are both None if no meta.json describes the shards.
+        meta.json and the hash are both None if no meta.json describes the files.
         """
         folder = Path(self.dataset_dir)
-        if not folder.is_dir():
-            raise NielsCacheError(f"{folder}: no such folder; build this data set first, or check the path")
-        shards = list_shards(folder)
         arrays, ignored = _find_arrays(folder)
-        meta, content = None, None
-        if shards or not arrays or verify != "size":  # if there are only files of another project, a meta.json beside them is not ours
-            meta = open_meta(folder.parent, verify=verify)
-        dtype = token_dtype_of(meta)
-        if meta is not None and is_foreign(meta):
-            if not arrays:
-                found = sum(path.stat().st_size for path in shards) // dtype.itemsize
-                check_meta_count(meta, folder.parent, f"{folder.name}_tokens", found)
-        elif meta is not None:
-            listed = listed_of_split(meta, folder, doc_ends=False)
-            sizes = {f"{folder.name}/{path.name}": path.stat().st_size for path in [*shards, *arrays]}
-            check_sizes(folder.parent, listed, sizes, verify=verify)
-            content = content_sha256(listed)
-        if not shards and not arrays:
-            if meta is not None and folder.name in SPLITS:
-                raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
-            raise NielsCacheError(f"{folder}: no token files here; {_hint(folder, ignored)}")
-        mapped = iter(zip(shards, MappedTokens(shards, dtype=dtype).shards, strict=True))
-        files = []
-        for path in sorted([*shards, *arrays], key=lambda path: path.name):
-            if path in arrays:
-                files.append(_TokenFile(path=path, length=arrays[path], shard=None))
-            else:  # take the shards in the order of `mapped`: by name, shard_100000 would precede shard_99999
-                path, tokens = next(mapped)
-                files.append(_TokenFile(path=path, length=len(tokens), shard=tokens))
-        return meta, content, files
+        if arrays:  # files of another project, so a meta.json beside them is not ours
+            if (folder / shard_name(0)).exists():
+                raise NielsCacheError(f"{folder}: holds {next(iter(arrays)).name} beside shards; move one of both out of the folder")
+            if verify != "size":
+                raise NielsCacheError(f"{folder}: verify={verify!r}: no meta.json has the sha256 of .npy files; leave verify out")
+            return None, None, [_TokenFile(path=path, length=length, shard=None) for path, length in arrays.items()]
+        if ignored and not (folder / shard_name(0)).exists():
+            raise NielsCacheError(f"{folder}: no token files here; .npy files of tokens have one dimension of integers, not {ignored[0]}")
+        split = open_split(folder, verify=verify)
+        meta = split.meta
+        is_listed = meta is not None and not is_foreign(meta)
+        content = content_sha256(listed_of_split(meta, folder, doc_ends=False)) if meta is not None and is_listed else None
+        if not split.shards:
+            raise NielsCacheError(f"{folder}: this split is empty (0 tokens); there is nothing to read")
+        shards = zip(map(Path, split.shards), split.tokens.shards, strict=True)
+        return meta, content, [_TokenFile(path=path, length=len(tokens), shard=tokens) for path, tokens in shards]
 
     def _read(self, file: _TokenFile, start: int, end: int) -> NDArray[Any]:
         """Return a copy of the tokens start to end - 1 of a file. Shards and uint16 `.npy` files keep their dtype; others become int64."""
@@ -277,21 +251,19 @@ class DatasetLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         settings = (self.batch, self.seq_len, self.process_rank, self.num_processes, self._place.given, str(self.device))
-        own = {"settings": settings, "meta": self.meta, "state": self.state_dict()}
-        return own | ({"copy": self._place.settings} if self._place.settings else {})
+        return {"settings": settings, "remote": self._place.remote, "meta": self.meta, "state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(*state["settings"], **state.get("copy", {}))  # type: ignore[misc]
+        self.__init__(*state["settings"], remote=state["remote"])  # type: ignore[misc]
         check_same_build(self.dataset_dir, opened=state["meta"], reopened=self.meta)
         self.load_state_dict(state["state"])
 
 
 def _find_arrays(folder: Path) -> tuple[dict[Path, int], list[str]]:
-    """Return the `.npy` files of tokens with their lengths, and the names of all other entries of the folder, including shards."""
+    """Return the `.npy` files of tokens with their lengths, and what other `.npy` files hold."""
     arrays, ignored = {}, []
-    for path in sorted(folder.iterdir()):
-        if path.suffix != ".npy" or path.name.startswith(".") or path.name in _OFFSET_FILES or not path.is_file():
-            ignored.append(path.name)
+    for path in sorted(folder.glob("[!.]*.npy")):
+        if path.name in _OFFSET_FILES or not path.is_file():
             continue
         try:
             header = read_npy_header(path)
@@ -306,12 +278,3 @@ def _find_arrays(folder: Path) -> tuple[dict[Path, int], list[str]]:
 
 def _unreadable(path: Path, error: OSError) -> NielsCacheError:
     return NielsCacheError(f"{path}: cannot be read: {error.strerror or error}; restore it or move it out of the folder")
-
-
-def _hint(folder: Path, ignored: list[str]) -> str:
-    splits = [split for split in SPLITS if (folder / split / shard_name(0)).exists()]
-    if splits:
-        return f"give the folder of a split: {folder / splits[0]}"
-    expected = f"expected {shard_name(0)} and so on, or .npy files of one dimension of integers"
-    more = f" and {len(ignored) - _NAMES_SHOWN} more" if len(ignored) > _NAMES_SHOWN else ""
-    return f"{expected}; found {', '.join(ignored[:_NAMES_SHOWN]) + more if ignored else 'nothing'}"

@@ -3,32 +3,19 @@
     sys ... EOT  usr ... EOT  asst A B EOT  EOT EOT          an example, padded
                                    A B EOT                   its targets; every other target is -100
 
-Rows are cut or padded to T+1 tokens. Opening costs one pass over the tokens (in blocks, to find examples without a target). Then the cost
-per batch is constant. `loader` can pack several examples into a row.
+Rows are cut or padded to T+1 tokens. Opening and reading cost what they cost in `loader`, which can pack several examples into a row.
 """
 
-import warnings
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.gather import PairMaker, draw, resolve_device, send
-from niels_cache_runtime.cache.opening import Verify, check_same_build, rebuilt
-from niels_cache_runtime.cache.sft import (
-    OpenedExamples,
-    assistant_target_mask,
-    open_examples,
-    resolve_target_ids,
-)
-from niels_cache_runtime.cache.targets import ExampleParts
-from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import IGNORE_INDEX, Tokens
-from niels_cache_runtime.remote.whole import whole_pair
-
-_SCAN_TOKENS = 1 << 22
+from niels_cache_runtime.cache.opening import Verify
+from niels_cache_runtime.format.layout import IGNORE_INDEX
+from niels_cache_runtime.loader.packing.rows import PackedExamples
+from niels_cache_runtime.remote.whole import Copy, whole_pair
 
 
 class SFTExampleDataset:
@@ -38,11 +25,11 @@ class SFTExampleDataset:
     idx_path: an int64 .npy file, the start of each example in tokens.
     T: tokens per row. An example is cut to its first T+1 tokens, or padded with EOT (the end-of-text token).
     device: the device of batches. eot_id: the id of EOT.
-    asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens. A data set with a chat template
-        takes no asst_id.
+    asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens, or without one from that of the
+        tokenizer in the root of the cache. A data set with a chat template takes no asst_id.
     verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
-    local_dir, limit_bytes: for addresses, such as `s3://bucket/caches/NAME/train_tokens.bin`: the folder of a local copy, and how many
-        bytes it may take. Both files are fetched first.
+    remote: for addresses, such as `s3://bucket/caches/NAME/train_tokens.bin`: the local copy, such as Copy(dir="/local/tokens", limit=2e9).
+        Both files are fetched first.
 
     Examples without a target in their first T+1 tokens would make the loss NaN, so they are never sampled. `examples_without_target` is the
     number of such examples, and one warning gives this number. The object can be pickled: a copy maps the files again, and raises an error
@@ -66,94 +53,36 @@ class SFTExampleDataset:
         eot_id: int,
         asst_id: int | None = None,
         verify: Verify = "size",
-        local_dir: str | None = None,
-        limit_bytes: float | None = None,
+        remote: Copy | None = None,
     ) -> None:
-        self.T = T = check_positive("T", T)
-        self._given = tokens_path, idx_path, local_dir, limit_bytes
+        self._given = tokens_path, idx_path, remote
         self.tokens_path, self.idx_path, self._copy = whole_pair(*self._given)
         self.device = resolve_device(device)
-        opened = self._open(verify)
-        starts = opened.starts
-        self.eot_id, self.asst_id = resolve_target_ids(eot_id, asst_id, opened=opened, tokens_path=self.tokens_path)
-        if not len(starts):
-            raise NielsCacheError(f"{idx_path}: this split is empty (0 examples); nothing can be sampled from it")
-        kept_lengths = np.minimum(np.diff(starts, append=len(self._tokens)), T + 1)
-        has_target = self._find_targets(starts, kept_lengths) if self._spans is None else self._spans.have_targets(starts, kept_lengths)
-        self.examples_without_target = int(np.count_nonzero(~has_target))
-        if not has_target.any():
-            raise NielsCacheError(
-                f"{tokens_path}: none of its {len(starts)} examples has an assistant target in its first {T + 1} tokens; "
-                f"use a larger T{self._hint()}"
-            )
-        if self.examples_without_target:
-            warnings.warn(
-                f"{tokens_path}: {self.examples_without_target} of {len(starts)} examples have no assistant target "
-                f"in their first {T + 1} tokens and are never sampled; a larger T may keep them",
-                stacklevel=2,
-            )
-        self._examples = np.flatnonzero(has_target)
-        self._starts = starts[has_target]
-        self._lengths = kept_lengths[has_target]
+        of_rows: dict[str, Any] = {"T": T, "eot_id": eot_id, "asst_id": asst_id, "verify": verify}
+        files = self.tokens_path, self.idx_path
+        self._use(PackedExamples(tokens_path, seed=0, pack=False, shuffle=False, files=files, **of_rows))
+
+    def _use(self, rows: PackedExamples) -> None:
+        self._rows, self.T, self.meta, self.eot_id, self.asst_id = rows, rows.T, rows.meta, rows.eot_id, rows.asst_id
+        self.examples_without_target = rows.report().dropped.get("without_target", 0)
+        self._pairs = PairMaker(self.device)
 
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return x, y, y_masked: (B, T) int64, contiguous, on the device. y_masked is y at targets and -100 elsewhere.
 
         B examples are drawn with replacement, uniformly from all examples with a target, by one call on `generator`.
         """
-        chosen = draw(len(self._starts), B=B, generator=generator)
-        lengths = self._lengths[chosen, None]
-        columns = np.arange(self.T + 1)
-        real = columns < lengths
-        rows = self._tokens[self._starts[chosen, None] + np.minimum(columns, lengths - 1)]
-        rows[~real] = self.eot_id
-        mask = self._targets(rows, chosen, real)[:, 1:]
-        x, y = self._pairs.pairs(rows)
-        targets = send(np.ascontiguousarray(mask), self.device)
-        return x, y, torch.where(targets, y, IGNORE_INDEX)
-
-    def _targets(self, rows: Tokens, chosen: NDArray[np.int64], real: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which tokens of the rows (B, T+1) are targets. real: which of them are not padding."""
-        if self._spans is None:
-            assert self.asst_id is not None
-            return assistant_target_mask(rows, self.asst_id, self.eot_id) & real
-        parts = ExampleParts(
-            examples=self._examples[chosen],
-            starts=self._starts[chosen],
-            lengths=self._lengths[chosen],
-            places=np.arange(len(chosen)) * (self.T + 1),
-        )
-        return self._spans.mask(rows.size, parts).reshape(rows.shape)
-
-    def _hint(self) -> str:
-        return "" if self._spans is not None else f", or check asst_id={self.asst_id} and eot_id={self.eot_id}"
-
-    def _open(self, verify: Verify = "size") -> OpenedExamples:
-        """Open or reopen the files."""
-        self._pairs = PairMaker(self.device)
-        opened = open_examples(self.tokens_path, self.idx_path, verify=verify)
-        self.meta, self._tokens, self._spans = opened.meta, opened.tokens, opened.spans
-        return opened
-
-    def _find_targets(self, starts: NDArray[np.int64], kept_lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return (examples,) bool: whether the kept part of each example has a target. A target is a token after an assistant sentinel."""
-        has_target = np.zeros(len(starts), dtype=np.bool_)
-        kept_ends = starts + kept_lengths
-        for block in range(0, len(self._tokens), _SCAN_TOKENS):
-            sentinels = block + np.flatnonzero(self._tokens[block : block + _SCAN_TOKENS] == self.asst_id)
-            examples = np.searchsorted(starts, sentinels, side="right") - 1
-            followed = sentinels + 1 < kept_ends[examples]
-            examples, following = examples[followed], sentinels[followed] + 1
-            has_target[examples[self._tokens[following] != self.asst_id]] = True
-        return has_target
+        rows = self._rows.read(draw(self._rows.samples, B=B, generator=generator), epoch=0)
+        x, y = self._pairs.pairs(rows.tokens)
+        assert rows.targets is not None
+        return x, y, torch.where(send(np.ascontiguousarray(rows.targets), self.device), y, IGNORE_INDEX)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_tokens", "_pairs", "_spans", "_copy")}
+        return {"given": self._given, "device": self.device, "rows": self._rows.__getstate__()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.tokens_path, self.idx_path, self._copy = whole_pair(*state["_given"])
-        starts = self._open().starts
-        check_same_build(self.tokens_path, opened=state["meta"], reopened=self.meta)
-        if self._examples[-1] >= len(starts) or not np.array_equal(starts[self._examples], self._starts):  # without a meta.json of ours
-            raise rebuilt(self.tokens_path)
+        self._given, self.device = state["given"], state["device"]
+        self.tokens_path, self.idx_path, self._copy = whole_pair(*self._given)
+        rows = PackedExamples.__new__(PackedExamples)
+        rows.__setstate__(state["rows"])  # now, because the copy has the files only now
+        self._use(rows)

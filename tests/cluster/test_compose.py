@@ -81,7 +81,7 @@ def test_the_services_of_compose_build_a_data_set(tmp_path: Path, tiny_model: Pa
         with running(*workers):
             for worker in workers:
                 worker.wait()
-        services.run(f"niels-cache parts seal {NAME}")
+        services.run(f"niels-cache part {NAME} --seal")
         wait_for_port(services.web, servers[1].process)
         started = ask(f"http://127.0.0.1:{services.web}", START_SENSOR, {"sensor": SENSOR})
         assert started["startSensor"]["__typename"] == "Sensor"

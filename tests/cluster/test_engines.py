@@ -62,7 +62,7 @@ def build_and_kill(walk: Walk, definitions: Path, kill: Callable[[int], None]) -
     """Build all parts, two at a time, and call `kill` with the process of the long part after its first record."""
     killers = [partial(kill_in_mid_part, walk, kill)]
     at_a_time(3, [*killers, *(partial(materialize, walk, definitions, number) for number in range(PARTS))])
-    seal = walk.start("-m", "niels_cache_assets.cli", "parts", "seal", NAME)
+    seal = walk.start("-m", "niels_cache_assets.cli", "part", NAME, "--seal")
     with running(seal):
         seal.wait()
 

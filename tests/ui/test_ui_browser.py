@@ -46,7 +46,9 @@ files = ["letters.jsonl"]
 @pytest.fixture
 def person(tmp_path: Path, tiny_model: Path) -> Iterator[Person]:
     project = Project(tmp_path / "project", tiny_model)
-    (project.folder / "niels_cache.toml").write_text(SETTINGS + CONFIG.format(model=json.dumps(str(tiny_model))), encoding="utf-8")
+    (project.folder / "niels_cache.toml").write_text(
+        "[dagster]\nplots = true\n" + SETTINGS + CONFIG.format(model=json.dumps(str(tiny_model))), encoding="utf-8"
+    )
     with browser_page() as page, running_ui(tmp_path, tiny_model, project=project, module="tests.ui.quick", forked=True) as ui:
         yield Person(page, ui)
 

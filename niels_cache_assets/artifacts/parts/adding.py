@@ -21,7 +21,7 @@ from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, dataset_dir, documents_name
 
-_WHERE = "parts add"
+_WHERE = "part --add"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

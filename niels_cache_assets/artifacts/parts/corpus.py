@@ -23,8 +23,8 @@ import numpy as np
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.corpus import Corpus, CorpusProgress
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.leased import AfreshUnderLease, UnderLease, checked, told_of_parts
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.progress import checked, told_of_parts
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, passing_over
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.chunks import CorpusCounts
@@ -66,12 +66,13 @@ def _with_parts(source: PretrainSource) -> SourceWithParts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinedCorpus(AfreshUnderLease, Corpus):
+class JoinedCorpus(Corpus):
     """The corpus of a data set with `parts` above 1. forces_parts: whether `force` also builds the parts again."""
 
     forces_parts: bool = field(default=True, compare=False)
 
     resumable = False  # the parts are
+    is_shared = True
 
     @property
     def parts_plan(self) -> PartsPlan:
@@ -153,7 +154,7 @@ class JoinedCorpus(AfreshUnderLease, Corpus):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusPart(UnderLease, Corpus):
+class CorpusPart(Corpus):
     """A part of a corpus. given: the part in the plan, if the caller has read the plan."""
 
     number: int
@@ -161,6 +162,7 @@ class CorpusPart(UnderLease, Corpus):
 
     noun = "part"
     option = "--corpus"
+    is_shared = True
     is_part = True
 
     @property

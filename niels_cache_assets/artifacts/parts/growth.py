@@ -79,7 +79,7 @@ class Growth:
             )
         old = {file.name for file in then.listed}
         if new := [file.name for file in now.listed if file.name not in old]:
-            log(f"{self.name}: {_told(new=new)}, which no part reads; add them: niels-cache parts add {self.name} PATTERN")
+            log(f"{self.name}: {_told(new=new)}, which no part reads; add them: niels-cache part {self.name} --add PATTERN")
         return then
 
     def _refuse_other_files(self, now: PlannedGroup) -> None:
@@ -91,7 +91,7 @@ class Growth:
         there = {file.name for file in now.listed}
         told = _told(deleted=sorted(read - there), new=sorted(there - read)) or "a changed file"
         raise NielsCacheError(
-            f"{self.cache}: {told} since this cache was built; put the files back, name new ones with niels-cache parts add, "
+            f"{self.cache}: {told} since this cache was built; put the files back, name new ones with niels-cache part --add, "
             f"or build everything again: {self.how_to_make} --force"
         )
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.dataset import Dataset
-from niels_cache_assets.artifacts.parts.leased import UnderLease
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import CODE_VERSIONS, Provenance
@@ -24,7 +23,6 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.excluded import removed_ids, with_held_ids, with_ids
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
-from niels_cache_assets.show.drops import DropSummary
 from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream
 from niels_cache_assets.sources.with_parts import SourceWithParts
@@ -187,14 +185,6 @@ class OfPlan(Pretrain):
         if self.source.seeded_val_frac is not None:
             return f"val by hash of seed, file and row: {self.source.seeded_val_frac:g} of documents, seed {self.build.seed}"
         return super().split_rule()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leased(UnderLease, OfPlan):
-    """A cache of a plan that is built under a lease."""
-
-    def drops(self, meta: Meta) -> DropSummary:
-        return DropSummary()  # the seal says what all parts left out
 
 
 @dataclass(frozen=True, kw_only=True)

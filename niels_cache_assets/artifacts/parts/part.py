@@ -12,8 +12,8 @@ from itertools import chain, islice
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Work, Written
-from niels_cache_assets.artifacts.parts.leased import checked
-from niels_cache_assets.artifacts.parts.of_plan import Leased, OfCorpus
+from niels_cache_assets.artifacts.parts.of_plan import OfCorpus, OfPlan
+from niels_cache_assets.artifacts.parts.progress import checked
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
@@ -30,8 +30,11 @@ from niels_cache_assets.streaming.splits import UNLIMITED
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(Leased):
+class Part(OfPlan):
     """A part of a data set."""
+
+    is_shared = True
+    is_part = True
 
     number: int
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.holding import Held, Log, under_lease
 from niels_cache_assets.artifacts.parts.growth import Growth
-from niels_cache_assets.artifacts.parts.under_lease import under_lease
 from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
@@ -44,6 +44,7 @@ class PartsPlan(Artifact):
     version = CODE_VERSION
     record = PLAN_NAME
     noun = "plan"
+    is_shared = True
 
     @property
     def key(self) -> str:

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from niels_cache_assets.artifacts.base import Log
 from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.holding import times_of
 from niels_cache_assets.artifacts.parts.ranges import remove_ranges
 from niels_cache_assets.artifacts.parts.seal import Sealed
-from niels_cache_assets.artifacts.parts.under_lease import times_of
 from niels_cache_assets.corpus.layout import corpus_parts_dir
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.excluded import FOUND_NAME

@@ -20,10 +20,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.artifacts.base import Log, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Log, Work, Written
 from niels_cache_assets.artifacts.corpus import Corpus
-from niels_cache_assets.artifacts.parts.leased import UnderLease, checked
-from niels_cache_assets.artifacts.parts.under_lease import times_of
+from niels_cache_assets.artifacts.holding import times_of
+from niels_cache_assets.artifacts.parts.progress import checked
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import dedup_order, drop_lists_identity, require_unchanged
@@ -115,13 +115,15 @@ class SearchProgress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfSearch(UnderLease):
+class OfSearch(Artifact):
     """A step of the search for duplicates in ranges. ranges: how many there are."""
 
+    registry: Registry
     root: Path
     ranges: int
 
     version = CODE_VERSION
+    is_shared = True
 
     @cached_property
     def wanted(self) -> WantedDropLists:
@@ -180,17 +182,17 @@ class Hashes(OfSearch):
         return [f"corpus/{name}" for name in dedup_order(self.registry)]
 
     def need(self) -> Need:
-        from niels_cache_assets.dedup.ranges import ranged_hashes_bytes
+        from niels_cache_assets.dedup.ranges import hashes_bytes
 
         documents = self.wanted.documents
-        size = ranged_hashes_bytes(documents, bands=self.bands)
+        size = hashes_bytes(documents, bands=self.bands)
         return Need(bytes=size, why=f"the hashes of {documents:,} documents in {self.bands} bands", certain=True)
 
     def warning(self) -> str | None:
         return self.wanted.warning
 
     def write(self, work: Work) -> Written:
-        from niels_cache_assets.dedup.ranges import write_ranged_hashes
+        from niels_cache_assets.dedup.ranges import write_hashes
 
         wanted = self.wanted
         work.log(f"hashing the signatures of {', '.join(wanted.corpora)} in {self.ranges} ranges")
@@ -203,7 +205,7 @@ class Hashes(OfSearch):
             inputs = Inputs(self.registry, self.root, wanted.corpora)
             blocks = self._told(inputs, checked(work.lease, work.progress))
             settings = {"bands": self.bands, "rows": wanted.identity["rows"], "ranges": self.ranges}
-            write_ranged_hashes(blocks, **settings, folder=work.directory, wrote=wrote)
+            write_hashes(blocks, **settings, folder=work.directory, wrote=wrote)
         sizes = {name: (work.directory / name).stat().st_size for name in sums}
         return Written(meta=self._meta(work, {name: {"bytes": sizes[name], "sha256": found.hexdigest()} for name, found in sums.items()}))
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset
-from niels_cache_assets.artifacts.parts.leased import AfreshUnderLease, told_of_parts
 from niels_cache_assets.artifacts.parts.of_plan import OfCorpus, OfPlan
 from niels_cache_assets.artifacts.parts.part import Part, PreparedPart
+from niels_cache_assets.artifacts.parts.progress import told_of_parts
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.parts.whole_part import WholePart
 from niels_cache_assets.artifacts.pretrain import Pretrain
@@ -30,10 +30,11 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sealed(AfreshUnderLease, OfPlan):
+class Sealed(OfPlan):
     """The cache of a pretrain data set with `parts` above 1."""
 
     resumable = False
+    is_shared = True
 
     @property
     def member(self) -> str:

@@ -23,8 +23,8 @@ from typing import Any, TypedDict
 import numpy as np
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
-from niels_cache_assets.artifacts.parts.leased import checked
-from niels_cache_assets.artifacts.parts.of_plan import Leased
+from niels_cache_assets.artifacts.parts.of_plan import OfPlan
+from niels_cache_assets.artifacts.parts.progress import checked
 from niels_cache_assets.build_cache.base import Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resuming import JournalFingerprint
@@ -119,8 +119,11 @@ def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValPart(Leased):
+class ValPart(OfPlan):
     """The val of a data set in parts that is made before the parts."""
+
+    is_shared = True
+    is_part = True
 
     @property
     def member(self) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset
-from niels_cache_assets.artifacts.parts.leased import checked
 from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.progress import checked
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import OnProgress, Provenance
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
@@ -30,7 +30,7 @@ from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.format.layout import dataset_dir
 from niels_cache_runtime.format.meta import Meta
 
-_BEFORE_THE_PIN = (None, "main")  # `parts add` replaces these by the commit; a cache of another branch is built again, with the same bytes
+_BEFORE_THE_PIN = (None, "main")  # `part --add` replaces these by the commit; a cache of another branch is built again, with the same bytes
 
 
 @dataclass(frozen=True, kw_only=True)

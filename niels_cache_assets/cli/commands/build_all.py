@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import CACHES, HOME_VARIABLE, WHERE, Command
-from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_json
+from niels_cache_assets.cli.command import CACHES, WHERE, Command
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.overrides import FLAGS, SFT_VAL_FRAC, SHUFFLE_BUFFER, Flag, collect_overrides
+from niels_cache_assets.cli.overrides import FLAGS, collect_overrides
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
@@ -54,15 +54,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "if it is not valid TOML; repeat the option for several settings",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for flag in (*FLAGS, SHUFFLE_BUFFER, SFT_VAL_FRAC):
-        group = groups.setdefault(flag.group, parser.add_argument_group(flag.group))
-        group.add_argument(flag.option, type=flag.type, metavar=flag.metavar, nargs=flag.nargs, dest=flag.dest, help=_help_of(flag))
-
-
-def _help_of(flag: Flag) -> str:
-    if flag.default is None:
-        return flag.help
-    return f"{flag.help} (default: {f'{flag.default:_}' if isinstance(flag.default, int) and flag.default > 9_999 else flag.default})"
+    for flag in FLAGS:
+        flag.add_to(groups.setdefault(flag.group, parser.add_argument_group(flag.group)))
 
 
 COMMAND = Command(
@@ -120,8 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         results = launch_builds(registry, root=root, only=arguments.only, force=arguments.force, wait=arguments.wait, listener=listener)
     code = FAILED if any(result.state == "failed" for result in results) else DONE
-    if arguments.json:
-        print_json({"root": root, "results": [_result_json(result) for result in results]})
+    if print_facts(arguments, {"root": root, "results": [_result_json(result) for result in results]}):
         return code
     console = output()
     _print_results(console, results)
@@ -299,7 +291,7 @@ def _print_next_steps(console: Console, results: Sequence[LaunchResult], argumen
     example = next((result for result in built if result.family == "pretrain"), built[0])
     console.print("\nNext steps", style="bold")
     for command, purpose in (
-        (_ui_command(arguments), "shows lineage, counts and history in the Dagster UI"),
+        (f"{_program()} ui{options}", "shows lineage, counts and history in the Dagster UI"),
         (f"{_program()} verify{options}", "hashes every file again"),
         (f"{_program()} sample {example.name}{options}", "shows what training will see"),
     ):
@@ -325,21 +317,3 @@ def _options(arguments: argparse.Namespace) -> str:
     """Return the options that another command needs to select the same caches."""
     given = {"--profile": arguments.profile, "--config": arguments.config, "--cache-dir": arguments.cache_dir}
     return "".join(f" {option} {shlex.quote(value)}" for option, value in given.items() if value)
-
-
-def _ui_command(arguments: argparse.Namespace) -> str:
-    """Return `make ui` in a clone, otherwise `niels-cache ui`, with the environment variables that select the same caches."""
-    from niels_cache_assets.config.defaults import CONFIG_NAME
-    from niels_cache_assets.config.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE
-
-    in_clone = Path("Makefile").exists() and Path("workspace.yaml").exists()
-    by_itself = in_clone and arguments.profile == "quickstart" and not Path(CONFIG_NAME).exists() and CONFIG_VARIABLE not in os.environ
-    home = os.environ.get(HOME_VARIABLE)  # set by the launcher to the home that it used
-    variables = {
-        PROFILE_VARIABLE: None if by_itself else arguments.profile,  # without a configuration, `make ui` shows this profile
-        CONFIG_VARIABLE: arguments.config,
-        ROOT_VARIABLE: arguments.cache_dir,
-        HOME_VARIABLE: None if in_clone or home == str(Path(".dagster").absolute()) else home,  # if unset, the UI uses the default home
-    }
-    environment = "".join(f"{name}={shlex.quote(value)} " for name, value in variables.items() if value)
-    return environment + ("make ui" if in_clone else f"{_program()} ui")

@@ -1,5 +1,5 @@
-"""The command `clean FILE ...`. It runs the cleaning chain on any files, and prints which documents the chain would drop. Nothing is
-written.
+"""The command `clean`. `clean FILE ...` runs the cleaning chain on any files, and prints which documents the chain would drop. Nothing is
+written. `clean --dropped NAME` prints what cleaning dropped from a corpus, with the examples that the build saved.
 
 The command runs the code that makes a corpus, and uses all cores for a large input.
 """
@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import chain, islice
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least
-from niels_cache_assets.cli.console import diagnostics, output, print_json
+from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least, refuse
+from niels_cache_assets.cli.console import diagnostics, excerpt, new_table, output, print_facts, title_of
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import parse_value
-from niels_cache_assets.cli.reasons import check_reason, chosen_examples, examples_by_reason, print_examples, print_reasons
-from niels_cache_assets.show.wording import counted
+from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
+from niels_cache_assets.show.wording import counted, share_of
 from niels_cache_assets.streaming.in_flight import map_in_processes
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.reading import available_threads
@@ -34,14 +36,17 @@ if TYPE_CHECKING:
     from niels_cache_assets.documents import Document
     from niels_cache_assets.sources.types import PretrainSource
 
-EXAMPLES = 3  # examples to print if --reason names a reason
+EXAMPLES = 3  # examples to print of each reason for --dropped and --reason
 _WORTH_PROCESSES = 8_000_000  # bytes of input; a smaller input is faster without processes
+
+Example = Mapping[str, Any]  # a row of corpus.layout.REJECTED
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", metavar="FILE", nargs="+", help="files and folders")
+    parser.add_argument("files", metavar="FILE", nargs="*", help="files and folders")
+    parser.add_argument("--dropped", metavar="NAME", help="show what cleaning dropped from this built data set, instead of FILE")
     parser.add_argument(
-        "-n", metavar="N", dest="count", type=at_least(0), help="rejected examples to print for each reason (default: 0; 3 with --reason)"
+        "-n", metavar="N", dest="count", type=at_least(0), help="examples to print for each reason (default: 3 with --dropped or --reason)"
     )
     parser.add_argument("--reason", metavar="REASON", help="print examples of this reason only")
     parser.add_argument("--limit", metavar="N", type=at_least(1), help="read the first N documents only")
@@ -60,9 +65,12 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    usage="FILE ... ",
+    usage="[FILE ...] ",
     description="""\
 Run the cleaning chain on files and show which documents it drops. Nothing is registered or written.
+With --dropped NAME, show the documents that cleaning dropped from a built data set: the number for each
+reason, and examples with the measured value. A build saves 50 examples of each reason, sampled evenly
+over all documents that were dropped for this reason.
 
 The name of FILE determines its format: .txt, .md and .rst (one document per file), .jsonl (one per
 line), .parquet (one per row), .xml (a MediaWiki dump), each also compressed as .gz, .bz2, .xz or .zst.
@@ -73,23 +81,59 @@ A folder stands for every such file in it. The thresholds come from [cleaning] i
   niels-cache clean a.jsonl -n 20 --reason list_page           twenty of one reason
   niels-cache clean a.jsonl --set min_words=20 --set 'skip=["not_english"]'
   niels-cache clean a.jsonl --like wikipedia                   with the thresholds of that data set
+  niels-cache clean --dropped wikipedia                        what a build dropped, with three examples of each reason
+  niels-cache clean --dropped wikipedia --reason list_page -n 20
 
 What each reason means, and where its threshold comes from: docs/cleaning.md""",
     add_options=_add_options,
-    offers={"like": PRETRAIN},
+    offers={"like": PRETRAIN, "dropped": PRETRAIN},
     has_json=True,
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from niels_cache_assets.cleaning.counting import CleaningReport
+    """Print the counts of each reason, and examples."""
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.corpus.chunks import CorpusCounts
-    from niels_cache_assets.own_data.recognizing import sources_of
 
+    if bool(arguments.files) == bool(arguments.dropped):
+        raise NielsCacheError(f"{WHERE}: clean takes FILE ... to clean, or --dropped NAME of a built data set")
+    if arguments.count is None:
+        arguments.count = EXAMPLES if arguments.reason or arguments.dropped else 0
+    if arguments.reason is not None and arguments.files:
+        _check_reason(arguments.reason, ())
+    registry, root = open_registry(arguments)
+    return _show_dropped(arguments, registry, root) if arguments.dropped else _clean_files(arguments, registry)
+
+
+def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path) -> int:
+    from niels_cache_assets.corpus.prepared import open_documents
+    from niels_cache_assets.corpus.report import documents_given
+    from niels_cache_assets.show.corpora import find_corpus
+
+    name = arguments.dropped
+    directory, meta = find_corpus(registry, root, name)
+    dropped = Counter[str](meta["dropped"])
     if arguments.reason is not None:
-        check_reason(arguments.reason, ())
-    registry, _ = open_registry(arguments)
+        _check_reason(arguments.reason, dropped)
+    with open_documents(directory / REJECTED_NAME) as parquet:
+        examples = _chosen_examples(parquet.read(columns=list(REJECTED)).to_pylist(), arguments)
+    given, kept, by_source = documents_given(meta), meta["documents"]["kept"], Counter[str](meta["dropped_by_source"])
+    if print_facts(arguments, {"name": name, "read": given, "kept": kept, "dropped": dropped, "examples": examples}):
+        return DONE
+    console = output()
+    _print_reasons(console, f"{name}: ", kept=kept, by_cleaning=dropped - by_source, by_source=by_source)
+    _print_examples(console, examples)
+    if arguments.reason and dropped[arguments.reason] and not examples and arguments.count:
+        of_reading = "these documents were dropped while the source was read; no examples of them are saved"
+        console.print(f"{arguments.reason}: {counted(dropped[arguments.reason], 'document')}; {of_reading}", soft_wrap=True)
+    return DONE
+
+
+def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
+    from niels_cache_assets.cleaning.counting import CleaningReport
+    from niels_cache_assets.cli.recognizing import sources_of
+    from niels_cache_assets.corpus.chunks import CorpusCounts
+
     settings = _thresholds(registry, arguments)
     sources = sources_of(arguments.files, text_field=arguments.text_field)
     outcome = CorpusCounts(report=CleaningReport(registry.build.seed))
@@ -97,14 +141,10 @@ def run(arguments: argparse.Namespace) -> int:
         task = bar.add_task("cleaning", total=None, detail="")
         for _ in _clean(sources, settings, limit=arguments.limit, seed=registry.build.seed, outcome=outcome):
             bar.update(task, detail=f"{outcome.before.documents:,} documents, {outcome.after.documents:,} kept")
-    count = arguments.count if arguments.count is not None else EXAMPLES if arguments.reason else 0
-    if arguments.json:
-        examples = chosen_examples(examples_by_reason(outcome.report.rows()), count=count, reason=arguments.reason)
-        print_json({**outcome.meta(), "examples": examples})
-        return DONE
-    console = output()
-    _print_counts(console, outcome)
-    print_examples(console, examples_by_reason(outcome.report.rows()), count=count, reason=arguments.reason)
+    examples = _chosen_examples(outcome.report.rows(), arguments)
+    if not print_facts(arguments, {**outcome.meta(), "examples": examples}):
+        _print_counts(output(), outcome)
+        _print_examples(output(), examples)
     return DONE
 
 
@@ -174,12 +214,61 @@ def _print_counts(console: Console, outcome: CorpusCounts) -> None:
     from niels_cache_assets.corpus.report import estimated_tokens
 
     before, after = outcome.before, outcome.after
-    given = before.documents + outcome.dropped_by_source.dropped.total()
-    console.print(f"{counted(given, 'document')} read, {after.documents:,} kept", style="bold", soft_wrap=True)
-    print_reasons(console, kept=after.documents, by_cleaning=outcome.report.dropped, by_source=outcome.dropped_by_source.dropped)
+    by_source = outcome.dropped_by_source.dropped
+    _print_reasons(console, "", kept=after.documents, by_cleaning=outcome.report.dropped, by_source=by_source)
     if before.characters:
         tokens = f"about {counted(estimated_tokens(after.characters), 'token')}"
         console.print(f"\n{counted(before.characters, 'character')} read, {after.characters:,} kept, {tokens}", soft_wrap=True)
     if masked := outcome.report.masked:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(masked.items()))
         console.print(f"masked in {counted(outcome.report.masked_documents, 'kept document')}: {kinds}", soft_wrap=True)
+
+
+def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
+    """Print the number of kept documents, and the number of dropped documents for each reason.
+
+    `by_source`: the number of documents for each reason that the source dropped while reading, before the cleaning chain.
+    """
+    given = kept + sum(by_cleaning.values()) + sum(by_source.values())
+    console.print(f"{title}{counted(given, 'document')} read, {kept:,} kept", style="bold", soft_wrap=True)
+    table = new_table("", "documents", "share", right=frozenset({"documents", "share"}))
+    table.add_row("kept", f"{kept:,}", share_of(kept, given), style="bold")
+    named = [*by_cleaning.items(), *((f"{reason} (when read)", count) for reason, count in by_source.items())]
+    for reason, count in sorted(named, key=lambda item: (-item[1], item[0])):
+        table.add_row(reason, f"{count:,}", share_of(count, given))
+    console.print(table)
+
+
+def _check_reason(reason: str, known: Iterable[str]) -> None:
+    """Raise NielsCacheError for an unknown reason, and suggest the nearest reason. A reason without documents is valid."""
+    from niels_cache_assets.cleaning.filters import REASONS
+
+    choices = list(dict.fromkeys([*known, *REASONS]))
+    if reason not in choices:
+        refuse("--reason", "no reason", reason, choices)
+
+
+def _chosen_examples(rows: Iterable[Example], arguments: argparse.Namespace) -> list[Example]:
+    """Return `-n` examples of each reason, or only of `--reason`, ordered by reason."""
+    examples: dict[str, list[Example]] = {}
+    for row in rows:
+        examples.setdefault(row["reason"], []).append(row)
+    return [row for reason in sorted(examples) if arguments.reason in (None, reason) for row in spread(examples[reason], arguments.count)]
+
+
+def spread(rows: Sequence[Example], count: int) -> list[Example]:
+    """Return `count` of the rows at even distances. The choice is always the same."""
+    count = min(count, len(rows))
+    return [rows[index * len(rows) // count] for index in range(count)]
+
+
+def _print_examples(console: Console, examples: Iterable[Example]) -> None:
+    """Print examples, each below a heading such as `list_page 0.734: Title (articles.jsonl, row 12)`."""
+    from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS  # an example has no more text than this
+    from niels_cache_assets.tokenizer.decoding import spell_controls
+
+    for row in examples:
+        title = spell_controls(row["title"]) if row["title"] else None
+        value = "" if row["value"] is None else f" {row['value']:.4g}"
+        console.print(f"\n--- {row['reason']}{value}: {title_of(title, row['file'], row['row'])}", style="bold", soft_wrap=True)
+        console.print(excerpt(row["excerpt"], EXCERPT_CHARACTERS))

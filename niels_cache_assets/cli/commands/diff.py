@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import Command, at_least, refuse
-from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_json
+from niels_cache_assets.cli.command import Command, at_least
+from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.show.wording import UNKNOWN, counted
 from niels_cache_runtime.errors import NielsCacheError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from niels_cache_assets.show.differences.documents import DocumentDifferences, Listed
-    from niels_cache_assets.show.differences.folders import DatasetDifferences, Differing, Pair
+    from niels_cache_assets.show.differences.folders import DatasetDifferences, Differing
     from niels_cache_assets.show.differences.tokens import TokenDifference, TokenPlace
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_runtime.format.layout import Split
@@ -38,7 +38,6 @@ _UNRECORDED = (
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a cache root, or the folder of one data set")
     parser.add_argument("b", metavar="B", help="another folder of the same kind")
-    parser.add_argument("--only", metavar="NAME", nargs="+", help="compare only these data sets (or tokenizer) of two cache roots")
     parser.add_argument(
         "-n", metavar="N", dest="count", type=at_least(0), default=SHOWN, help=f"documents to list of each kind (default: {SHOWN})"
     )
@@ -57,7 +56,6 @@ Corpora, duplicates and indices are not compared. `niels-cache tokenizer compare
 on the same text.""",
     examples="""\
   niels-cache diff cache old/cache
-  niels-cache diff cache old/cache --only wikitext
   niels-cache diff cache/pretrain/wikitext old/cache/pretrain/wikitext -n 20""",
     add_options=_add_options,
     has_caches=False,
@@ -71,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.show.differences.folders import compare_pair, find_pairs
 
     a, b = Path(arguments.a), Path(arguments.b)
-    pairs = _chosen(find_pairs(a, b), arguments.only)
+    pairs = find_pairs(a, b)
     found: list[DatasetDifferences] = []
     for pair in pairs:
         if pair.a is not None and pair.b is not None:
@@ -79,17 +77,15 @@ def run(arguments: argparse.Namespace) -> int:
                 found.append(compare_pair(pair, shown=arguments.count, progress=progress))
     alone = {"a": [pair.name for pair in pairs if pair.b is None], "b": [pair.name for pair in pairs if pair.a is None]}
     differ = any(alone.values()) or any(each.differ for each in found)
-    if arguments.json:
-        print_json(
-            {
-                "a": a,
-                "b": b,
-                "equal": not differ,
-                "only_a": alone["a"],
-                "only_b": alone["b"],
-                "datasets": [_as_json(each) for each in found],
-            }
-        )
+    facts = {
+        "a": a,
+        "b": b,
+        "equal": not differ,
+        "only_a": alone["a"],
+        "only_b": alone["b"],
+        "datasets": [_as_json(each) for each in found],
+    }
+    if print_facts(arguments, facts):
         return DIFFERENT if differ else DONE
     console = output()
     for letter, path in (("A", a), ("B", b)):
@@ -103,14 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
     if same := [each.name for each in found if not each.differ]:
         console.print(f"\nno difference: {', '.join(same)}", soft_wrap=True)
     return DIFFERENT if differ else DONE
-
-
-def _chosen(pairs: Sequence[Pair], only: Sequence[str] | None) -> list[Pair]:
-    known = [pair.name.rpartition("/")[2] for pair in pairs]
-    for name in only or ():
-        if name not in known:
-            refuse("--only", "no data set of A or B", name, known)
-    return [pair for pair, name in zip(pairs, known, strict=True) if only is None or name in only]
 
 
 def _print(console: Console, found: DatasetDifferences) -> None:

@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from niels_cache_assets.cli.command import HOME_VARIABLE, Command
-from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
+from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.show.wording import UNKNOWN, counted, file_size
+from niels_cache_assets.show.wording import UNKNOWN, counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import try_lock
 
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.sources.inputs import InputProblem
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 LEAST_PYTHON = (3, 11)
 LITTLE_SPACE = 5_000_000_000  # bytes; the default profile needs 1 GB for its caches, and room for the files that the hub's library keeps
-REQUEST_SECONDS = 10
 DAGSTER_CONFIG = "dagster.yaml"
 _NETWORK = "check the network and its proxy (HTTPS_PROXY); to use a mirror, set HF_ENDPOINT"
 
@@ -72,8 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_text_places(arguments)
     findings = list(_examine(arguments))
     problems = sum(finding.state == "problem" for finding in findings)
-    if arguments.json:
-        print_json({"findings": [asdict(finding) for finding in findings]})
+    if print_facts(arguments, {"findings": [asdict(finding) for finding in findings]}):
         return FAILED if problems else DONE
     console = output()
     table = new_table("", "what", "found", shrinking=["found"])
@@ -96,8 +95,7 @@ def _print_text_places(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.show.text_places import text_places
 
     places = [*text_places(*open_registry(arguments))]
-    if arguments.json:
-        print_json({"text": [asdict(place) for place in places]})
+    if print_facts(arguments, {"text": [asdict(place) for place in places]}):
         return DONE
     table = new_table("where", "what", "size", right=frozenset({"size"}), shrinking=["what"])
     table.columns[0].overflow = "fold"
@@ -107,12 +105,12 @@ def _print_text_places(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Finding:
     what: str
     state: Literal["ok", "note", "problem"]
     found: str
-    mend: str = ""
+    mend: str = ""  # what to do
 
 
 def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
@@ -124,14 +122,14 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     try:
         registry = load_registry(profile=arguments.profile, config=arguments.config)
     except NielsCacheError as error:
-        yield Finding(what="configuration", state="problem", found=str(error), mend=f"correct it, or write a new one with {PROGRAM} init")
+        yield Finding("configuration", "problem", str(error), f"correct it, or write a new one with {PROGRAM} init")
         yield _dagster_home()
         return
     root = cache_root(registry, arguments.cache_dir)
     yield _configuration(registry)
     for line in (*registry.notify.warnings(registry.origin), *registry.advice):
         where, _, mend = line.rpartition("; ")
-        yield Finding(what="configuration", state="note", found=where, mend=mend)
+        yield Finding("configuration", "note", where, mend)
     if not registry.is_fallback:
         yield from _inputs(registry, offline=arguments.offline)
     yield from _cache_directory(root)
@@ -144,11 +142,11 @@ def _system() -> Finding:
     found = f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {counted(os.cpu_count() or 1, 'core')}"
     if sys.version_info < LEAST_PYTHON:
         mend = f"create a new environment with Python {'.'.join(map(str, LEAST_PYTHON))} or newer"
-        return Finding(what="system", state="problem", found=found, mend=mend)
+        return Finding("system", "problem", found, mend)
     if sys.platform != "linux":
         mend = "niels-cache is tested on Linux; elsewhere a cache is missing for an instant when its rebuild takes its place"
-        return Finding(what="system", state="note", found=found, mend=mend)
-    return Finding(what="system", state="ok", found=found)
+        return Finding("system", "note", found, mend)
+    return Finding("system", "ok", found)
 
 
 def _versions() -> Finding:
@@ -159,7 +157,7 @@ def _versions() -> Finding:
         requirements = [Requirement(line) for line in metadata.requires(PROGRAM) or ()]
     except metadata.PackageNotFoundError:
         mend = "run pip install -e . in the clone, so that the requirements can be checked"
-        return Finding(what="packages", state="note", found="niels-cache is not installed: run from its sources", mend=mend)
+        return Finding("packages", "note", "niels-cache is not installed: run from its sources", mend)
     wrong, right = [], 0
     for requirement in requirements:
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -176,8 +174,8 @@ def _versions() -> Finding:
     if wrong:
         found = ", ".join(f"{requirement} ({installed})" for requirement, installed in wrong)
         mend = f"{sys.executable} -m pip install {' '.join(repr(str(requirement)) for requirement, _ in wrong)}"
-        return Finding(what="packages", state="problem", found=found, mend=mend)
-    return Finding(what="packages", state="ok", found=f"{right} as required; dagster {metadata.version('dagster')}")
+        return Finding("packages", "problem", found, mend)
+    return Finding("packages", "ok", f"{right} as required; dagster {metadata.version('dagster')}")
 
 
 def _configuration(registry: Registry) -> Finding:
@@ -186,13 +184,15 @@ def _configuration(registry: Registry) -> Finding:
     names = [name for family in FAMILIES for name in registry.partition_keys(family)]
     if registry.is_fallback:
         what, _, mend = registry.without_file.rpartition("; ")
-        return Finding(what="configuration", state="note", found=what, mend=mend)
+        return Finding("configuration", "note", what, mend)
     found = f"{registry.settings_origin}: {counted(len(names), 'data set')} to build"
     if not names:
-        mend = f"add a data set to {registry.origin}: {PROGRAM} catalog lists those that ship with it, {PROGRAM} init inspects your files"
-        return Finding(what="configuration", state="problem", found=found, mend=mend)
+        mend = (
+            f"add a data set to {registry.origin}: {PROGRAM} init --list shows those that ship with it, {PROGRAM} init inspects your files"
+        )
+        return Finding("configuration", "problem", found, mend)
     waiting = [f"{name} needs {reason}" for name, reason in registry.unconfigured().items()]
-    return Finding(what="configuration", state="ok", found="; ".join([found, *waiting]))
+    return Finding("configuration", "ok", "; ".join([found, *waiting]))
 
 
 def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
@@ -207,23 +207,22 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
     problems = False
     model = registry.tokenizer.model
     if model is not None and not os.access(model, os.R_OK):
-        yield Finding(what="data", state="problem", found=f"[tokenizer] model = {model!r} does not exist", mend="correct its path")
+        yield Finding("data", "problem", f"[tokenizer] model = {model!r} does not exist", "correct its path")
         problems = True
     elif model is not None:
         try:
             open_configured_model(registry.tokenizer)
         except NielsCacheError as error:
-            yield Finding(what="data", state="problem", found=f"[tokenizer] {error}", mend="give another model")
+            yield Finding("data", "problem", f"[tokenizer] {error}", "give another model")
             problems = True
     for problem in input_problems(registry, offline=offline):
         problems = True
-        what, _, mend = (str(problem), "", _NETWORK) if problem.is_away else str(problem).rpartition("; ")
-        yield Finding(what="data", state="problem", found=what or mend, mend=mend)
+        yield _of_input("data", problem)
     if not problems:
         local = [registry.source(name) for family in FAMILIES for name in registry.partition_keys(family)]
         found = sum(len(source.input_files()) for source in local if not is_remote(source))
         if found:
-            yield Finding(what="data", state="ok", found=f"{counted(found, 'input file')}")
+            yield Finding("data", "ok", f"{counted(found, 'input file')}")
 
 
 def _cache_directory(root: Path) -> Iterator[Finding]:
@@ -237,26 +236,26 @@ def _cache_directory(root: Path) -> Iterator[Finding]:
     file = next((path for path in (root.absolute(), *root.absolute().parents) if path.exists()), folder)
     if not file.is_dir():
         mend = "move it away, or choose another place with --cache-dir or [build] cache_dir"
-        yield Finding(what="cache directory", state="problem", found=f"{file} is a file", mend=mend)
+        yield Finding("cache directory", "problem", f"{file} is a file", mend)
         return
     try:
         with tempfile.TemporaryDirectory(prefix=".niels_cache_doctor_", dir=folder) as probe:
             locks, exchanges = _has_locks(Path(probe)), can_exchange(Path(probe))
     except OSError as error:
         mend = f"change its permissions, or choose another place with --cache-dir or [build] cache_dir ({error.strerror})"
-        yield Finding(what="cache directory", state="problem", found=f"{name}: {folder} cannot be written", mend=mend)
+        yield Finding("cache directory", "problem", f"{name}: {folder} cannot be written", mend)
         return
-    yield Finding(what="cache directory", state="ok", found=name if folder == root.absolute() else f"{name}, which a build will create")
+    yield Finding("cache directory", "ok", name if folder == root.absolute() else f"{name}, which a build will create")
     if not locks:
         mend = "use a local disk for the cache directory, or mount this one with locks: without them, two builds may write at once"
-        yield Finding(what="locks", state="problem", found="its file system has no file locks", mend=mend)
+        yield Finding("locks", "problem", "its file system has no file locks", mend)
     if not exchanges:
         mend = "no action is needed; but a cache is missing for an instant when its rebuild takes its place"
-        yield Finding(what="exchange", state="note", found="its file system cannot exchange two directories in one step", mend=mend)
+        yield Finding("exchange", "note", "its file system cannot exchange two directories in one step", mend)
     free = shutil.disk_usage(folder).free
     little = free < LITTLE_SPACE
     mend = "free some space, or choose another disk with --cache-dir; `hf cache ls` lists the files that the hub keeps" if little else ""
-    yield Finding(what="disk", state="note" if little else "ok", found=f"{file_size(free)} free", mend=mend)
+    yield Finding("disk", "note" if little else "ok", f"{file_size(free)} free", mend)
 
 
 def _has_locks(folder: Path) -> bool:
@@ -274,56 +273,38 @@ def _dagster_home() -> Finding:
     folder = _existing(home)
     if (home.exists() and not home.is_dir()) or not os.access(folder, os.W_OK | os.X_OK):
         mend = f"this folder is not writable; choose another: export {HOME_VARIABLE}=$HOME/.dagster"
-        return Finding(what=HOME_VARIABLE, state="problem", found=found, mend=mend)
+        return Finding(HOME_VARIABLE, "problem", found, mend)
     if given and not Path(given).is_absolute():
         mend = f"make the path absolute, because other programs of Dagster refuse a relative one: export {HOME_VARIABLE}={home.absolute()}"
-        return Finding(what=HOME_VARIABLE, state="problem", found=given, mend=mend)
+        return Finding(HOME_VARIABLE, "problem", given, mend)
     if (home / DAGSTER_CONFIG).exists() and not os.access(home / DAGSTER_CONFIG, os.R_OK):
-        return Finding(what=HOME_VARIABLE, state="problem", found=f"{home / DAGSTER_CONFIG} cannot be read", mend="change its permissions")
+        return Finding(HOME_VARIABLE, "problem", f"{home / DAGSTER_CONFIG} cannot be read", "change its permissions")
     if not given:
         mend = f"each working folder has a separate history; to share one: export {HOME_VARIABLE}=$HOME/.dagster"
-        return Finding(what=HOME_VARIABLE, state="note", found=found, mend=mend)
-    return Finding(what=HOME_VARIABLE, state="ok", found=found)
+        return Finding(HOME_VARIABLE, "note", found, mend)
+    return Finding(HOME_VARIABLE, "ok", found)
 
 
 def _hub(registry: Registry) -> Iterator[Finding]:
     """Check that each data set of the hub can be read with the current access token. Stop at the first failed connection."""
-    from niels_cache_assets.sources.errors import SourceUnavailable
     from niels_cache_assets.sources.hub.data import HubData
-    from niels_cache_runtime.format.layout import FAMILIES
+    from niels_cache_assets.sources.inputs import hub_problems
 
-    wanted: dict[str, str | None] = {}
-    for family in FAMILIES:
-        for name in registry.partition_keys(family):
-            source = registry.source(name)
-            if isinstance(source, HubData) and not source.local_key:
-                wanted[source.dataset] = source.pinned_revision
-    if not wanted:
-        yield Finding(what="hub", state="ok", found="no configured data set comes from the hub")
-        return
-    from huggingface_hub import get_token
+    problems = [_of_input("hub", problem) for problem in hub_problems(registry)]
+    yield from problems
+    sources = {**registry.pretrain, **registry.sft}.values()
+    asked = {source.dataset for source in sources if isinstance(source, HubData) and source.enabled and not source.local_key}
+    if not asked:
+        yield Finding("hub", "ok", "no configured data set comes from the hub")
+    elif not problems:
+        from huggingface_hub import get_token
 
-    token = "with a token" if get_token() else "without a token"
-    for dataset, revision in wanted.items():
-        try:
-            _ask_hub(dataset, revision)
-        except SourceUnavailable as error:
-            yield Finding(what="hub", state="problem", found=str(error), mend=_NETWORK)
-            return
-        except NielsCacheError as error:
-            what, _, mend = str(error).rpartition("; ")
-            yield Finding(what="hub", state="problem", found=what or mend, mend=mend)
-        else:
-            yield Finding(what="hub", state="ok", found=f"{dataset} can be read, {token}")
+        yield Finding("hub", "ok", f"{listed(sorted(asked))} can be read, {'with' if get_token() else 'without'} a token")
 
 
-def _ask_hub(dataset: str, revision: str | None) -> None:
-    from huggingface_hub import HfApi
-
-    from niels_cache_assets.sources.hub.errors import hub_errors
-
-    with hub_errors(dataset, revision):
-        HfApi().dataset_info(dataset, revision=revision, timeout=REQUEST_SECONDS)
+def _of_input(what: str, problem: InputProblem) -> Finding:
+    found, _, mend = (str(problem), "", _NETWORK) if problem.is_away else str(problem).rpartition("; ")
+    return Finding(what, "problem", found or mend, mend)
 
 
 def _existing(path: Path) -> Path:

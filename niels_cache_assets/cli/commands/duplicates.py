@@ -4,8 +4,8 @@ The command reads two columns of the drop list (the list of dropped duplicates),
 corpus/duplicates has found the duplicates. This command compares only the words that it prints. In the worst case, the comparison takes
 quadratic time in the number of words.
 
-The two texts are printed side by side, or one below the other on a narrow terminal. Words that only one text has are underlined on a
-terminal, and in [[ ]] if the output is not a terminal. Printing starts shortly before the first difference, because near duplicates often
+The two texts are printed one below the other. Words that only one text has are underlined on a terminal, and in [[ ]] if the output is not
+a terminal. Printing starts shortly before the first difference, because near duplicates often
 begin alike.
 """
 
@@ -14,16 +14,15 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, WHERE, Command, at_least, chosen, draw_seed, whole_number
-from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_json, title_of
+from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, Command, at_least, chosen, draw_seed, whole_number
+from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_facts, title_of
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
 from niels_cache_assets.show.wording import counted, share_of
-from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
     from niels_cache_runtime.format.meta import Meta
 
 KINDS = ("near", "exact")
-MOST_CHARACTERS = 10_000  # limit for a printed text, because finding the words that differ takes quadratic time
-SIDE_BY_SIDE_COLUMNS = 90  # on a narrower terminal, columns of text are hard to read
+CHARACTERS = 600  # to print of each text; finding the words that differ takes quadratic time
 CONTEXT_WORDS = 12  # common words before the first difference
 _LOOKED_THROUGH = 100_000  # characters that are searched for the first difference
 
@@ -47,16 +45,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="number of pairs (default: 3)")
     parser.add_argument("--kind", metavar="KIND", help="exact or near (default: near, if there are any)")
     parser.add_argument("--closest-call", action="store_true", help="show the least similar pairs instead of random ones")
-    parser.add_argument(
-        "--characters", metavar="N", type=whole_number, default=600, help="characters to print of each document (default: 600)"
-    )
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
 
 
 COMMAND = Command(
     usage="[NAME] ",
     description="""\
-Show duplicates of a data set, each beside the document that is kept. That document may be in another
+Show duplicates of a data set, each with the document that is kept. That document may be in another
 data set, in another split, or earlier in the same one. Without NAME, show counts for every data set.""",
     examples="""\
   niels-cache duplicates                                counts of every data set
@@ -74,55 +69,39 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.show.corpora import find_drop_list, find_drop_lists
 
     registry, root = open_registry(arguments)
-    if not 1 <= arguments.characters <= MOST_CHARACTERS:
-        raise NielsCacheError(f"{WHERE}: --characters must be from 1 to {MOST_CHARACTERS:,}")
     if arguments.kind is not None:
         chosen("--kind", "no kind", arguments.kind, KINDS)
     seed = draw_seed(arguments.seed)
     console = output()
     if arguments.name is None:
         lists = find_drop_lists(registry, root)
-        if arguments.json:
-            print_json({key: lists[key] for key in ("datasets", "order", "settings", "bands", "rows")})
-        else:
+        if not print_facts(arguments, {key: lists[key] for key in ("datasets", "order", "settings", "bands", "rows")}):
             _print_counts(console, lists)
         return DONE
-    meta = find_drop_list(registry, root, arguments.name)
-    counts = meta["datasets"][arguments.name]
+    name = arguments.name
+    meta = find_drop_list(registry, root, name)
+    counts = meta["datasets"][name]
     kind = arguments.kind or ("near" if counts["near"] else "exact")
-    if arguments.json:
-        pairs = _drawn(arguments, root, kind, seed) if counts[kind] else []
-        texts = _texts(registry, root, arguments.name, pairs, meta)
-        print_json({"name": arguments.name, "counts": counts, "pairs": [_as_json(arguments.name, pair, texts) for pair in pairs]})
+    path = duplicates_dir(root) / duplicates_file(name)
+    pairs = _choose(path, kind, arguments.count, seed=None if arguments.closest_call else seed) if counts[kind] else []
+    texts = _texts(registry, root, name, pairs, meta)
+    both = [(texts[name, pair["ordinal"]], texts[pair["because_dataset"], pair["because_ordinal"]]) for pair in pairs]
+    found = [{**pair, "document": dropped, "because": kept} for pair, (dropped, kept) in zip(pairs, both, strict=True)]
+    if print_facts(arguments, {"name": name, "counts": counts, "pairs": found}):
         return DONE
     dropped = f"dropped {counts['exact']:,} as exact and {counts['near']:,} as near duplicates"
-    console.print(f"{arguments.name}: {counted(counts['documents'], 'document')}, {dropped}", style="bold", soft_wrap=True)
-    if not counts[kind]:
-        return DONE
-    pairs = _drawn(arguments, root, kind, seed)
-    texts = _texts(registry, root, arguments.name, pairs, meta)
-    for pair in pairs:
-        titles = _titles(arguments.name, pair, texts)
-        sides = (texts[arguments.name, pair["ordinal"]]["text"], texts[pair["because_dataset"], pair["because_ordinal"]]["text"])
-        console.print(f"\n--- {pair['kind']} duplicate{_similarity(pair)}", style="bold")
-        print_pair(console, titles, sides, characters=arguments.characters)
-    if not arguments.closest_call:
+    console.print(f"{name}: {counted(counts['documents'], 'document')}, {dropped}", style="bold", soft_wrap=True)
+    for pair, documents in zip(pairs, both, strict=True):
+        known = pair["kind"] == "near" and pair["similarity"] is not None
+        similarity = f", similarity {pair['similarity']:.3f}" if known else ""
+        console.print(f"\n--- {pair['kind']} duplicate{similarity}", style="bold")
+        marked = mark_differences(*(document["text"] for document in documents), characters=CHARACTERS, styled=console.is_terminal)
+        for title, text in zip(_titles(name, pair, documents), marked, strict=True):
+            console.print(title, style="bold", soft_wrap=True)
+            console.print(text, soft_wrap=True)
+    if pairs and not arguments.closest_call:
         console.print(f"\n(--seed {seed} shows the same pairs again)", style="dim")
     return DONE
-
-
-def _drawn(arguments: argparse.Namespace, root: Path, kind: str, seed: int) -> list[Pair]:
-    path = duplicates_dir(root) / duplicates_file(arguments.name)
-    return _choose(path, kind, arguments.count, seed=None if arguments.closest_call else seed)
-
-
-def _as_json(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the row of the drop list for this pair, and both documents."""
-    return {
-        **pair,
-        "document": texts[name, pair["ordinal"]],
-        "because": texts[pair["because_dataset"], pair["because_ordinal"]],
-    }
 
 
 def _print_counts(console: Console, meta: Meta) -> None:
@@ -177,43 +156,15 @@ def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], dup
     return texts
 
 
-def _similarity(pair: Pair) -> str:
-    known = pair["kind"] == "near" and pair["similarity"] is not None
-    return f", similarity {pair['similarity']:.3f}" if known else ""
-
-
-def _titles(name: str, pair: Pair, texts: Mapping[tuple[str, int], Mapping[str, Any]]) -> tuple[str, str]:
-    """Return the titles of both documents, such as `dropped: wiki train 12, Title (a.jsonl, row 3)`."""
+def _titles(name: str, pair: Pair, documents: tuple[Mapping[str, Any], Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the titles of both documents, such as `dropped: wiki train 12, Title (a.jsonl, row 3)`."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
-    sides = (
-        ("dropped", name, pair["ordinal"], pair["split"]),
-        ("kept", pair["because_dataset"], pair["because_ordinal"], pair["because_split"]),
-    )
-    titles = []
-    for verb, dataset, ordinal, split in sides:
-        document = texts[dataset, ordinal]
+    dropped = ("dropped", name, pair["ordinal"], pair["split"])
+    kept = ("kept", pair["because_dataset"], pair["because_ordinal"], pair["because_split"])
+    for (verb, dataset, ordinal, split), document in zip((dropped, kept), documents, strict=True):
         title = title_of(document["title"], document["file"], document["row"])
-        titles.append(spell_controls(f"{verb}: {dataset} {f'{split} ' if split else ''}{ordinal:,}, {title}"))
-    return titles[0], titles[1]
-
-
-def print_pair(console: Console, titles: tuple[str, str], texts: tuple[str, str], *, characters: int) -> None:
-    """Print two texts with their titles, up to `characters` characters of each text."""
-    from rich.table import Table
-    from rich.text import Text
-
-    marked = mark_differences(*texts, characters=characters, styled=console.is_terminal)
-    if console.width < SIDE_BY_SIDE_COLUMNS:
-        for title, text in zip(titles, marked, strict=True):
-            console.print(title, style="bold")
-            console.print(text)
-        return
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True, header_style="bold")
-    for title in titles:
-        table.add_column(Text(title), ratio=1, overflow="fold")
-    table.add_row(*marked)
-    console.print(table)
+        yield spell_controls(f"{verb}: {dataset} {f'{split} ' if split else ''}{ordinal:,}, {title}")
 
 
 def mark_differences(left: str, right: str, *, characters: int, styled: bool) -> tuple[Text, Text]:
@@ -238,15 +189,8 @@ def mark_differences(left: str, right: str, *, characters: int, styled: bool) ->
 
 def _fitting(words: list[str], characters: int) -> list[str]:
     """Return as many words as fit into `characters`, but at least the beginning of the first word."""
-
-    def ends() -> Iterator[int]:
-        end = -1
-        for word in words:
-            end += 1 + len(word)
-            yield end
-
-    count = sum(1 for _ in takewhile(lambda end: end <= characters, ends()))
-    return words[:count] or [words[0][:characters]] if words else []
+    ends = accumulate(1 + len(word) for word in words)
+    return words[: sum(1 for _ in takewhile(lambda end: end <= characters + 1, ends))] or [word[:characters] for word in words[:1]]
 
 
 def _joined(parts: list[Part], starts_late: bool, ends_early: bool, styled: bool) -> Text:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, chosen, refuse, whole_number
-from niels_cache_assets.cli.console import new_table, output, print_error, print_json
+from niels_cache_assets.cli.console import new_table, output, print_error, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import counted, file_size
@@ -130,8 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
         except NielsCacheError as error:
             print_error(f"error: {error}")
             return FAILED
-    if arguments.json:
-        print_json(_as_json(plan, settings.format, dry_run=arguments.dry_run))
+    if print_facts(arguments, _as_json(plan, settings.format, dry_run=arguments.dry_run)):
         return DONE
     _print_plan(output(), plan, settings.format, dry_run=arguments.dry_run)
     return DONE

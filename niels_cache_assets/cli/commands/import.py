@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.cli.command import WHERE, Command, chosen, whole_number
-from niels_cache_assets.cli.console import output, print_error, print_json
+from niels_cache_assets.cli.console import output, print_error, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.processes import stop_on_signals
@@ -92,8 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     except NielsCacheError as error:
         print_error(f"error: {error}")
         return FAILED
-    if arguments.json:
-        print_json({"name": arguments.name, "directory": directory, "meta": meta})
+    if print_facts(arguments, {"name": arguments.name, "directory": directory, "meta": meta}):
         return DONE
     console = output()
     for line in _summary(arguments.name, directory, meta):

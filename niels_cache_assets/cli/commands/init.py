@@ -1,25 +1,24 @@
-"""The command `init`. It writes a first niels_cache.toml. own_data/new_config.py makes the text of the file, and docs/configuration.md
-explains the keys.
+"""The command `init`. It writes a first niels_cache.toml, or lists the data sets that ship with the package. new_config.py makes
+the text of the file, and docs/configuration.md explains the keys.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import Command, catalog_names, whole_number
-from niels_cache_assets.cli.console import PROGRAM, is_quiet, output, print_json
+from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
+    from niels_cache_assets.cli.new_config import Wishes
     from niels_cache_assets.config.registry import Registry
-    from niels_cache_assets.own_data.new_config import Wishes
     from niels_cache_assets.sources.types import Source
 
 
@@ -35,26 +34,20 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         dest="catalog",
-        help="data sets that ship with niels-cache: `niels-cache catalog` lists them",
+        help="data sets that ship with niels-cache",
+    )
+    parser.add_argument(
+        "--list",
+        metavar="NAME",
+        nargs="*",
+        dest="listed",
+        help="write no file: list the data sets that ship with niels-cache, or print the tables of these ones, to add to your file",
     )
     start.add_argument(
         "--profile",
         metavar="PROFILE",
         help="all of a profile: default (fineweb_edu, wikitext, dolly15k, oasst1) or quickstart (Python's own documentation)",
     )
-    start.add_argument(
-        "--only-mine", action="store_true", help="with --profile: turn the data sets of the profile off and keep only its settings"
-    )
-    start.add_argument(
-        "--files",
-        metavar="PATH",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="like PATH, but always text for pretraining: .txt, .md, .jsonl, .parquet, .xml (also .gz, .bz2, .xz, .zst), or folders",
-    )
-    start.add_argument("--notes", metavar="DIR", help="your folder of Markdown notes, such as an Obsidian vault")
-    start.add_argument("--roam", metavar="PATH", help="your Roam export: its folder, or the JSON file")
     start.add_argument(
         "--hub",
         metavar="OWNER/NAME",
@@ -64,10 +57,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="text from the Hugging Face hub: OWNER/NAME or OWNER/NAME:CONFIG",
     )
     start.add_argument(
-        "--chats", metavar="PATH", nargs="+", action="extend", default=[], help="like PATH, but always conversations: .jsonl, .parquet"
-    )
-    start.add_argument(
-        "--text-field", metavar="FIELD", help="field with the text in .jsonl and .parquet (default: text, else the only one that can be it)"
+        "--text-field",
+        metavar="FIELD",
+        help="field with the text in .jsonl and .parquet, which are then not conversations (default: text, else the only one possible)",
     )
     how = parser.add_argument_group("how")
     how.add_argument("--cache-dir", metavar="DIR", help="root of the caches (default: cache, beside the file)")
@@ -83,53 +75,50 @@ COMMAND = Command(
     description="""\
 Write a niels_cache.toml that names the data sets to build, with a comment for every key. init inspects
 your data: it finds the field with the text, and the form of conversations (lists of messages,
-instruction and answer, OpenAssistant trees). Without options, at a terminal, init asks questions.
-Before it writes the file, it checks the configuration like `doctor`. If a source cannot be read, it
-writes no file.""",
+instruction and answer, OpenAssistant trees). Before it writes the file, it checks the
+configuration like `doctor`. If a source cannot be read, it writes no file.
+
+With --list, show the data sets that ship with niels-cache: a short description, the approximate download
+size, the licence that upstream states, and the origin. A data set is built only if niels_cache.toml names
+it, or sets profile = "default".""",
     usage="[PATH ...] ",
     examples="""\
-  niels-cache init                                       asks questions, at a terminal
   niels-cache init data/ chats.jsonl                     your data
-  niels-cache init --from fineweb_edu wikitext           data sets of the catalog
+  niels-cache init --list                                data sets that ship with niels-cache
+  niels-cache init --list wikitext                       the table of wikitext
+  niels-cache init --from fineweb_edu wikitext           a file with these data sets
   niels-cache init --hub allenai/c4:en --vocab-size 32_000 --cache-dir /data/cache""",
     add_options=_add_options,
-    offers={"catalog": catalog_names},
+    offers={"catalog": catalog_names, "listed": catalog_names},
     has_caches=False,
     has_json=True,
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file. Ask questions first if no option is given and a terminal is attached."""
+    """Write the file, or list the catalog."""
+    from niels_cache_assets.cli.new_config import render
     from niels_cache_assets.config.defaults import CONFIG_NAME
-    from niels_cache_assets.own_data.new_config import Wishes, render
     from niels_cache_runtime.format.layout import FAMILIES
 
+    if arguments.listed is not None:
+        return _list(arguments)
     target = Path(arguments.out)
     if target.exists() and not arguments.force:
-        add = f"append a table of the catalog: {PROGRAM} catalog {' '.join(arguments.catalog) or 'NAME'} >> {target}"
+        add = f"append a table of the catalog: {PROGRAM} init --list {' '.join(arguments.catalog) or 'NAME'} >> {target}"
         raise NielsCacheError(f"{target}: already exists; edit it, {add}, replace it with --force, or write another file with --out")
     wishes = _given(arguments)
-    if wishes == Wishes(folder=wishes.folder) and not arguments.json and sys.stdin.isatty() and sys.stdout.isatty():
-        try:
-            wishes = _asked(wishes.folder)
-        except EOFError as error:  # Ctrl-D
-            print()
-            raise NielsCacheError(
-                "init: the input ended before the last question, so nothing was written; give the answers as options (init --help)"
-            ) from error
     if not wishes.names_data:
         raise NielsCacheError(
-            f"init: no data set is named; give files or folders ({PROGRAM} init data/), --from NAME ({PROGRAM} catalog lists them), "
+            f"init: no data set is named; give files or folders ({PROGRAM} init data/), --from NAME ({PROGRAM} init --list shows them), "
             "--hub OWNER/NAME, or --profile default"
         )
     registry, broken = _write(target, render(wishes))
     for line in broken:
         print(f"WARNING: {line}", file=sys.stderr)
-    if arguments.json:
-        built = [name for family in FAMILIES for name in registry.partition_keys(family)]
-        print_json({"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir})
-    elif not is_quiet():
+    built = [name for family in FAMILIES for name in registry.partition_keys(family)]
+    facts = {"file": target, "profile": registry.profile, "data_sets": built, "cache_dir": registry.build.cache_dir}
+    if not print_facts(arguments, facts) and not is_quiet():
         option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
         console = output()
         console.print(f"{target} written. It builds", style="bold", soft_wrap=True)
@@ -144,20 +133,59 @@ def run(arguments: argparse.Namespace) -> int:
     return DONE
 
 
+def _list(arguments: argparse.Namespace) -> int:
+    """Print the catalog, or the tables of some of its data sets."""
+    from niels_cache_assets.cli.new_config import catalog_table
+    from niels_cache_assets.config.shipped import catalog
+
+    tables = {name: catalog_table(name) for name in arguments.listed or catalog()}
+    if print_facts(arguments, {"data_sets": [{**_entry(name), "table": table} for name, table in tables.items()]}):
+        return DONE
+    if arguments.listed:
+        print("\n" + "\n\n".join(tables.values()))  # the user may append the output to a file that lacks a final newline
+        return DONE
+    columns = ("description", "download", "licence", "from")
+    table = new_table("data set", "family", *columns, shrinking=columns)
+    for name in tables:
+        table.add_row(*_entry(name).values())
+    console = output()
+    console.print(table)
+    if not is_quiet():
+        advice = (
+            f"{PROGRAM} init --from NAME ... writes a niels_cache.toml with them; {PROGRAM} init --list NAME prints a table for your file"
+        )
+        console.print(f"\n{advice}", soft_wrap=True)
+    return DONE
+
+
+def _entry(name: str) -> dict[str, Any]:
+    from niels_cache_assets.config.merging import SOURCES
+    from niels_cache_assets.config.shipped import ABOUT, catalog
+
+    family, table = catalog()[name]
+    about = ABOUT[name]
+    fields = SOURCES[family][table["source"]].model_fields
+    origin = fields["dataset"].default if "dataset" in fields else "this machine"
+    config = fields["config"].default if "config" in fields else None
+    return {
+        "name": name,
+        "family": family,
+        "what": about.what,
+        "download": about.size,
+        "licence": about.licence,
+        "from": f"{origin} ({config})" if config else origin,
+    }
+
+
 def _given(arguments: argparse.Namespace) -> Wishes:
-    from niels_cache_assets.own_data.new_config import Wishes
+    from niels_cache_assets.cli.new_config import Wishes
 
     return Wishes(
         folder=str(Path(arguments.out).parent),
         profile=arguments.profile,
         catalog=tuple(arguments.catalog),
         data=tuple(arguments.data),
-        only_mine=arguments.only_mine,
-        files=tuple(arguments.files),
-        notes=arguments.notes,
-        roam=arguments.roam,
         hub=tuple(arguments.hub),
-        chats=tuple(arguments.chats),
         text_field=arguments.text_field,
         cache_dir=arguments.cache_dir,
         tokenizer=arguments.tokenizer,
@@ -165,37 +193,9 @@ def _given(arguments: argparse.Namespace) -> Wishes:
     )
 
 
-def _asked(folder: str) -> Wishes:
-    """Ask the few questions that matter for a first configuration. Every answer may be empty."""
-    from niels_cache_assets.own_data.new_config import Wishes
-
-    console = output()
-    console.print("Press Enter to accept the value in [ ]. You can change everything in the file later.\n")
-    data = _paths("Your text and conversations: files or folders, separated by spaces [none]")
-    shipped = _names("Data sets that ship with niels-cache, separated by spaces; ? lists them [none]")
-    hub = input("Data sets of the Hugging Face hub, OWNER/NAME, separated by spaces [none]: ").split()
-    cache_dir = input("Folder for the caches [cache]: ").strip()
-    return Wishes(folder=folder, data=tuple(data), catalog=tuple(shipped), hub=tuple(hub), cache_dir=cache_dir or None)
-
-
-def _names(question: str) -> list[str]:
-    """Ask for names of data sets until the catalog has all given names."""
-    from niels_cache_assets.config.shipped import ABOUT, catalog
-
-    while True:
-        names = input(f"{question}: ").split()
-        unknown = [name for name in names if name not in catalog()]
-        if not unknown:
-            return names
-        if unknown != ["?"]:
-            print(f"  the catalog has no {', '.join(unknown)}")
-        for name in catalog():
-            print(f"  {name:<12} {ABOUT[name].what} ({ABOUT[name].size})")
-
-
 def _in_words(source: Source) -> str:
     """Return a line about the data that was found, such as `parquet: data/**/*.parquet, text in 'body'`."""
-    from niels_cache_assets.own_data.new_config import form_of
+    from niels_cache_assets.cli.new_config import form_of
 
     where = getattr(source, "files", None) or getattr(source, "path", None) or getattr(source, "dataset", None)
     if where is None:
@@ -203,20 +203,6 @@ def _in_words(source: Source) -> str:
     places = [os.path.relpath(place) if os.path.isabs(place) else place for place in (where if isinstance(where, list) else [where])]
     form = form_of(source.model_dump(exclude_unset=True))
     return f"{source.source}: {', '.join([*places, form] if form else places)}"
-
-
-def _paths(question: str) -> list[str]:
-    """Ask for paths until all given paths exist."""
-    while True:
-        try:
-            paths = shlex.split(input(f"{question}: "))
-        except ValueError as error:
-            print(f"  {error}: close the quoted path with the same quotation mark")
-            continue
-        missing = [path for path in paths if not Path(path).expanduser().exists()]
-        if not missing:
-            return paths
-        print(f"  {', '.join(missing)}: not found")
 
 
 def _write(target: Path, text: str) -> tuple[Registry, list[str]]:

@@ -1,4 +1,4 @@
-"""`part NAME [NUMBER]`: build one part of a data set, one part of its corpus, or one range of the search, in this process."""
+"""`part NAME [NUMBER]`: build one part of a data set, of its corpus or of the search for duplicates, or join, add or remove parts."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import argparse
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, output, print_facts
+from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.show.wording import counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact
-    from niels_cache_assets.artifacts.graph import Graph
-    from niels_cache_assets.artifacts.parts.part import Part
-    from niels_cache_assets.artifacts.parts.seal import Sealed
     from niels_cache_assets.cli.worker import Lines
     from niels_cache_assets.config.registry import Registry
 
-_BY_VARIABLE = -1  # --range without a number
 NUMBER_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm's array jobs and of Kubernetes' indexed jobs
 
 
@@ -32,20 +32,19 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         type=at_least(0),
         help=f"the part, from 0 (default: the number in {' or '.join(NUMBER_VARIABLES)})",
     )
-    parser.add_argument(
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
         "--val", action="store_true", help="build the val of all parts instead; data sets with val_tokens or decontaminate need it first"
     )
-    parser.add_argument(
-        "--corpus", action="store_true", help="clean and sign this part of the corpus; for data sets with prepare, which need it"
+    what.add_argument("--corpus", action="store_true", help="clean and sign this part of the corpus; for data sets with prepare")
+    what.add_argument(
+        "--range", action="store_true", help="find duplicates in this range of hashes; for data sets with dedup, if [dedup] sets ranges"
     )
-    parser.add_argument(
-        "--range",
-        metavar="NUMBER",
-        nargs="?",
-        type=at_least(0),
-        const=_BY_VARIABLE,
-        help="find duplicates in this range of hashes, from 0; for data sets with dedup, if [dedup] sets ranges",
-    )
+    what.add_argument("--seal", action="store_true", help="join the finished parts")
+    what.add_argument("--add", metavar="PATTERN", nargs="+", help="let the data set grow by new files, as the key `files` would name them")
+    what.add_argument("--prune", action="store_true", help="remove parts that the complete cache no longer needs")
+    parser.add_argument("--parts", type=int, metavar="N", help="with --add: the number of parts for the new files (default: 1)")
+    parser.add_argument("--train-tokens", type=int, metavar="N", help="with --add: a token budget for the new files (default: all of them)")
     parser.add_argument(
         "--no-wait", action="store_true", help="if another process builds this part, end with exit code 75 instead of waiting"
     )
@@ -72,125 +71,174 @@ part, the command waits for it; if that process has died, the command continues 
 share a hash in one range of hashes, among all data sets with dedup. The first of these commands makes the
 hashes. If the drop lists are current, a range is a hit.
 
-Stdout has one JSON object on each line: log, progress, result or error (docs/cluster.md). At the end,
-`parts seal` joins the parts.""",
+--seal joins the parts into the cache. This copies no shard: they become hard links. For a data set with
+prepare, it joins the parts of the corpus first, and in the next call those of the cache.
+
+Stdout of all these has one JSON object on each line: log, progress, result or error (docs/cluster.md).
+
+--add writes a table [[pretrain.NAME.added]] into the file of the configuration, and keeps everything else
+in it. The next build reads the new files only: the tokens that were there keep their places, and val keeps
+its documents.
+
+--prune removes parts of an earlier plan, and all parts if the data set is not in parts any more. The parts
+of the current plan stay, because a repair and growth need them. They take little room: their shards are
+hard links.""",
     examples="""\
   niels-cache part web --val                           build the val of all parts, if the data set needs one
   niels-cache part web 17
   niels-cache part wiki 17 --corpus                    clean and sign a part of a data set with prepare
-  niels-cache part wiki --range 3                      find duplicates in one range of hashes
-  niels-cache part web 17 --no-wait""",
+  niels-cache part wiki 3 --range                      find duplicates in one range of hashes
+  niels-cache part web 17 --no-wait
+  niels-cache part web --seal                          join the parts
+  niels-cache part web --add 'CC-MAIN-2026-05/*' --parts 8   add the files of a crawl, as 8 more parts
+  niels-cache part web --prune                         remove the parts of earlier plans""",
     add_options=_add_options,
     offers={"name": PRETRAIN},
+    has_json=True,
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Build the part, and print JSON lines."""
-    from niels_cache_assets.cli.worker import work
+    """Build or join, and print JSON lines; or add or remove parts, and print what was done."""
+    from niels_cache_assets.cli.context import open_registry
+    from niels_cache_assets.cli.worker import require_name, work
 
-    return work(lambda lines: _chosen(arguments, lines), wait=not arguments.no_wait, tells=not arguments.no_notify)
+    for option, given in (("--parts", arguments.parts), ("--train-tokens", arguments.train_tokens)):
+        if given is not None and not arguments.add:
+            raise NielsCacheError(f"{WHERE}: {option}: only for new files; name them with --add, or leave it out")
+    if not arguments.add and not arguments.prune:
+        return work(lambda lines: _chosen(arguments, lines), wait=not arguments.no_wait, tells=not arguments.no_notify)
+    _refuse_number(arguments)
+    registry, root = open_registry(arguments)
+    require_name(registry, arguments.name)
+    (_add if arguments.add else _prune)(arguments, registry, root)
+    return DONE
 
 
 def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
     """Return the artifact to build. Raises NielsCacheError if there is no such part, or if something is missing that it needs first."""
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.cli.worker import ready
+    from niels_cache_assets.cli.worker import ready, ready_corpus, ready_seal, ready_search
+    from niels_cache_assets.corpus.layout import HASHES, corpus_parts_dir, range_name, ranges_dir
     from niels_cache_assets.parts.layout import VAL_NAME, part_name, parts_dir
     from niels_cache_assets.parts.lease_files import Stops, mark_of_stop
 
-    if arguments.range is not None:
-        return _range(arguments, lines)
-    number = _number(arguments)
+    name = arguments.name
+    if is_whole := arguments.val or arguments.seal:
+        _refuse_number(arguments)
+    number = -1 if is_whole else _number(arguments)
     registry, root = open_registry(arguments)
-    if arguments.corpus:
-        return _corpus_part(arguments, number, graph(_with_threads(registry, arguments), root), lines)
-    target = parts_dir(root, arguments.name) / (VAL_NAME if number is None else part_name(number))
-    stops = Stops(launch=arguments.launch, stale=mark_of_stop(target))  # before the tokenizer and the plan, which may take hours
-    sealed = ready(graph(_with_threads(registry, arguments), root), arguments.name, lines)
-    if number is not None:
-        return replace(_part(sealed, number), stops=stops)
-    if not sealed.has_val_part:
-        raise NielsCacheError(f"{registry.origin}: {arguments.name} has no val to build before its parts; build them and leave out --val")
-    return replace(sealed.val_part(), stops=stops)
-
-
-def _with_threads(registry: Registry, arguments: argparse.Namespace) -> Registry:
-    if arguments.threads is None:
-        return registry
-    return replace(registry, build=registry.build.model_copy(update={"threads": arguments.threads}))
-
-
-def _corpus_part(arguments: argparse.Namespace, number: int | None, found: Graph, lines: Lines) -> Artifact:
-    """Return a part of a corpus, whose plan exists. Raises NielsCacheError if there is no such part."""
-    from niels_cache_assets.cli.worker import ready_corpus
-    from niels_cache_assets.corpus.layout import corpus_parts_dir
-    from niels_cache_assets.parts.layout import part_name
-    from niels_cache_assets.parts.lease_files import Stops, mark_of_stop
-
-    if number is None:
-        raise NielsCacheError(f"{WHERE}: --val and --corpus exclude each other; the val of a prepared data set is chosen from its corpus")
-    target = corpus_parts_dir(found.root, arguments.name) / part_name(number)
-    stops = Stops(launch=arguments.launch, stale=mark_of_stop(target))  # before the plan, which may take long
-    corpus = ready_corpus(found, arguments.name, lines)
-    count = corpus.source.corpus_parts
-    if number >= count:
-        raise NielsCacheError(f"{WHERE}: the corpus of {arguments.name} has the parts 0 to {count - 1}, and no part {number}")
-    return replace(corpus.part(number), stops=stops)
-
-
-def _range(arguments: argparse.Namespace, lines: Lines) -> Artifact:
-    """Return a range of the search for duplicates, whose hashes exist. If the drop lists are current, return them instead."""
-    from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.cli.worker import ready_search
-    from niels_cache_assets.corpus.layout import HASHES, range_name, ranges_dir
-    from niels_cache_assets.parts.lease_files import Stops, mark_of_stop
-
-    for given, told in ((arguments.number, "a number of a part"), (arguments.val or None, "--val"), (arguments.corpus or None, "--corpus")):
-        if given is not None:
-            raise NielsCacheError(f"{WHERE}: --range and {told} exclude each other")
-    number = _number_of(arguments.name) if arguments.range == _BY_VARIABLE else int(arguments.range)
-    registry, root = open_registry(arguments)
-    stops = Stops(launch=arguments.launch, stale=mark_of_stop(ranges_dir(root) / range_name(number)))  # before the hashes
+    if arguments.threads is not None:
+        registry = replace(registry, build=registry.build.model_copy(update={"threads": arguments.threads}))
     found = graph(registry, root)
-    search = ready_search(found, arguments.name, lines)
-    if number >= search.ranges:
-        raise NielsCacheError(f"{WHERE}: the search for duplicates has the ranges 0 to {search.ranges - 1}, and no range {number}")
-    return search if found.is_done(HASHES) else replace(search.range(number), stops=stops)
-
-
-def _part(sealed: Sealed, number: int) -> Part:
-    keys = [key for key in sealed.inputs() if key.startswith("part/")]
-    if number >= len(keys):
-        raise NielsCacheError(f"{WHERE}: {sealed.name} has the parts 0 to {len(keys) - 1}, and no part {number}")
+    if arguments.seal:
+        return ready_seal(found, name, lines)
+    if arguments.range:
+        target = ranges_dir(root) / range_name(number)
+    elif arguments.corpus:
+        target = corpus_parts_dir(root, name) / part_name(number)
+    else:
+        target = parts_dir(root, name) / (VAL_NAME if arguments.val else part_name(number))
+    stops = Stops(
+        launch=arguments.launch, stale=mark_of_stop(target)
+    )  # before the tokenizer, the plan and the hashes, which may take hours
+    if arguments.range:
+        search = ready_search(found, name, lines)
+        _require_number(number, search.ranges, "range", "the search for duplicates")
+        return search if found.is_done(HASHES) else replace(search.range(number), stops=stops)
+    if arguments.corpus:
+        corpus = ready_corpus(found, name, lines)
+        _require_number(number, corpus.source.corpus_parts, "part", f"the corpus of {name}")
+        return replace(corpus.part(number), stops=stops)
+    sealed = ready(found, name, lines)
+    if arguments.val:
+        if not sealed.has_val_part:
+            raise NielsCacheError(f"{registry.origin}: {name} has no val to build before its parts; build them and leave out --val")
+        return replace(sealed.val_part(), stops=stops)
+    _require_number(number, sum(key.startswith("part/") for key in sealed.inputs()), "part", name)
     part = sealed.part(number)
     if sealed.has_val_part and part.finished() is None:
         try:
             sealed.val_part().current()
         except NielsCacheError as error:
-            raise NielsCacheError(f"{error}: niels-cache part {sealed.name} --val") from error
-    return part
+            raise NielsCacheError(f"{error}: {PROGRAM} part {name} --val") from error
+    return replace(part, stops=stops)
 
 
-def _number(arguments: argparse.Namespace) -> int | None:
-    """Return the number of the part, or None for the val. Raises NielsCacheError if there is no number, or one too many."""
-    if arguments.val:
-        if arguments.number is not None:
-            raise NielsCacheError(f"{WHERE}: --val builds the val of all parts; leave out the number {arguments.number}")
-        return None
+def _refuse_number(arguments: argparse.Namespace) -> None:
     if arguments.number is not None:
-        number: int = arguments.number
-        return number
-    return _number_of(arguments.name)
+        what = "--val, --seal, --add and --prune concern all parts"
+        raise NielsCacheError(f"{WHERE}: {what} of {arguments.name}; leave out the number {arguments.number}")
 
 
-def _number_of(name: str) -> int:
-    """Return the number that a scheduler has set. Raises NielsCacheError if there is none."""
+def _require_number(number: int, count: int, unit: str, whole: str) -> None:
+    if number >= count:
+        raise NielsCacheError(f"{WHERE}: {whole} has the {unit}s 0 to {count - 1}, and no {unit} {number}")
+
+
+def _number(arguments: argparse.Namespace) -> int:
+    """Return the number that is typed, or that a scheduler has set. Raises NielsCacheError if there is none."""
+    if arguments.number is not None:
+        return int(arguments.number)
     for variable in NUMBER_VARIABLES:
         if text := os.environ.get(variable):
             if not text.isdecimal():
                 raise NielsCacheError(f"{variable}={text[:40]!r}: is not the number of a part")
             return int(text)
-    raise NielsCacheError(f"{WHERE}: which part of {name}? Give its number, --val, or one of {', '.join(NUMBER_VARIABLES)}")
+    raise NielsCacheError(f"{WHERE}: which part of {arguments.name}? Give its number, --val, or one of {', '.join(NUMBER_VARIABLES)}")
+
+
+def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
+    """Write a table `[[pretrain.NAME.added]]`, and print it."""
+    from niels_cache_assets.artifacts.parts.adding import check_addition
+    from niels_cache_assets.config.editing import NotAddedError, add_table, added_tables, locked_config
+    from niels_cache_assets.config.registry import load_registry
+
+    name, config = arguments.name, Path(registry.origin)
+    if not config.is_file():
+        raise NielsCacheError(f"{registry.origin}: is not a file, so nothing can be added to it; write one: {PROGRAM} init")
+    wanted = {"files": arguments.add, "parts": 1 if arguments.parts is None else arguments.parts}
+    if arguments.train_tokens is not None:
+        wanted["train_tokens"] = arguments.train_tokens
+    with locked_config(config, log=lambda line: diagnostics().print(line, soft_wrap=True)):
+        registry = load_registry(profile=registry.profile, config=registry.origin)  # another command may have written it meanwhile
+        addition = check_addition(registry, root, name, added_tables(config, name), wanted)
+        try:
+            written = None if addition is None else add_table(config, name, addition.entry, keys=addition.keys)
+        except NotAddedError as error:
+            if not print_facts(arguments, {"name": name, "written": None, "lines": error.toml}):
+                print(error.toml)
+            raise
+    if print_facts(
+        arguments, {"name": name, "written": written, "files": [] if addition is None else [file.name for file in addition.files]}
+    ):
+        return
+    console = output()
+    if addition is None:
+        console.print(f"{name}: {listed(arguments.add)} is in {config} already; nothing was written", soft_wrap=True)
+        return
+    size = file_size(sum(file.bytes for file in addition.files))
+    told = f"{counted(len(addition.files), 'file')} of {size} in {counted(wanted['parts'], 'new part')}"
+    console.print(f"{name}: {told}; wrote [[pretrain.{name}.added]] to {written}", soft_wrap=True)
+    for key, value in addition.keys.items():
+        console.print(f"{name}: also wrote {key} = {value}, the commit of the built data set", soft_wrap=True)
+    console.print(f"build the new parts: {PROGRAM} build-all --only {name}", soft_wrap=True)
+
+
+def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
+    """Remove the parts, and print them."""
+    from niels_cache_assets.artifacts.graph import graph
+    from niels_cache_assets.artifacts.parts.prune import prune_parts
+
+    name = arguments.name
+    removed = prune_parts(graph(registry, root), name)
+    if print_facts(arguments, {"name": name, "removed": [{"directory": part.directory, "bytes": part.bytes} for part in removed]}):
+        return
+    console = output()
+    for part in removed:
+        console.print(f"removed {part.directory} ({file_size(part.bytes)})", soft_wrap=True)
+    source = registry.pretrain[name]
+    there = "all of them belong to the current plan" if source.is_in_parts or source.corpus_parts > 1 else "it has none"
+    why = "" if removed else f", because {there}"
+    console.print(f"{name}: removed {counted(len(removed), 'part')}{why}", soft_wrap=True)

@@ -1,30 +1,50 @@
-"""The command `pull ADDRESS`. It brings a published cache, or one of its splits, into a cache root."""
+"""The command `pull`. `pull ADDRESS` brings a published cache, or one of its splits, into a cache root. `pull --copy DIR` shows, trims or
+checks a local copy, which `TokenLoader(..., remote=Copy(dir=DIR))` fills from an address.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
+from dataclasses import asdict
 from pathlib import Path
 
-from niels_cache_assets.cli.command import Command, at_least, chosen
-from niels_cache_assets.cli.console import PROGRAM, output, print_json
-from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.cli.command import WHERE, Command, chosen
+from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
+from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.processes import stop_on_signals
-from niels_cache_assets.publish.transfer import THREADS
-from niels_cache_assets.show.wording import file_size
+from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, counted, file_size
+from niels_cache_runtime.errors import NielsCacheError
+
+_UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(rf"([\d_]+(?:\.\d+)?)\s*({'|'.join(_UNITS)})")
+
+
+def byte_count(text: str) -> int:
+    """Return a number of bytes, such as 200GB, 1.5TiB or 1_000_000."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or not match[1].strip("_"):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number of bytes such as 200GB")
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "address",
         metavar="ADDRESS",
+        nargs="?",
         help="where the cache is published: s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME",
     )
-    parser.add_argument("--out", metavar="DIR", required=True, help="the cache directory to put it into, such as cache")
+    parser.add_argument("--out", metavar="DIR", help="the cache directory to put it into, such as cache")
     parser.add_argument("--split", metavar="SPLIT", help="bring train or val only; the other split is empty (default: both)")
     parser.add_argument("--replace", action="store_true", help="exchange another build of this data set in DIR")
-    parser.add_argument(
-        "--threads", type=at_least(1), metavar="N", default=THREADS, help="number of files to fetch at a time (default: %(default)s)"
+    copy = parser.add_argument_group("the local copy of a loader")
+    copy.add_argument("--copy", metavar="DIR", help="show what it holds; DIR is the folder that was given as Copy(dir=DIR)")
+    doing = copy.add_mutually_exclusive_group()
+    doing.add_argument(
+        "--trim", metavar="SIZE", type=byte_count, help="remove files that no process uses until SIZE is left, such as 100GB"
     )
+    doing.add_argument("--check", action="store_true", help="hash every file, and remove damaged files from the copy")
 
 
 COMMAND = Command(
@@ -34,12 +54,19 @@ Bring a published cache and its tokenizer into a cache directory. Needs obstore:
 "niels-cache[remote]". Credentials come from the environment, as for push.
 
 pull hashes each file while it writes the file, and puts the cache in its place when all files are
-complete. If pull is cut, run it again: it fetches only what is missing.""",
+complete. If pull is cut, run it again: it fetches only what is missing.
+
+With --copy, show the builds in the local copy of a loader: their addresses, files and bytes, and whether a
+process uses them. --trim removes the files that were not used for the longest time. It never removes a file
+that a process uses, nor a file that the copy did not fetch. --check reads the whole copy. A loader fetches
+a removed file again when it needs it.""",
     examples="""\
   niels-cache pull s3://bucket/caches/wikitext --out cache                bring the cache
   niels-cache pull s3://bucket/caches/wikitext --out cache --split train  bring only train
   niels-cache pull s3://bucket/caches/wikitext --out cache --replace      exchange an older build
-  niels-cache pull hf://datasets/ours/wikitext --out cache                bring it from the hub""",
+  niels-cache pull hf://datasets/ours/wikitext --out cache                bring it from the hub
+  niels-cache pull --copy /local/tokens                                   what a local copy holds
+  niels-cache pull --copy /local/tokens --trim 100GB                      make room""",
     add_options=_add_options,
     offers={"split": ("train", "val")},
     has_caches=False,
@@ -48,6 +75,19 @@ complete. If pull is cut, run it again: it fetches only what is missing.""",
 
 
 def run(arguments: argparse.Namespace) -> int:
+    given = [option for option in ("address", "out", "split", "replace") if getattr(arguments, option)]
+    if arguments.copy is not None:
+        if given:
+            raise NielsCacheError(f"{WHERE}: --copy shows a local copy, and takes no {given[0]}; leave it out")
+        return _local_copy(arguments)
+    if arguments.trim is not None or arguments.check:
+        raise NielsCacheError(f"{WHERE}: --trim and --check: only for a local copy; name it with --copy DIR")
+    if arguments.address is None or arguments.out is None:
+        raise NielsCacheError(f"{WHERE}: pull needs an ADDRESS and --out DIR, or --copy DIR (see {PROGRAM} pull --help)")
+    return _pull(arguments)
+
+
+def _pull(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.publish.hub import SCHEME, pull_from_hub, repository_of
     from niels_cache_assets.publish.pull import pull
@@ -63,22 +103,46 @@ def run(arguments: argparse.Namespace) -> int:
             Path(arguments.out).expanduser(),
             split=split,
             replace_other=arguments.replace,
-            threads=arguments.threads,
             progress=progress,
         )
-    meta = pulled.meta
-    if arguments.json:
-        print_json(
-            {
-                "address": address,
-                "folder": pulled.directory,
-                "state": pulled.state,
-                "content_sha256": meta["content_sha256"],
-                "fetched_bytes": pulled.fetched_bytes,
-            }
-        )
-        return DONE
-    console = output()
-    console.print(f"{pulled.directory}: {pulled.state}, {file_size(pulled.fetched_bytes)} fetched", soft_wrap=True)
-    console.print(f"look at it: {PROGRAM} sample {pulled.directory.name} --cache-dir {arguments.out}", soft_wrap=True)
+    facts = {
+        "address": address,
+        "folder": pulled.directory,
+        "state": pulled.state,
+        "content_sha256": pulled.meta["content_sha256"],
+        "fetched_bytes": pulled.fetched_bytes,
+    }
+    if not print_facts(arguments, facts):
+        console = output()
+        console.print(f"{pulled.directory}: {pulled.state}, {file_size(pulled.fetched_bytes)} fetched", soft_wrap=True)
+        console.print(f"look at it: {PROGRAM} sample {pulled.directory.name} --cache-dir {arguments.out}", soft_wrap=True)
     return DONE
+
+
+def _local_copy(arguments: argparse.Namespace) -> int:
+    from niels_cache_runtime.remote.upkeep import check, contents, trim
+
+    folder = Path(arguments.copy).expanduser()
+    freed = None if arguments.trim is None else trim(folder, arguments.trim)
+    damaged = check(folder) if arguments.check else None
+    found = contents(folder)
+    code = FAILED if damaged else DONE
+    if print_facts(arguments, {"folder": folder, **asdict(found), "freed_bytes": freed, "damaged": damaged}):
+        return code
+    console = output()
+    table = new_table("data set", "address", "build", "files", "size", "in use", right=frozenset({"files", "size"}), shrinking=["address"])
+    for build in found.builds:
+        name, sha256, in_use = f"{build.family}/{build.name}", build.content_sha256[:SHORT_SHA256], "yes" if build.in_use else "no"
+        table.add_row(name, build.address, sha256, f"{build.files:,}", file_size(build.bytes), in_use)
+    if found.builds:
+        console.print(table)
+    limit = UNKNOWN if found.limit is None else file_size(found.limit)
+    console.print(f"{folder}: {file_size(found.bytes)}, limit {limit}, {counted(found.readers, 'reader')} now", soft_wrap=True)
+    if freed is not None:
+        console.print(f"removed {file_size(freed)}", soft_wrap=True)
+    for path in damaged or []:
+        advice = "a process uses it; check again after its end" if (folder / path).exists() else "the next reader fetches it again"
+        console.print(f"{path}: was damaged or missing; {advice}", soft_wrap=True)
+    if damaged == []:
+        console.print("every file has its sha256", soft_wrap=True)
+    return code

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command, at_least
-from niels_cache_assets.cli.console import output, print_json
+from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command
+from niels_cache_assets.cli.console import output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.processes import stop_on_signals
-from niels_cache_assets.publish.transfer import THREADS
 from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -27,9 +26,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replace", action="store_true", help="exchange another build of this data set at the address")
     parser.add_argument("--repair", action="store_true", help="read the objects that are there, and send damaged ones again")
     parser.add_argument("--prune", action="store_true", help="then delete the builds that the address does not name any more")
-    parser.add_argument(
-        "--threads", type=at_least(1), metavar="N", default=THREADS, help="number of files to send at a time (default: %(default)s)"
-    )
 
 
 COMMAND = Command(
@@ -82,16 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
             license = None if registry.publish is None else registry.publish.licenses.get(place.name)
             pushed = push_to_hub(build, address, license=license, replace_other=arguments.replace, progress=progress)
         else:
-            pushed = push(
-                build, address, replace_other=arguments.replace, repair=arguments.repair, threads=arguments.threads, progress=progress
-            )
+            pushed = push(build, address, replace_other=arguments.replace, repair=arguments.repair, progress=progress)
         pruned = prune(address) if arguments.prune else None
-    if arguments.json:
-        print_json(_as_json(address, pushed, pruned))
-        return DONE
-    console = output()
-    for line in _lines(address, pushed, pruned):
-        console.print(line, soft_wrap=True)
+    if not print_facts(arguments, _as_json(address, pushed, pruned)):
+        console = output()
+        for line in _lines(address, pushed, pruned):
+            console.print(line, soft_wrap=True)
     return DONE
 
 

@@ -1,28 +1,32 @@
-"""The command `report`. It writes one HTML page, or JSON, about all caches. niels_cache_assets.show.reports makes the content."""
+"""The command `report`. It writes one HTML page, or JSON, about all caches, or about the limits of one data set with a corpus."""
 
 from __future__ import annotations
 
 import argparse
 import time
 import webbrowser
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import Command
+from niels_cache_assets.cli.command import PRETRAIN, Command
 from niels_cache_assets.cli.console import diagnostics, output, print_json, warnings
 from niels_cache_assets.cli.exit_codes import DONE
 
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
-    from niels_cache_assets.show.reports.cache import CacheReport
+
+Report = tuple[Path, Any, Callable[[], str], list[str]]  # its path, its data, the page, and the lines to print
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="FILE", help="the page to write (default: reports/cache.html in the cache directory)")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a data set with a corpus: write the page about its limits")
+    parser.add_argument("--out", metavar="FILE", help="the page to write (default: reports/cache.html or reports/tune/NAME.html)")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 COMMAND = Command(
+    usage="[NAME] ",
     description="""\
 Write one HTML page about all caches: status, counts, size, sha256, age of the upstream revision,
 results of checks, and plots. The page also shows how much of each data set a training run would read.
@@ -31,48 +35,70 @@ The table [reports] sets the length of that run. The page is a single file that 
 Ages and checks come from the records of Dagster (DAGSTER_HOME). The command builds nothing, hashes no
 file and contacts no upstream.
 
+With NAME, write one page that helps to choose the limits of [cleaning] and the threshold of [dedup].
+For each limit, the page has the histogram of its measure, the documents that another limit would win
+or lose, and documents on both sides. For duplicates, it has the histogram of similarity, the documents
+lost at each threshold, and pairs on both sides. It also has the languages of all documents. Everything
+comes from signatures and measures that the corpus has stored: no text is cleaned or signed again. This
+page holds excerpts of documents.
+
 With --json, print the same data without plots; the page is then written only if you give --out.""",
     examples="""\
   niels-cache report --open             open the page in the browser
   niels-cache report --out caches.html
-  niels-cache report --json             for programs: sizes, hashes, checks, shares, epochs""",
+  niels-cache report --json             for programs: sizes, hashes, checks, shares, epochs
+  niels-cache report wikipedia --open   the limits of cleaning and of duplicates""",
     add_options=_add_options,
+    offers={"name": PRETRAIN},
     has_json=True,
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.defs.home.history import history_at_home
-    from niels_cache_assets.show.reports.cache import cache_report, find_items
-    from niels_cache_assets.show.reports.page import page_path
+    from niels_cache_assets.show.reports.page import write_page
 
     registry, root = open_registry(arguments)
-    items = find_items(registry, root=root)
-    report = cache_report(registry, items, root=root, history=history_at_home(registry, items, root=root))
-    path = Path(arguments.out).expanduser() if arguments.out else page_path(root)
+    path, facts, render, lines = _of_limits(registry, root, arguments.name) if arguments.name else _of_caches(registry, root)
+    path = Path(arguments.out).expanduser() if arguments.out else path
     if arguments.out or not arguments.json:
-        _write(registry, report, path)
+        write_page(path, render())
     if arguments.json:
-        print_json(report.as_json())
+        print_json(facts)
     else:
-        console = output()
-        for notice in report.notices:
-            console.print(f"{notice.name}: {notice.text}", style="yellow", soft_wrap=True)
-        console.print(f"{path}: {report.complete} of {len(report.wanted)} complete", soft_wrap=True)
+        *notices, last = lines
+        for notice in notices:
+            output().print(notice, style="yellow", soft_wrap=True)
+        output().print(f"{path}: {last}", soft_wrap=True)
     if arguments.open and not webbrowser.open(path.absolute().as_uri()):
         warnings().print(f"no browser was found; open {path.absolute()} yourself", soft_wrap=True)
     return DONE
 
 
-def _write(registry: Registry, report: CacheReport, path: Path) -> None:
+def _of_caches(registry: Registry, root: Path) -> Report:
+    from niels_cache_assets.defs.home.history import history_at_home
+    from niels_cache_assets.show.reports.cache import cache_report, find_items
     from niels_cache_assets.show.reports.drawings import draw_report
-    from niels_cache_assets.show.reports.page import render_page, write_page
+    from niels_cache_assets.show.reports.page import page_path, render_page
 
-    console = diagnostics()
-    if console.is_terminal:
-        with console.status("drawing") as status:
+    items = find_items(registry, root=root)
+    report = cache_report(registry, items, root=root, history=history_at_home(registry, items, root=root))
+
+    def render() -> str:
+        with diagnostics().status("drawing") as status:  # shown only in a terminal
             drawings = draw_report(registry, report, progress=lambda name: status.update(f"drawing {name}"))
-    else:
-        drawings = draw_report(registry, report)
-    write_page(path, render_page(report, drawings, now=time.time()))
+        return render_page(report, drawings, now=time.time())
+
+    lines = [*(f"{notice.name}: {notice.text}" for notice in report.notices), f"{report.complete} of {len(report.wanted)} complete"]
+    return page_path(root), report.as_json(), render, lines
+
+
+def _of_limits(registry: Registry, root: Path, name: str) -> Report:
+    from niels_cache_assets.corpus.tuning import tuning
+    from niels_cache_assets.show.corpora import find_corpus
+    from niels_cache_assets.show.reports.page import render_tuning, tuning_path
+
+    find_corpus(registry, root, name)  # its messages say what to build
+    found = tuning(registry, name, root=root)
+    lines = [f"{found['documents']:,} documents read, {found['kept']:,} cleaned"]
+    return tuning_path(root, name), found, lambda: render_tuning(found), lines

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
+from contextlib import closing
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.addresses import add_copy_options, local_copy, refuse_copy_options
 from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, at_least, chosen, draw_seed, whole_number
 from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
 from niels_cache_assets.cli.exit_codes import DONE
@@ -51,7 +52,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", metavar="N", type=at_least(1), default=128, help="tokens to print of each sample (default: 128; estimated for a corpus)"
     )
-    add_copy_options(parser)
 
 
 COMMAND = Command(
@@ -83,7 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
     seed = draw_seed(arguments.seed)
     if is_address(arguments.name):
         return _sample_address(arguments, stage, split, seed=seed)
-    refuse_copy_options(arguments)
     registry, root = open_registry(arguments)
     if stage == "corpus":
         if arguments.notable:
@@ -113,12 +112,13 @@ def _sample_address(arguments: argparse.Namespace, stage: str, split: Split, *, 
     from niels_cache_assets.show.samples import examples, fetched_windows, notable
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.cache.opening import open_meta
+    from niels_cache_runtime.remote.local_copy import LocalCopy
     from niels_cache_runtime.remote.record import TOKENIZER
 
     if stage == "corpus":
         raise NielsCacheError(f"{WHERE}: --stage corpus: an ADDRESS has no corpus; leave it out")
     generator = torch.Generator().manual_seed(seed)
-    with local_copy(arguments) as copy:
+    with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as folder, closing(LocalCopy(folder)) as copy:
         build, _ = copy.open(arguments.name)
         directory = copy.fetch_of(build, [TOKENIZER])
         meta = open_meta(directory)

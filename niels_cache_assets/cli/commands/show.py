@@ -1,5 +1,5 @@
 """The command `show`. `show NAME` prints the meta.json of one cache as tables, then its corpus and its duplicates. `show PATH` prints the
-meta.json of one folder. `show BLEND` prints the settings of a blend, and its indices.
+meta.json of one folder.
 
 If you give a name, meta.json must name the same data set. If you give a path, the folder may have any name. `show ADDRESS` prints the
 meta.json of a published cache. All output comes from meta.json. No data file is opened or hashed; only `verify` opens and hashes data
@@ -66,8 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
     if is_path(arguments.name):
         return _show_folder(Path(arguments.name), as_json=arguments.json)
-    if arguments.name in registry.blend and arguments.name not in find_places(registry, root):
-        return _show_blend(registry, arguments.name, root, as_json=arguments.json)
     corpus = (corpus_dir(root, arguments.name) / META_NAME).exists()
     known = find_places(registry, root)
     cached = not corpus or (arguments.name in known and known[arguments.name].exists)
@@ -112,7 +110,7 @@ def _show_folder(directory: Path, *, as_json: bool) -> int:
 
 def _show_address(address: str, *, as_json: bool) -> int:
     """Print the meta.json of a published cache. This costs two requests."""
-    from niels_cache_runtime.remote.published import read_published
+    from niels_cache_runtime.remote.record import read_published
     from niels_cache_runtime.remote.store import open_store
 
     store = open_store(address)
@@ -132,41 +130,12 @@ def _no_dataset(path: Path) -> NielsCacheError:
     found = describe(path)
     said, advice = found.said, "give the folder of a data set, or its name"
     if found.kind == "root":
-        advice = f"type {PROGRAM} list --cache-dir {shlex.quote(str(path))}"
+        advice = f"type {PROGRAM} status --cache-dir {shlex.quote(str(path))}"
     elif found.dataset is not None:
         advice = f"type {PROGRAM} show {shlex.quote(str(found.dataset))}"
     elif found.kind == "nothing":
         said = f"holds no {META_NAME}"
     return NielsCacheError(f"{path}: {said}; {advice}")
-
-
-def _show_blend(registry: Registry, name: str, root: Path, *, as_json: bool) -> int:
-    """Print the settings of a blend, and its built indices."""
-    from niels_cache_assets.artifacts.graph import graph
-    from niels_cache_assets.indices.prebuild import find_indices, index_folder, plan_of
-    from niels_cache_assets.show.contents import total_bytes
-    from niels_cache_runtime.format.layout import META_NAME
-    from niels_cache_runtime.format.meta import load_meta
-
-    settings = registry.blend[name].model_dump(mode="json")
-    found = find_indices(plan_of(registry, name, root=root), root=root)
-    judged = graph(registry, root).state(f"index/{name}")
-    if as_json:
-        indices = [{"index": label, "hash": folder, "directory": index_folder(root) / folder} for folder, label in found.items()]
-        print_json({"name": name, "blend": settings, "state": judged.state, "advice": judged.advice, "indices": indices})
-        return DONE
-    console = output()
-    _print_title(console, f"{name}  (blend, {judged.directory})")
-    _print_facts(console, settings, without=frozenset())
-    table = new_table("index of", "size", "hash", right=frozenset({"size"}))
-    for folder, label in found.items():
-        files = load_meta(str(index_folder(root) / folder / META_NAME))["files"]
-        table.add_row(label, file_size(total_bytes(files)), folder)
-    if found:
-        _section(console, None, table)
-    if judged.advice:
-        console.print(f"\n{judged.state}: {judged.advice}", soft_wrap=True)
-    return DONE
 
 
 def _corpus_json(registry: Registry, root: Path, name: str) -> dict[str, Any]:

@@ -2,28 +2,30 @@
 to do.
 
 artifacts/state.py and artifacts/unfinished.py determine the status, and this module puts the status into words. Each cache costs a few
-small reads, and one look at a lock and a journal. With --full, every file is read.
+small reads, and one look at a lock and a journal.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command
-from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_json
+from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.show.wording import counted
+from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.state import CacheState
     from niels_cache_assets.artifacts.unfinished import Unfinished
     from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.disk.staging import Work
-    from niels_cache_runtime.verify import Finding
+    from niels_cache_runtime.format.meta import Meta
 
 _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 
@@ -31,34 +33,34 @@ _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME` (default: everything)")
     parser.add_argument("--all", action="store_true", help=ALL_HELP)
-    parser.add_argument("--full", action="store_true", help="read and verify every file")
 
 
 COMMAND = Command(
     usage="[NAME ...] ",
     description="""\
-Show the status of the tokenizer, corpora, duplicates and caches, the reason, and what to do. status
-does not contact upstream; build-all checks whether upstream text has changed.
+List the tokenizer, corpora, duplicates and caches: what each holds, its status, the reason, and what to
+do. status does not contact upstream; build-all checks whether upstream text has changed.
 
   complete      built with the current settings; every file has the size in meta.json
   stale         built with other settings, another tokenizer or another corpus
   missing       not built yet
   broken        meta.json is unreadable or names another data set than the folder, or a file is
-                missing or has the wrong size; with --full also if the content of a file changed
+                missing or has the wrong size; `niels-cache verify` reads the content of files, too
   off           a setting is missing, or enabled = false (with --all)
   resumable     an unfinished build exists; the next build resumes it
   stale build   an unfinished build exists, but its settings, tokenizer, data (local files of up to
                 256 MB) or code version changed; the next build starts again, and the reason is shown
   being built   another process is building it; its process id, machine and start time are shown
 
-Data sets that niels_cache.toml does not name are listed if their cache exists. For a complete data set,
-status also shows if the source ended before its token budget was met. For the tokenizer, status shows
+Data sets that niels_cache.toml does not name are listed if their cache exists. The columns train and val
+show a percentage if the source ended before its token budget was met. For a corpus, train is the number
+of documents that are left after cleaning. For the tokenizer, status shows
 the data sets that it was trained on, and the data sets that it was not trained on.
 
 exit codes: 0 everything is complete or off, 1 something is neither complete nor off.""",
     examples="""\
   niels-cache status                  everything
-  niels-cache status wikitext --full  one data set and its corpus, every file hashed
+  niels-cache status wikitext         one data set and its corpus
   niels-cache status --json           the same for programs""",
     add_options=_add_options,
     offers={"names": CACHES},
@@ -70,6 +72,7 @@ exit codes: 0 everything is complete or off, 1 something is neither complete nor
 class Row:
     judged: CacheState
     work: Work
+    meta: Meta  # empty if its counts cannot be shown
     unfinished: Unfinished | None = None  # also None while the cache is being built
 
     @property
@@ -123,18 +126,25 @@ class Row:
     def _why_stale(self) -> str | None:
         return self.unfinished.stale if self.unfinished is not None and self.work.is_resumable else None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self, registry: Registry) -> dict[str, Any]:
+        from niels_cache_assets.show.contents import all_counts, content_hash, shortfall
+
         judged, work = self.judged, self.work
+        configured = {**registry.pretrain, **registry.sft}.get(judged.name)
         how_far = {"share": work.share, "documents": work.documents}
         is_unfinished = work.is_resumable and work.writer is None
         return {
             "name": judged.name,
             "kind": judged.kind,
+            "source": configured and configured.source,
             "directory": str(judged.directory),
             "condition": judged.condition,
             "state": judged.state,
             "advice": judged.advice,
             "note": judged.note,
+            "counts": all_counts(self.meta),
+            "shortfall": shortfall(self.meta),
+            "sha256": content_hash(self.meta),
             "building": {**asdict(work.writer), **how_far} if work.writer else None,
             "resumable": how_far if is_unfinished and self._why_stale is None else None,
             "stale_build": {**how_far, "why": self._why_stale} if is_unfinished and self._why_stale is not None else None,
@@ -147,73 +157,62 @@ def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import is_listed, left_out_words, open_registry, tell_advice
 
     registry, root = open_registry(arguments)
-    tell_advice(registry)
     known = graph(registry, root).states()
     states = _chosen(registry, known, arguments.names)
+    tell_advice(registry)
     if not arguments.names and not arguments.all:
         states = [state for state in states if is_listed(state, registry)]
-    if arguments.full:
-        states = _verified(states, root)
     rows = [_row(registry, judged, root) for judged in states]
-    if arguments.json:
-        print_json({"root": str(root), "data_sets": [row.as_json() for row in rows]})
-    else:
+    if not print_facts(arguments, {"root": root, "data_sets": [row.as_json(registry) for row in rows]}):
         left_out = 0 if arguments.names else len(known) - len(states)
-        _print(rows, root, left_out_words(left_out, registry) if left_out else "")
+        more = f"; {left_out_words(left_out, registry)}" if left_out else ""
+        _print(rows, f"{registry.settings_origin}; caches in {root}{'' if root.exists() else ' (this folder does not exist yet)'}{more}")
     return DONE if all(row.is_fine for row in rows) else FAILED
 
 
 def _row(registry: Registry, judged: CacheState, root: Path) -> Row:
     from niels_cache_assets.artifacts.unfinished import unfinished_build
     from niels_cache_assets.disk.staging import work_on
+    from niels_cache_runtime.format.layout import META_NAME
+    from niels_cache_runtime.format.meta import load_meta
 
     work = work_on(judged.directory)
     is_unfinished = work.is_resumable and work.writer is None
-    return Row(judged, work, unfinished_build(registry, judged, root=root) if is_unfinished else None)
+    path, meta = judged.directory / META_NAME, {}
+    with suppress(NielsCacheError):  # if the file was replaced in the meantime, its counts are not shown
+        meta = load_meta(str(path)) if judged.condition in ("complete", "stale") and path.exists() else {}
+    return Row(judged, work, meta, unfinished_build(registry, judged, root=root) if is_unfinished else None)
 
 
 def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) -> list[CacheState]:
     """Return the named states. The name of a data set also selects its corpus. The name of a blend selects its index."""
+    from niels_cache_assets.cli.context import refuse_path
+
     known = [*dict.fromkeys(each for state in states for each in (state.name, state.name.removeprefix("index/")))]
     for name in names:
         if name not in known:
+            refuse_path(name)
             registry.refuse_data_set(WHERE, "no data set", name, known)
     return [
         state for state in states if not names or state.name in names or state.name.removeprefix("corpus/").removeprefix("index/") in names
     ]
 
 
-def _verified(states: list[CacheState], root: Path) -> list[CacheState]:
-    """Return the states after reading every file. The state is 'damaged' if the content does not match the hashes."""
-    from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_runtime.format.layout import META_NAME
-    from niels_cache_runtime.verify import verify_cache
-
-    whole = [state for state in states if state.condition != "broken" and (state.directory / META_NAME).exists()]
-    if not whole:
-        return states
-    found: dict[Path, list[Finding]] = {}
-    with transfer_progress("verifying") as progress:
-        names = [state.directory.relative_to(root).as_posix() for state in whole]
-        for finding in verify_cache(root, names=names, progress=progress):
-            if finding.kind != "tokenizer":  # a different tokenizer is a separate state, not damage
-                found.setdefault(Path(finding.folder), []).append(finding)
-    return [_damaged(state, found[state.directory]) if state.directory in found else state for state in states]
-
-
-def _damaged(state: CacheState, findings: list[Finding]) -> CacheState:
-    more = f" (and {len(findings) - 1} more: {PROGRAM} verify {state.name})" if len(findings) > 1 else ""
-    return replace(state, state="damaged", advice=f"{findings[0]}{more}; build it again with --force")
-
-
-def _print(rows: list[Row], root: Path, more: str) -> None:
-    """Print the table and a summary. `more` is a note about omitted rows."""
+def _print(rows: list[Row], where: str) -> None:
+    """Print the table and a summary. `where`: the settings, the folder of the caches, and a note about omitted rows."""
     from rich.text import Text
 
-    table = new_table("data set", "kind", "status", "why, and what to do", shrinking=["why, and what to do"])
+    from niels_cache_assets.show.contents import all_counts, contents, shares_met
+
+    table = new_table(
+        *("data set", "kind", "status", "train", "val", "why, and what to do"),
+        right=frozenset({"train", "val"}),
+        shrinking=["why, and what to do"],
+    )
     for row in rows:
-        style = "cyan" if row.work.writer else _STYLES.get(row.judged.condition, "yellow")
-        table.add_row(row.judged.name, "" if row.judged.kind == "tokenizer" else row.judged.kind, Text(row.words, style=style), row.reason)
+        kind = "" if row.judged.kind == "tokenizer" else row.judged.kind
+        status = Text(row.words, style="cyan" if row.work.writer else _STYLES.get(row.judged.condition, "yellow"))
+        table.add_row(row.judged.name, kind, status, *contents(all_counts(row.meta), shares_met(row.meta)), row.reason)
     console = output()
     console.print(table)
     behind = [row for row in rows if not row.is_fine]
@@ -225,4 +224,4 @@ def _print(rows: list[Row], root: Path, more: str) -> None:
         said = f"{are} being built"
     else:
         said = f"{are} not complete; to build them, run {PROGRAM} build-all"
-    console.print(f"\n{said}; caches in {root}{f'; {more}' if more else ''}", soft_wrap=True)
+    console.print(f"\n{said}; {where}", soft_wrap=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import WHERE, Command, at_least, chosen
-from niels_cache_assets.cli.console import new_table, output, print_json
+from niels_cache_assets.cli.console import new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import SHORT_SHA256
 from niels_cache_runtime.errors import NielsCacheError
@@ -115,8 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
         {"path": path, "sha256": tokenizer.model_sha256, "pieces": tokenizer.vocab_size}
         for path, tokenizer in zip(paths, tokenizers, strict=True)
     ]
-    if arguments.json:
-        print_json({"models": models, "sources": [row.as_json() for row in (*compared, whole)]})
+    if print_facts(arguments, {"models": models, "sources": [row.as_json() for row in (*compared, whole)]}):
         return DONE
     _print(models, [*compared, whole] if len(compared) > 1 else compared)
     return DONE
@@ -166,8 +165,8 @@ def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
     """Yield the name of each source with its text, or the beginning of its text."""
     from niels_cache_assets.cli.context import find_place, find_places
+    from niels_cache_assets.cli.recognizing import sources_of
     from niels_cache_assets.documents import beginning
-    from niels_cache_assets.own_data.recognizing import sources_of
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.format.layout import FAMILIES

@@ -11,11 +11,10 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
-from niels_cache_assets.cli.addresses import add_copy_options, copy_folder, refuse_copy_options
 from niels_cache_assets.cli.command import WHERE, Command, chosen, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
 from niels_cache_assets.cli.exit_codes import DONE
@@ -25,9 +24,7 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
-    from niels_cache_assets.show.lineage import Lineage
     from niels_cache_assets.show.origins import Cache, Row, Segment
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.loader.trace import BatchTrace
@@ -55,7 +52,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         dest="sources",
         help="new folder of a data set's split, if it moved since training",
     )
-    add_copy_options(parser)
 
 
 def _name_and_folder(text: str) -> tuple[str, str]:
@@ -98,8 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise NielsCacheError(f"{WHERE}: --column {arguments.column}: needs a row; add --row")
     state = read_loader_state(arguments.state)
     copies: list[LocalCopy] = []  # they keep the lineage and the tokenizers until these are read
-    with copy_folder(arguments) as copy:
-        loader = _open_loader(arguments.state, state, dict(arguments.sources), copy=copy, arguments=arguments)
+    with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as copy:
+        loader = _open_loader(arguments.state, state, dict(arguments.sources), copy=copy)
         side = None if arguments.side is None else chosen("--side", "no side", arguments.side, SIDES)
         trace = loader.trace(arguments.step, rank=arguments.rank, side=side)
         assert isinstance(trace, BatchTrace)  # because no row is given
@@ -146,13 +142,14 @@ def _fetch_beside(copy: str, copies: list[LocalCopy], folder: str) -> Path:
     return opened.fetch_of(build, [*files, TOKENIZER]) / split
 
 
-def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, copy: str, arguments: argparse.Namespace) -> TokenLoader:
+def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, copy: str) -> TokenLoader:
     """Return the loader. If the state names an address, its local copy is in the folder `copy`.
 
     Raise NielsCacheError if a cache is missing or has changed, or if the state is invalid.
     """
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.remote.store import is_address
+    from niels_cache_runtime.remote.whole import Copy
 
     try:
         folders = {name: str(source["folder"]) for name, source in state["sources"].items()}
@@ -160,11 +157,8 @@ def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, 
             if name not in folders:
                 refuse("--source", "no data set", name, folders)
         named = {**folders, **moved}
-        changes: dict[str, Any] = {}
-        if any(map(is_address, named.values())):
-            changes = {"local_dir": copy, "limit_bytes": arguments.limit_bytes or sys.maxsize}
-        else:
-            refuse_copy_options(arguments)
+        is_remote = any(map(is_address, named.values()))
+        changes: dict[str, Any] = {"remote": Copy(dir=copy, limit=sys.maxsize)} if is_remote else {}
         for name, folder in named.items():
             if not is_address(folder) and not _is_split(Path(folder)):
                 seen_from = "" if Path(folder).is_absolute() else f" (seen from {Path.cwd()})"
@@ -195,27 +189,18 @@ def _print_title(console: Console, trace: BatchTrace, *, rank: int, taken: int |
 
 
 def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
-    """Print the documents of a row, with the beginning of each text, or with all text if `whole`. On a narrow terminal, the beginnings are
-    printed below the table.
-    """
-    from rich.measure import Measurement
+    """Print the documents of a row, then the beginning of each text, or all text if `whole`."""
     from rich.text import Text
 
-    segments = row.segments
+    segments = [segment for segment in row.segments if not segment.is_padding]
     console.print(f"--- row {row.number}: {row.dataset}, epoch {row.epoch}, sample {row.sample:,}", style="bold", soft_wrap=True)
-    table = _table_of(segments, cache)
-    excerpts = [] if whole else [Text(_excerpt(row, segment, cache), no_wrap=True, overflow="ellipsis") for segment in segments]
-    if not whole and Measurement.get(console, console.options, table).maximum + EXCERPT_CHARACTERS // 2 <= console.width:
-        console.print(_table_of(segments, cache, excerpts))
-        return
-    console.print(table)
-    for segment, excerpt in zip(segments, excerpts, strict=False):
-        if not segment.is_padding:
-            console.print(Text.assemble(f"{_columns(segment)}: ", excerpt), no_wrap=True, overflow="ellipsis")
-    for segment in segments if whole else []:
-        if not segment.is_padding:
+    console.print(_table_of(row.segments, cache))
+    for segment in segments:
+        if whole:
             console.print(f"\ncolumns {_columns(segment)}:", style="bold")
             console.print(Text(cache.text(row, segment.first, segment.last)), soft_wrap=True)
+        else:
+            console.print(Text(f"{_columns(segment)}: {_excerpt(row, segment, cache)}"), no_wrap=True, overflow="ellipsis")
 
 
 def _row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str, Any]:
@@ -250,59 +235,36 @@ def _segment_json(segment: Segment, row: Row, cache: Cache) -> dict[str, Any]:
     }
 
 
-def _table_of(segments: Sequence[Segment], cache: Cache, excerpts: Sequence[Text] = ()) -> Table:
-    """Return a table with one line for each segment, and the excerpts if they are given."""
+def _table_of(segments: Sequence[Segment], cache: Cache) -> Table:
+    """Return a table with one line for each segment."""
     columns = ["columns", cache.unit, "from token", "source id", "file", "row", "shard", "offset"]
-    right = frozenset({cache.unit, "from token", "row", "offset"})
     kept = [_kept(segment, cache) for segment in segments]
-    more = [*(["kept"] if any(kept) else []), *(["text"] if excerpts else [])]
-    table = new_table(*columns, *more, right=right, shrinking=["source id", "file", "shard", "kept", "text"])
-    for segment, values, excerpt in zip_longest(segments, kept, excerpts):
-        table.add_row(*_cells(segment, cache), *([values] if any(kept) else []), *([excerpt] if excerpts else []))
+    right = frozenset({cache.unit, "from token", "row", "offset"})
+    table = new_table(*columns, *(["kept"] if any(kept) else []), right=right, shrinking=["source id", "file", "shard", "kept"])
+    for segment, values in zip(segments, kept, strict=True):
+        table.add_row(*_cells(segment, cache), *([values] if any(kept) else []))
     return table
 
 
 def _print_token(console: Console, row: Row, column: int, cache: Cache) -> None:
-    """Print one token of a row, its origin, and the surrounding text with the token marked."""
+    """Print one token of a row, its document, and the surrounding text with the token marked."""
     from rich.text import Text
 
     segment = next(segment for segment in row.segments if segment.first <= column < segment.last)
     is_text = cache.tokenizer is not None
-    named = f" {cache.text(row, column, column + 1)!r}" if is_text else ""
+    token = cache.text(row, column, column + 1)
+    named = f" {token!r}" if is_text else ""
     console.print(f"--- row {row.number}, column {column}: token {row.tokens[column]}{named}", style="bold", soft_wrap=True)
-    table = new_table("", "")
-    table.show_header = False
-    table.add_row("data set", f"{row.dataset} ({cache.folder})")
-    table.add_row("epoch, sample", f"{row.epoch}, {row.sample:,}")
-    if segment.is_padding:
-        table.add_row("padding", "belongs to no document")
-    else:
-        table.add_row("shard, offset", f"{cache.file(segment.file)}, {row.offsets[column]:,}")
-    if segment.is_in_document:
-        lineage = cache.lineage.get(segment.document)
-        table.add_row(f"{cache.unit}, token", f"{segment.document:,}, {row.document_offsets[column]:,}" + _of_tokens(lineage))
-        if lineage:
-            table.add_row("source id", _line(lineage.source_id))
-            table.add_row("file, row", f"{_line(lineage.file)}, {lineage.row:,}")
-            if lineage.kept is not None:
-                table.add_row("kept", _kept(segment, cache))
-    console.print(table)
+    place = f"token {row.document_offsets[column]:,} of {cache.unit} {segment.document:,}, " if segment.is_in_document else ""
+    offset = "padding" if segment.is_padding else f"{cache.file(segment.file)} at {row.offsets[column]:,}"
+    console.print(f"{place}{offset}; {row.dataset} ({cache.folder}), epoch {row.epoch}, sample {row.sample:,}", soft_wrap=True)
+    console.print(_table_of([segment], cache))
     first, last = max(0, column - NEIGHBOURHOOD_TOKENS), min(len(row.tokens), column + 1 + NEIGHBOURHOOD_TOKENS)
     gap = "" if is_text else " "
-    token = cache.text(row, column, column + 1)
+    marked = (token if console.is_terminal else f"[[{token}]]", TOKEN_STYLE)
+    around = Text.assemble(cache.text(row, first, column) + gap, marked, gap + cache.text(row, column + 1, last))
     console.print()
-    console.print(
-        Text.assemble(
-            cache.text(row, first, column) + gap,
-            (token if console.is_terminal else f"[[{token}]]", TOKEN_STYLE),
-            gap + cache.text(row, column + 1, last),
-        ),
-        soft_wrap=True,
-    )
-
-
-def _of_tokens(lineage: Lineage | None) -> str:
-    return f" of {lineage.tokens:,}" if lineage else ""
+    console.print(around, soft_wrap=True)
 
 
 def _cells(segment: Segment, cache: Cache) -> list[str]:
@@ -329,8 +291,6 @@ def _columns(segment: Segment) -> str:
 
 
 def _excerpt(row: Row, segment: Segment, cache: Cache) -> str:
-    if segment.is_padding:
-        return ""
     text = _line(cache.text(row, segment.first, min(segment.last, segment.first + EXCERPT_CHARACTERS)))
     return text if len(text) <= EXCERPT_CHARACTERS else f"{text[: EXCERPT_CHARACTERS - 1]}…"
 

@@ -15,7 +15,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from niels_cache_assets.cli.command import Command, add_settings_options
+from niels_cache_assets.cli.command import Command
 from niels_cache_assets.cli.console import diagnostics, output
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -29,7 +29,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", metavar="N", type=_port, default=DEFAULT_PORT, help=f"port to listen on (default: {DEFAULT_PORT})")
     parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="127.0.0.1 (default) or ::1; other addresses are refused")
     parser.add_argument("--read-only", action="store_true", help="allow no changes; may run beside another UI")
-    add_settings_options(parser)
 
 
 def _port(text: str) -> int:
@@ -50,7 +49,6 @@ anything. docs/ui.md explains this protection, and how to reach the UI from anot
 
 Ctrl-C cancels the runs that you started in this UI; the next build resumes them.""",
     add_options=_add_options,
-    has_caches=False,
 )
 
 
@@ -59,11 +57,17 @@ class _Stopped(BaseException):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from niels_cache_assets.config.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, load_registry
+    from niels_cache_assets.config.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE, load_registry
 
     with _listen(arguments.host, arguments.port) as listener:
-        load_registry(profile=arguments.profile, config=arguments.config)  # report a wrong configuration before anything starts
-        for variable, value in ((PROFILE_VARIABLE, arguments.profile), (CONFIG_VARIABLE, arguments.config)):
+        registry = load_registry(profile=arguments.profile, config=arguments.config)  # report a wrong configuration before anything starts
+        if arguments.cache_dir is not None and registry.profile == "quickstart":
+            raise NielsCacheError(f"--cache-dir: the UI shows this profile in the folder quickstart of {ROOT_VARIABLE}; set this variable")
+        for variable, value in (
+            (PROFILE_VARIABLE, arguments.profile),
+            (CONFIG_VARIABLE, arguments.config),
+            (ROOT_VARIABLE, arguments.cache_dir),
+        ):
             if value is not None:
                 os.environ[variable] = value  # for the processes that load the definitions
         name = "[::1]" if listener.family == socket.AF_INET6 else arguments.host

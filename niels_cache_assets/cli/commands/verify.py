@@ -8,8 +8,8 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.cli.command import CACHES, WHERE, Command, refuse, whole_number
-from niels_cache_assets.cli.console import new_table, output, print_json
+from niels_cache_assets.cli.command import CACHES, WHERE, Command, refuse
+from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
@@ -28,9 +28,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         help="data sets, tokenizer or duplicates (default: the whole cache directory), or one ADDRESS of a published cache",
     )
     parser.add_argument("--quick", action="store_true", help="compare only names and sizes; read no file")
-    parser.add_argument(
-        "--threads", type=whole_number, metavar="N", help="number of files to read at a time (default: the number of cores)"
-    )
     parser.add_argument(
         "--against-dagster",
         action="store_true",
@@ -95,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     verified = [VerifiedFolder(path) for path in find_folders(root, names=names)]
     folders = [folder.path for folder in verified]
     with transfer_progress("verifying") as progress:
-        findings = verify_folders(root, verified, beside=not names, quick=arguments.quick, threads=arguments.threads, progress=progress)
+        findings = verify_folders(root, verified, beside=not names, quick=arguments.quick, progress=progress)
     if arguments.against_dagster:
         from niels_cache_assets.defs.home.history import recorded_findings
 
@@ -145,21 +142,18 @@ def _verify_address(arguments: argparse.Namespace) -> int:
     if len(arguments.names) > 1:
         raise NielsCacheError(f"{WHERE}: verify takes one address, without other names")
     address = check_address(arguments.names[0])
-    given = {} if arguments.threads is None else {"threads": arguments.threads}
     with stop_on_signals(), transfer_progress("verifying") as progress:
-        checked = check(address, download=arguments.download, progress=progress, **given)
+        checked = check(address, download=arguments.download, progress=progress)
     published, findings = checked.published, checked.findings
-    if arguments.json:
-        print_json(
-            {
-                "address": address,
-                "data_set": f"{published.family}/{published.name}",
-                "content_sha256": published.meta["content_sha256"],
-                "files": len(published.files),
-                "is_proven": checked.is_proven,
-                "findings": [asdict(finding) for finding in findings],
-            }
-        )
+    facts = {
+        "address": address,
+        "data_set": f"{published.family}/{published.name}",
+        "content_sha256": published.meta["content_sha256"],
+        "files": len(published.files),
+        "is_proven": checked.is_proven,
+        "findings": [asdict(finding) for finding in findings],
+    }
+    if print_facts(arguments, facts):
         return FAILED if findings else DONE
     console = output()
     for finding in findings:

@@ -64,7 +64,7 @@ next(prepared_documents(load_registry(), "<data set>", root=Path("cache")))
 
 _REPORT = """The effect of preparing a data set: documents, bytes and tokens after each stage, reasons, lengths, duplicates.
 
-`reports/corpus/<data set>/report.json` and its plots.
+`reports/corpus/<data set>/report.json`; the page `reports/cache.html` shows it as pictures.
 
 ```python
 import json
@@ -181,7 +181,7 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
         deps=[keys.DOCUMENTS, keys.DUPLICATES],
         partitions_def=keys.corpus_partitions(registry),
         group_name=keys.REPORTS_GROUP,
-        kinds={"report", "matplotlib"},
+        kinds={"report"},
         code_version=CorpusReport.version,
         description=_REPORT,
     )
@@ -190,7 +190,7 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
             name = context.partition_key
             artifact = graph(registry, cache_root.path).report(name)
             outcome = materialize(artifact, force=config.force, wait=config.wait, log=context.log.info)
-            metadata = report_metadata(outcome)
+            metadata = report_metadata(outcome, draw=registry.dagster.plots)
             context.log.info(f"{name}: {told(metadata)}")
         return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["meta_sha256"]))
 

@@ -15,11 +15,12 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.home.history import history_of
 from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
 from niels_cache_assets.defs.metadata.builds import Metadata
-from niels_cache_assets.defs.metadata.entries import picture, table, without_empty
+from niels_cache_assets.defs.metadata.entries import images, table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.show.plots.pictures import mixture_picture
 from niels_cache_assets.show.reports.cache import CODE_VERSION, cache_report, find_items
-from niels_cache_assets.show.reports.drawings import NONE, draw_report
+from niels_cache_assets.show.reports.drawings import draw_report
 from niels_cache_assets.show.reports.markdown import cache_markdown, mixture_markdown
 from niels_cache_assets.show.reports.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
 from niels_cache_assets.show.reports.mixture import Mixture, all_mixtures
@@ -31,7 +32,7 @@ NOT_TOO_OFTEN = "no_data_set_is_read_too_often"
 _MIXTURE = """The part of each pretrain data set that a run reads: configured, available and read shares, tokens, epochs, excess repeats.
 
 One table for each `[blend.NAME]`; without a blend, one for all data sets by size. `[reports]` sets the run. It follows the order of
-samples of TokenLoader, so it is exact. Nothing is stored in `reports/`: the table and the plot are here.
+samples of TokenLoader, so it is exact. Nothing is stored in `reports/`: the table is here.
 
 ```python
 from niels_cache_runtime import TokenLoader
@@ -69,7 +70,7 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
         key=MIXTURE,
         deps=[META_KEYS["pretrain"]],
         group_name=REPORTS_GROUP,
-        kinds={"report", "matplotlib"},
+        kinds={"report"},
         code_version=_code_version(registry, MIXTURE_CODE_VERSION),
         check_specs=[
             dg.AssetCheckSpec(NOT_TOO_OFTEN, asset=MIXTURE, description="No run reads a data set more often than max_epochs of [reports].")
@@ -100,12 +101,7 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
 def _mixture_metadata(mixtures: Sequence[Mixture], *, draw: bool) -> Metadata:
     shown = [mixture_markdown(each) for each in mixtures]
     if draw:
-        from niels_cache_assets.show.plots.mixtures import mixture_plot  # imports matplotlib, which takes a second or more
-
-        shown = [
-            f"{text}\n\n{picture('shares and epochs', mixture_plot(each))}" if each.sources else text
-            for text, each in zip(shown, mixtures, strict=True)
-        ]
+        shown += [images([mixture_picture(each)]) for each in mixtures if each.sources]
     rows = [
         {
             "mixture": each.name,
@@ -152,9 +148,8 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
         with readable_failures():
             items = find_items(registry, root=root)
             report = cache_report(registry, items, root=root, history=history_of(context.instance, registry, items, root=root))
-            drawings = draw_report(registry, report) if registry.dagster.plots else NONE
             path = page_path(root)
-            write_page(path, render_page(report, drawings, now=now))
+            write_page(path, render_page(report, draw_report(registry, report), now=now))
         metadata: Metadata = {
             "report": dg.MetadataValue.md(cache_markdown(report, now=now)),
             "page": dg.MetadataValue.path(str(path)),

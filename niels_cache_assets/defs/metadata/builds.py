@@ -22,12 +22,14 @@ from niels_cache_assets.defs.metadata.entries import (
     code_entry,
     command_entry,
     fenced,
+    images,
     json_entry,
-    pictures,
     table,
     without_empty,
 )
 from niels_cache_assets.show.contents import shortfall, total_bytes
+from niels_cache_assets.show.plots.measures import CONTEXT, measure_cache
+from niels_cache_assets.show.plots.pictures import cache_pictures, tokenizer_pictures
 from niels_cache_assets.show.training_code import training_code
 from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, share_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_built_model
@@ -262,8 +264,6 @@ def measured(outcome: Outcome, tokenizer: TextTokenizer, *, draw: bool) -> Seen:
 
     If the cache is damaged, return a line that says this. The checks then report the damage.
     """
-    from niels_cache_assets.show.plots.measures import CONTEXT, measure_cache
-
     meta, family = outcome.meta, outcome.family
     try:
         measures = measure_cache(outcome.directory, family, meta)
@@ -276,11 +276,7 @@ def measured(outcome: Outcome, tokenizer: TextTokenizer, *, draw: bool) -> Seen:
         said.append(f"{share_of(measures.conversations.target_tokens, measures.counted)} of the tokens are targets")
         said.append(f"T = {CONTEXT:,} cuts {cut} of the {measures.noun}")
         ratio = round(measures.characters_per_token(tokenizer.piece_bytes(), tokenizer.special_token_ids().values()), 3)
-    plots = None
-    if draw:
-        from niels_cache_assets.show.plots.caches import cache_plots  # imports matplotlib, which takes a second or more
-
-        plots = pictures(cache_plots(measures, family, dropped=meta["dropped"]))
+    plots = dg.MetadataValue.md(images(cache_pictures(measures, family, dropped=meta["dropped"]))) if draw else None
     return Seen(plots=plots, said=said, characters_per_token=ratio)
 
 
@@ -289,15 +285,13 @@ def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
     tokenizer = open_built_model(outcome.directory, outcome.meta)
     ratios, meta = by_source(outcome.directory.parent, outcome.meta), outcome.meta
     found: dict[str, object] = {}
+    if draw:
+        plots = tokenizer_pictures(piece_bytes=tokenizer.piece_bytes(), characters_per_token=ratios)
+        found["plots"] = dg.MetadataValue.md(images(plots))
     if ratios:
         rows = [{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]
         found["by_source"] = table(rows, data_set="string", chars_per_token="float")
         found["chars_per_token"] = round(sum(ratios.values()) / len(ratios), 3)
     if meta.get("trained_on", {}).get("longest_words"):
         found["longest_words"] = command_entry("show", "tokenizer", root=outcome.directory.parent)
-    if draw:
-        from niels_cache_assets.show.plots.tokenizers import tokenizer_plots  # imports matplotlib, which takes a second or more
-
-        plots = tokenizer_plots(piece_bytes=tokenizer.piece_bytes(), characters_per_token=ratios)
-        found = {"plots": pictures(plots), **found}
     return found

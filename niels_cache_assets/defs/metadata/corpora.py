@@ -12,10 +12,11 @@ import dagster as dg
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.corpus.layout import REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus
-from niels_cache_assets.corpus.report import duplicates_matrix, estimated_tokens, kept_per_split, plot_names, reasons
-from niels_cache_assets.corpus.tuning.facts import measured_limits
+from niels_cache_assets.corpus.report import duplicates_matrix, estimated_tokens, kept_per_split, reasons
+from niels_cache_assets.corpus.tuning import measured_limits
 from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, state_of
-from niels_cache_assets.defs.metadata.entries import command_entry, json_entry, pictures, table, without_empty
+from niels_cache_assets.defs.metadata.entries import command_entry, images, json_entry, table, without_empty
+from niels_cache_assets.show.plots.pictures import corpus_pictures
 from niels_cache_assets.show.wording import SHORT_SHA256, abbreviated, counted, file_size, share_of
 from niels_cache_assets.sources.excluding import EXCLUDED
 
@@ -36,7 +37,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
     return without_empty(
         {
             "samples": command_entry("sample", outcome.name, "--stage", "corpus", root=root),
-            "rejected_examples": command_entry("rejected", outcome.name, root=root) if sum(meta["dropped"].values()) else None,
+            "rejected_examples": command_entry("clean", "--dropped", outcome.name, root=root) if sum(meta["dropped"].values()) else None,
             **state,
             "contents": f"{', '.join(said)}, about {abbreviated(tokens)} tokens",
             "documents": documents["kept"],
@@ -106,8 +107,8 @@ def kept_metadata(prepared: PreparedCorpus) -> Metadata:
     }
 
 
-def report_metadata(outcome: Outcome) -> Metadata:
-    """Return the metadata of corpus/report: the tables of report.json and its plots. Raises OSError if a plot has been removed."""
+def report_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
+    """Return the metadata of corpus/report: the tables of report.json. `draw`: whether to draw plots."""
     report = outcome.meta
     kept, given = report["documents"]["kept"], report["documents"]["given"]
     funnel = [
@@ -132,7 +133,7 @@ def report_metadata(outcome: Outcome) -> Metadata:
         ]
     return without_empty(
         {
-            "plots": pictures({Path(name).stem: (outcome.directory / name).read_bytes() for name in plot_names(report)}),
+            "plots": dg.MetadataValue.md(images(corpus_pictures(report))) if draw else None,
             **state_of(outcome),
             "contents": "; ".join(said),
             "documents": kept,

@@ -15,6 +15,8 @@ from typing import Any
 
 import dagster as dg
 
+from niels_cache_assets.show.plots.drawing import Picture, as_png
+
 MAX_TABLE_ROWS = 100
 COLUMNS = 110  # width of the UI's window for Markdown
 NARROW = 62  # characters that fit beside the name of an entry on a screen of 1280 pixels; a sha256 has 64
@@ -63,10 +65,6 @@ def command_entry(*arguments: str, root: Path) -> dg.MarkdownMetadataValue:
     return dg.MetadataValue.md(fenced(shlex.join(["niels-cache", *arguments, "--cache-dir", str(root.absolute())]), "bash"))
 
 
-def picture(title: str, png: bytes) -> str:
-    """Return Markdown with an image. The UI shows PNG images, but no SVG or HTML."""
-    return f"![{title}](data:image/png;base64,{base64.b64encode(png).decode('ascii')})"
-
-
-def pictures(plots: Mapping[str, bytes]) -> dg.MarkdownMetadataValue:
-    return dg.MetadataValue.md("\n\n".join(picture(title, png) for title, png in plots.items()))
+def images(pictures: Sequence[Picture]) -> str:
+    """Return Markdown with the pictures. The UI shows PNG images, but no SVG or HTML."""
+    return "\n\n".join(f"![{each.title}](data:image/png;base64,{base64.b64encode(as_png(each)).decode('ascii')})" for each in pictures)

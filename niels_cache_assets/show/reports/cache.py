@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.index import find_indices, index_folder, plan_of
 from niels_cache_assets.artifacts.state import CacheState, index_state
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.report import duplicates_matrix
-from niels_cache_assets.corpus.tuning.facts import measured_limits
-from niels_cache_assets.indices.prebuild import find_indices, index_folder, plan_of
+from niels_cache_assets.corpus.tuning import measured_limits
 from niels_cache_assets.show.contents import all_counts, content_hash, shortfall, total_bytes
 from niels_cache_assets.show.drops import DropSummary, summary_of_drops
 from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded

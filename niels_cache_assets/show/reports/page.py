@@ -1,7 +1,7 @@
-"""A report as one self-contained HTML file. It includes the plots, has no script and makes no request. It is light or dark like the
-reader's system.
+"""Reports as self-contained HTML files: the page about all caches, and the page that helps to choose the limits of one data set.
 
-All inserted text is escaped (Jinja's autoescape), and a Content-Security-Policy forbids everything outside the file.
+A page includes its pictures as SVG, has no script and makes no request. It is light or dark like the reader's system. All inserted text
+is escaped (Jinja's autoescape), and a Content-Security-Policy forbids everything outside the file.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
-import struct
-from collections.abc import Sequence
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,20 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from niels_cache_assets.show.contents import contents
+from niels_cache_assets.show.plots.drawing import as_svg
+from niels_cache_assets.show.plots.pictures import limit_picture, mixture_picture, shown, similarity_pictures
 from niels_cache_assets.show.reports.cache import CacheReport, Item
-from niels_cache_assets.show.reports.charts import HEIGHT, MARGIN, WIDTH, rule_chart, shown
 from niels_cache_assets.show.reports.drawings import Drawings
 from niels_cache_assets.show.reports.history import date
 from niels_cache_assets.show.reports.mixture import share
-from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, counted, file_size, label, reason
+from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, counted, file_size, label, reason, share_of
 from niels_cache_runtime.errors import NielsCacheError
 
 PAGE_NAME = "cache.html"
 
 _FEW = 12  # if a page has at most this many items, all items are open
-_PNG_SIZE = slice(16, 24)  # the bytes of width and height in the header
+_LANGUAGES = 15
+_STYLES = ("page.css", "plots.css")
 
 
 def page_path(root: Path) -> Path:
@@ -37,40 +38,61 @@ def page_path(root: Path) -> Path:
     return root / "reports" / PAGE_NAME
 
 
+def tuning_path(root: Path, name: str) -> Path:
+    """Return the default path of the page of a data set with a corpus."""
+    return root / "reports" / "tune" / f"{name}.html"
+
+
 def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
     """Return the page. `now`: the current time in seconds since 1970. The page shows this time, and ages refer to it."""
-    return rendered(
+    return _rendered(
         "page.html",
-        ["page.css", "charts.css"],
         report=report,
         drawings=drawings,
         now=now,
         date=date,
         share=share,
         contents=contents,
-        counted=counted,
         file_size=file_size,
         SHORT_SHA256=SHORT_SHA256,
         UNKNOWN=UNKNOWN,
-        label=label,
-        reason=reason,
-        shown=shown,
-        rule_chart=rule_chart,
+        mixture_picture=mixture_picture,
         is_open=lambda item: _is_open(report, item),
-        data_address=lambda png: f"data:image/png;base64,{base64.b64encode(png).decode()}",
-        png_size=lambda png: struct.unpack(">II", png[_PNG_SIZE]),
     )
 
 
-def rendered(template: str, styles: Sequence[str], **values: Any) -> str:
-    """Return a page. template, styles: names of files beside this module. The style sheets are in the page, and nothing else is allowed."""
-    style = "".join(map(_text, styles))
+def render_tuning(found: Mapping[str, Any]) -> str:
+    """Return the page of a data set with a corpus. found: what `tuning` of corpus/tuning.py returned."""
+    cleaning, duplicates = found["cleaning"], found["duplicates"]
+    languages = sorted(cleaning["languages"].items(), key=lambda each: (-each[1], each[0])) if cleaning else []
+    others = sum(count for _, count in languages[_LANGUAGES:])
+    return _rendered(
+        "tuning.html",
+        found=found,
+        similarities=similarity_pictures(duplicates) if duplicates else (),
+        languages=[*languages[:_LANGUAGES], *([("all others", others)] if others else [])],
+        asked=sum(count for _, count in languages),
+        share_of=share_of,
+    )
+
+
+def _rendered(template: str, **values: Any) -> str:
+    """Return a page. template: the name of a file beside this module. The style sheets are in the page, and nothing else is allowed."""
+    style = "".join(map(_text, _STYLES))
     environment = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.globals |= {
+        "as_svg": as_svg,
+        "limit_picture": limit_picture,
+        "shown": shown,
+        "counted": counted,
+        "label": label,
+        "reason": reason,
+    }
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
-    return environment.get_template(template).render(style=style, policy=policy, width=WIDTH, height=HEIGHT, margin=MARGIN, **values)
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return environment.get_template(template).render(style=style, policy=policy, **values)
 
 
 def _is_open(report: CacheReport, item: Item) -> bool:

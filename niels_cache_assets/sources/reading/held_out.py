@@ -19,7 +19,6 @@ class HeldOut(Protocol):
         self,
         name: str,
         *,
-        revision: str | None,
         documents: Callable[[], Iterable[Document]],
         heads: Callable[[], Iterable[tuple[int, Iterable[Document]]]] | None,
         log: Callable[[str], None],

@@ -9,7 +9,8 @@ from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
+
+from niels_cache_runtime.format.layout import Ints
 
 Phases = tuple[tuple[int, int], ...]
 
@@ -41,7 +42,7 @@ class Epochs:
         pairs = pairwise(phases)
         return all(after > first and (after - first) % samples == 0 for (first, samples), (after, _) in pairs)
 
-    def at(self, taken: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def at(self, taken: Ints) -> tuple[Ints, Ints]:
         """Return the epochs and the places in these epochs of samples of the source (n,), both (n,) int64. Samples count from 0."""
         phases = self._firsts.searchsorted(taken, side="right") - 1
         epochs, places = np.divmod(taken - self._firsts[phases], self._samples[phases])

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.sft import example_target_mask
 from niels_cache_runtime.cache.targets import TargetSpans
-from niels_cache_runtime.format.layout import Tokens
+from niels_cache_runtime.format.layout import Ints, Tokens
 
 LossOn = Literal["assistant", "last_assistant", "all"]
 Overflow = Literal["truncate_right", "truncate_left", "drop"]
 
 _SCAN_TOKENS = 1 << 22
-_Places = NDArray[np.int64]  # in tokens of the split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +36,12 @@ class KeptExamples:
     dropped: how many examples are not kept, for each reason.
     """
 
-    ordinals: NDArray[np.int64]
-    example_starts: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
+    ordinals: Ints
+    example_starts: Ints
+    starts: Ints
+    lengths: Ints
     resumed: NDArray[np.bool_]
-    skipped: NDArray[np.int64]
+    skipped: Ints
     truncated: int
     truncated_tokens: int
     dropped: dict[str, int]
@@ -50,7 +49,7 @@ class KeptExamples:
 
 def keep_examples(
     tokens: Tokens,
-    starts: NDArray[np.int64],
+    starts: Ints,
     *,
     T: int,
     loss_on: LossOn,
@@ -96,8 +95,8 @@ def keep_examples(
 
 
 def _find_targets(
-    tokens: Tokens, starts: _Places, ends: _Places, kept_starts: _Places, kept_ends: _Places, *, eot_id: int, asst_id: int
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], _Places]:
+    tokens: Tokens, starts: Ints, ends: Ints, kept_starts: Ints, kept_ends: Ints, *, eot_id: int, asst_id: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Ints]:
     """Find the targets in the kept part of each example. Return three arrays (K,), one value for each example.
 
     The first array says whether the kept part has a target, the second whether the kept part begins inside an assistant span. The third

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import as_int, check_positive, check_whole
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints
 
 PACKING_VERSION = 1  # must change whenever the same lengths, capacity, seed and epoch would give different rows
 
@@ -39,19 +40,19 @@ class RowShapes:
     places_by_length: (n,) int64, all places, sorted from the shortest to the longest.
     """
 
-    row_starts: NDArray[np.int64]
-    places_by_length: NDArray[np.int64]
+    row_starts: Ints
+    places_by_length: Ints
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
     """Packed rows. Row r holds `examples[row_starts[r]:row_starts[r+1]]`; row_starts (rows+1,) int64, examples (n,) int64."""
 
-    row_starts: NDArray[np.int64]
-    examples: NDArray[np.int64]
+    row_starts: Ints
+    examples: Ints
 
 
-def shape_rows(lengths: NDArray[np.int64], *, capacity: int) -> RowShapes:
+def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
     """Pack examples of these `lengths` (n,), in tokens, each from 1 to `capacity`. Return the shapes of the rows.
 
     The method is best fit decreasing over the histogram of the lengths. Every example stays whole, in one row. The shapes depend only on
@@ -101,7 +102,7 @@ def shape_rows(lengths: NDArray[np.int64], *, capacity: int) -> RowShapes:
     return RowShapes(row_starts=np.cumsum(sizes), places_by_length=_sorted_by_length(by_place))
 
 
-def place_examples(shapes: RowShapes, lengths: NDArray[np.int64], *, seed: int | None, epoch: int) -> Packing:
+def place_examples(shapes: RowShapes, lengths: Ints, *, seed: int | None, epoch: int) -> Packing:
     """Return packed rows: each place in `shapes` has a length, and gets an example of this length.
 
     Among examples of equal length, (seed, epoch) decide which place each one gets.
@@ -134,7 +135,7 @@ def _unrolled(content: _Content | None) -> list[int]:
     return row[::-1]
 
 
-def _sorted_by_length(lengths: NDArray[Any]) -> NDArray[np.int64]:
+def _sorted_by_length(lengths: NDArray[Any]) -> Ints:
     """Return a stable argsort. numpy sorts 16-bit integers by radix, ten times as fast as wider integers."""
     narrow = lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
     return narrow.argsort(kind="stable")

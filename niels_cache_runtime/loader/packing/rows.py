@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import as_int, check_choice, check_positive
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files
@@ -26,11 +25,11 @@ from niels_cache_runtime.cache.sft import OpenedExamples, example_target_mask, o
 from niels_cache_runtime.cache.targets import ExampleParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import Split, Tokens, idx_name, target_ends_name, targets_name, tokens_name
+from niels_cache_runtime.format.layout import Ints, Split, Tokens, idx_name, target_ends_name, targets_name, tokens_name
 from niels_cache_runtime.format.meta import content_sha256
 from niels_cache_runtime.loader.packing.kept import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
-from niels_cache_runtime.loader.source import Blocks, Boundaries, Origins, Rows
+from niels_cache_runtime.loader.source import Boundaries, Origins, Rows, SourceBlocks
 
 _PROBE_TOKENS = 2048
 
@@ -78,10 +77,10 @@ class _Segments:
     The other arrays are (S,), one value per example, row by row and from left to right.
     """
 
-    rows: NDArray[np.int64]
-    columns: NDArray[np.int64]
-    examples: NDArray[np.int64]  # indices into the kept examples
-    filled: NDArray[np.int64]  # columns of each row before its padding
+    rows: Ints
+    columns: Ints
+    examples: Ints  # indices into the kept examples
+    filled: Ints  # columns of each row before its padding
 
 
 class PackedExamples:
@@ -99,7 +98,9 @@ class PackedExamples:
         the last T+1 (the most recent turns), "drop" keeps nothing. Assistant spans are found before an example is cut.
     eot_id, asst_id: taken from the data set's meta.json when None. asst_id is not used for "all". It must be None for a data set with a
         chat template, whose targets are spans in further files. Padding is EOT.
+    pack: with False, each row holds one example, and with shuffle=False, row n the n-th of them.
     verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
+    files: the paths of the tokens and of their idx, if they are others than those of `folder`, which is then a name for messages.
 
     Examples without a target in the kept part are in no row. `report()` and one warning give the number of such examples. Rows have the
     same shapes in every epoch, so `samples` does not change. The object can be pickled: a copy maps the files again, and raises an error if
@@ -123,8 +124,10 @@ class PackedExamples:
         overflow: Overflow = "truncate_right",
         eot_id: int | None = None,
         asst_id: int | None = None,
+        pack: bool = True,
         shuffle: bool = True,
         verify: Verify = "size",
+        files: tuple[str, str] | None = None,
     ) -> None:
         self.T = check_positive("T", T)
         check_choice("loss_on", loss_on, get_args(LossOn))
@@ -133,10 +136,10 @@ class PackedExamples:
         if (number := as_int(seed)) is None:
             raise NielsCacheError(f"seed={seed!r}: must be a whole number")
         self.seed = number if shuffle else None
-        self.folder = folder
+        self.folder, self._pack = folder, pack
         split = Path(os.path.abspath(folder))
-        self.files = [str(split.parent / tokens_name(split.name))]  # type: ignore[arg-type]
-        self._idx_path = str(split.parent / idx_name(split.name))  # type: ignore[arg-type]
+        tokens_path, self._idx_path = files or (str(split.parent / name(split.name)) for name in (tokens_name, idx_name))  # type: ignore[arg-type]
+        self.files = [tokens_path]
         if not os.path.exists(self.files[0]):
             raise NielsCacheError(f"{self.files[0]}: no such tokens file; {_hint(split)}")
         opened = self._open(verify)
@@ -157,7 +160,7 @@ class PackedExamples:
         filled = np.add.reduceat(self._kept.lengths[self._plan(0).examples], self._shapes.row_starts[:-1])
         return int(np.minimum(filled, self.T).sum())
 
-    def read(self, numbers: NDArray[np.int64], *, epoch: int, boundaries: bool = True) -> Rows:
+    def read(self, numbers: Ints, *, epoch: int, boundaries: bool = True) -> Rows:
         """Return the rows `numbers` (n,) of epoch `epoch`. Each number is from 0 to samples-1.
 
         The result always has boundaries and targets. Raises NielsCacheError if a number or the epoch is out of range.
@@ -183,18 +186,18 @@ class PackedExamples:
             by_row[row, segments.filled[row] :] = False
         return Rows(tokens=rows, boundaries=self._boundaries(segments, padded), targets=by_row[:, 1:])
 
-    def _parts(self, segments: _Segments, flat: NDArray[np.int64]) -> ExampleParts:
+    def _parts(self, segments: _Segments, flat: Ints) -> ExampleParts:
         kept, chosen = self._kept, segments.examples
         return ExampleParts(examples=kept.ordinals[chosen], starts=kept.starts[chosen], lengths=kept.lengths[chosen], places=flat)
 
-    def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
+    def origins(self, numbers: Ints, *, epoch: int) -> Origins:
         """Return offset and example of every token of the rows `numbers` (n,) in `epoch`. Padding has -1."""
         segments = self._segments(numbers, epoch)
         n, columns = len(numbers), np.arange(self.T + 1)
         padding = columns >= segments.filled[:, None]
         widths = self._widths(segments)
 
-        def spread(values: NDArray[np.int64], *, moving: bool = False) -> NDArray[np.int64]:
+        def spread(values: Ints, *, moving: bool = False) -> Ints:
             grid = np.repeat(values, widths).reshape(n, self.T + 1) + (columns if moving else 0)
             grid[padding] = -1
             return grid
@@ -207,9 +210,9 @@ class PackedExamples:
             document_offsets=spread(kept_at - self._kept.example_starts[segments.examples], moving=True),
         )
 
-    def blocks(self, files: int) -> Blocks:
+    def blocks(self, files: int) -> SourceBlocks:
         """Return one block, because a split of conversations is one file."""
-        return Blocks(samples=np.array([0, self.samples]), files=np.array([0, 1]), tails=np.zeros(1, dtype=np.int64))
+        return SourceBlocks(samples=np.array([0, self.samples]), files=np.array([0, 1]), tails=np.zeros(1, dtype=np.int64))
 
     def report(self) -> PackingReport:
         """Return the fill rate, the padding, and the numbers of cut and dropped examples. They are the same in every epoch."""
@@ -232,7 +235,7 @@ class PackedExamples:
         self.meta, self._tokens, self._spans = opened.meta, opened.tokens, opened.spans
         return opened
 
-    def _find_fingerprint(self, starts: NDArray[np.int64]) -> str:
+    def _find_fingerprint(self, starts: Ints) -> str:
         """Return a sha256 over the split's files, as meta.json lists them, and over the settings that decide the content of rows.
 
         If meta.json has no such list, the sha256 covers the offsets, the spans of targets, the number of tokens, and the first and last
@@ -252,7 +255,7 @@ class PackedExamples:
         settings = (PACKING_VERSION, self.T, self.seed, self.loss_on, self.overflow, self.eot_id, self.asst_id)
         return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()
 
-    def _kept_of(self, starts: NDArray[np.int64]) -> KeptExamples:
+    def _kept_of(self, starts: Ints) -> KeptExamples:
         return keep_examples(
             self._tokens,
             starts,
@@ -264,12 +267,16 @@ class PackedExamples:
             spans=self._spans,
         )
 
-    def _keep_all(self, starts: NDArray[np.int64]) -> tuple[KeptExamples, NDArray[np.int64]]:
+    def _keep_all(self, starts: Ints) -> tuple[KeptExamples, Ints]:
         """Return the examples to put into rows, perhaps none, and the room that each takes, in tokens."""
         kept = self._kept_of(starts)
-        return kept, kept.lengths
+        return kept, self._room_for(kept.lengths)
 
-    def _keep(self, starts: NDArray[np.int64]) -> tuple[KeptExamples, NDArray[np.int64]]:
+    def _room_for(self, lengths: Ints) -> Ints:
+        """Return the room that examples of these lengths take. Without packing, it is a whole row."""
+        return lengths if self._pack else np.full_like(lengths, self.T + 1)
+
+    def _keep(self, starts: Ints) -> tuple[KeptExamples, Ints]:
         """Return the result of `_keep_all`. Raises NielsCacheError if no example is left.
 
         One warning gives the number of examples that are left out because they have no target.
@@ -299,7 +306,7 @@ class PackedExamples:
             self._plans = {**dict(list(self._plans.items())[-1:]), epoch: plan}
         return plan
 
-    def _segments(self, numbers: NDArray[np.int64], epoch: int) -> _Segments:
+    def _segments(self, numbers: Ints, epoch: int) -> _Segments:
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.samples:
             raise NielsCacheError(f"{self.folder}: asked for rows {numbers.min()} to {numbers.max()}, but it has 0 to {self.samples - 1}")
         plan = self._plan(epoch)
@@ -317,7 +324,7 @@ class PackedExamples:
             filled=np.add.reduceat(lengths, firsts) if len(firsts) else firsts,
         )
 
-    def _widths(self, segments: _Segments) -> NDArray[np.int64]:
+    def _widths(self, segments: _Segments) -> Ints:
         """Return (S,) how many columns belong to each example. The last example of a row also gets the padding, so the sum is n*(T+1)."""
         ends = np.append(segments.columns[1:], 0)  # the start of the next example, or 0 if that example is in another row
         return np.where(ends > 0, ends, self.T + 1) - segments.columns
@@ -332,7 +339,7 @@ class PackedExamples:
             rows[row, segments.filled[row] :] = self.eot_id
         return rows
 
-    def _boundaries(self, segments: _Segments, padded: NDArray[np.int64]) -> Boundaries:
+    def _boundaries(self, segments: _Segments, padded: Ints) -> Boundaries:
         rows = np.concatenate([segments.rows, padded])
         columns = np.concatenate([segments.columns, segments.filled[padded]])
         continues = np.ones(len(segments.filled), dtype=np.bool_)

@@ -69,7 +69,7 @@ class PreferenceBatch:
                 f"use T={-(-width // pad_to_multiple_of) * pad_to_multiple_of - 1}"
             )
         if int(self.pairs.amax(dim=0) if len(self.pairs) else 0) > 1:
-            raise NielsCacheError("padded_inputs: a row holds several pairs; give the loader packing=False")
+            raise NielsCacheError("padded_inputs: a row holds several pairs; give the loader SFT(packing=False)")
         ids, attention, completion = [], [], []
         for side, mask in ((self.chosen, self.chosen_mask), (self.rejected, self.rejected_mask)):
             assert side.document_ids is not None
@@ -129,8 +129,8 @@ class PreferenceMaker:
 
 
 def make_maker(sources: Sequence[Source], settings: LoaderSettings, device: torch.device) -> BatchMaker:
-    """Return the maker of the batches of a loader. For kind="preference", it is a PreferenceMaker, which has the same methods."""
-    cls = cast(type[BatchMaker], PreferenceMaker) if settings.kind == "preference" else BatchMaker
+    """Return the maker of the batches of a loader. For preference pairs, it is a PreferenceMaker, which has the same methods."""
+    cls = cast(type[BatchMaker], PreferenceMaker) if settings.pairs else BatchMaker
     return cls(
         sources,
         T=settings.T,

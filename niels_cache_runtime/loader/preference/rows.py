@@ -14,13 +14,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.cache.sft import OpenedExamples, open_examples
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SIDES, Side
-from niels_cache_runtime.loader.packing.kept import KeptExamples, LossOn, Overflow
+from niels_cache_runtime.format.layout import SIDES, Ints, Side
+from niels_cache_runtime.loader.packing.kept import KeptExamples
 from niels_cache_runtime.loader.packing.plan import Packing
 from niels_cache_runtime.loader.packing.rows import PackedExamples, PackingReport
 from niels_cache_runtime.loader.source import Origins, Source
@@ -29,8 +28,7 @@ from niels_cache_runtime.loader.source import Origins, Source
 class PackedPairs(PackedExamples):
     """A `source.Source` of rows of T+1 tokens of preference pairs. Its own rows hold the chosen sides, and those of `rejected` the others.
 
-    pack: with False, each row holds one pair.
-    The other arguments have the same meaning as for PackedExamples, for each side of a pair. A pair stays whole: if one of its sides is
+    The arguments have the same meaning as for PackedExamples, for each side of a pair. A pair stays whole: if one of its sides is
     left out, the other one is too. `examples` and documents count pairs. `tokens` counts the tokens of both sides.
 
     Raises NielsCacheError for the reasons that PackedExamples lists, and for a data set without pairs.
@@ -39,24 +37,12 @@ class PackedPairs(PackedExamples):
     sides = len(SIDES)
     rejected: PackedExamples
 
-    def __init__(
-        self,
-        folder: str,
-        *,
-        T: int,
-        seed: int,
-        loss_on: LossOn = "assistant",
-        overflow: Overflow = "truncate_right",
-        pack: bool = True,
-        shuffle: bool = True,
-        verify: Verify = "size",
-    ) -> None:
-        self._pack = pack
-        super().__init__(folder, T=T, seed=seed, loss_on=loss_on, overflow=overflow, shuffle=shuffle, verify=verify)
+    def __init__(self, folder: str, **settings: Any) -> None:
+        super().__init__(folder, **settings)
         self.rejected = _RejectedSides(self, self._kept_rejected)
         self.tokens += self.rejected.tokens
 
-    def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
+    def origins(self, numbers: Ints, *, epoch: int) -> Origins:
         """Return offset and pair of every token of the chosen sides of the rows `numbers` (n,). Padding has -1."""
         return _of_pairs(super().origins(numbers, epoch=epoch))
 
@@ -77,10 +63,10 @@ class PackedPairs(PackedExamples):
     def _open(self, verify: Verify = "size") -> OpenedExamples:
         return self._use(open_examples(self.files[0], self._idx_path, verify=verify, pairs=True))
 
-    def _find_fingerprint(self, starts: NDArray[np.int64]) -> str:
+    def _find_fingerprint(self, starts: Ints) -> str:
         return hashlib.sha256(f"{super()._find_fingerprint(starts)} pairs {self._pack}".encode()).hexdigest()
 
-    def _keep_all(self, starts: NDArray[np.int64]) -> tuple[KeptExamples, NDArray[np.int64]]:
+    def _keep_all(self, starts: Ints) -> tuple[KeptExamples, Ints]:
         """Return the chosen sides of those pairs of which both sides are kept, and the room that each pair takes."""
         sides = self._kept_of(starts)
         pairs = len(starts) // len(SIDES)
@@ -97,8 +83,7 @@ class PackedPairs(PackedExamples):
             "dropped": {reason: count for reason, count in counts.items() if count},
         }
         chosen, self._kept_rejected = (replace(_selected(sides, whole[side :: len(SIDES)]), **counted) for side in range(len(SIDES)))
-        longer = np.maximum(chosen.lengths, self._kept_rejected.lengths)
-        return chosen, longer if self._pack else np.full_like(longer, self.T + 1)
+        return chosen, self._room_for(np.maximum(chosen.lengths, self._kept_rejected.lengths))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -116,7 +101,7 @@ class _RejectedSides(PackedExamples):
         self._chosen, self._kept = chosen, kept
         self.tokens = self._inputs()
 
-    def origins(self, numbers: NDArray[np.int64], *, epoch: int) -> Origins:
+    def origins(self, numbers: Ints, *, epoch: int) -> Origins:
         return _of_pairs(super().origins(numbers, epoch=epoch))
 
     def _plan(self, epoch: int) -> Packing:
@@ -142,7 +127,7 @@ def _of_pairs(origins: Origins) -> Origins:
     return replace(origins, documents=origins.documents // len(SIDES))  # -1 // 2 is -1, so padding stays
 
 
-def _selected(kept: KeptExamples, chosen: NDArray[np.int64]) -> KeptExamples:
+def _selected(kept: KeptExamples, chosen: Ints) -> KeptExamples:
     """Return the kept examples with these indices."""
     arrays: dict[str, Any] = {
         field.name: value[chosen] for field in fields(kept) if isinstance(value := getattr(kept, field.name), np.ndarray)

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.batch import Batch
-from niels_cache_runtime.loader.blocks.visits import BlockVisit
+from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.remote.windows import CopiedWindows
 from niels_cache_runtime.remote.ledger import once_unlocked

@@ -1,90 +1,79 @@
 """The sources of a loader that may be addresses.
 
 a folder                       `settings.open_source`
-a pretrain split               CopiedWindows, with order="blocks"; RangeWindows, with fetch="windows"
+a pretrain split               CopiedWindows, with order=Blocks(); RangeWindows, with Copy(fetch="windows")
 an SFT split                   fetched whole into the local copy, and then read as a folder
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from niels_cache_runtime.cache.checks import check_choice
 from niels_cache_runtime.cache.opening import Verify
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, Split
+from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
 from niels_cache_runtime.loader.batch import Batch
-from niels_cache_runtime.loader.blocks.visits import BlockVisit
+from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.remote.feed import BlockFeed, fed
 from niels_cache_runtime.loader.remote.ranges import RangeWindows
 from niels_cache_runtime.loader.remote.windows import CopiedWindows
-from niels_cache_runtime.loader.settings import LoaderSettings, name_sources, open_source
+from niels_cache_runtime.loader.settings import LoaderSettings, check_named, name_sources, open_source
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.remote.copied_build import CopiedBuild, published_build, split_address
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import is_address
+from niels_cache_runtime.remote.whole import Copy, check_remote
 
-_FETCHES = ("shards", "windows")
 _BLOCKS_AHEAD = 2  # in each lane, as far as they fit: with one, the streams would wait for the batches at the end of each block
 
 
 class Sources:
     """The sources of a loader by name, some of which may be addresses.
 
-    folders: a path or an address for each name. The name of a single address is that of its data set.
-    Raises NielsCacheError if the settings do not fit: an address needs a local copy or fetch="windows", and only an address does.
+    folders: a path or an address of a split for each name. The name of a single address is that of its data set.
+    Raises NielsCacheError if the settings do not fit: an address needs `remote`, and only an address does.
     """
 
-    def __init__(
-        self,
-        sources: str | Mapping[str, str],
-        *,
-        local_dir: str | os.PathLike[str] | None,
-        limit_bytes: float | None,
-        fetch: str,
-        order: str,
-    ) -> None:
-        check_choice("fetch", fetch, _FETCHES)
-        self._fetch, self._order = fetch, order
-        self.folders = name_sources(sources)
-        addresses = [folder for folder in self.folders.values() if is_address(folder)]
+    def __init__(self, sources: str | Mapping[str, str], *, split: Split, remote: Copy | None, order: Any) -> None:
+        self._remote, self._order = remote, order
+        self.folders = name_sources(sources, split)
+        addresses = {name: folder for name, folder in self.folders.items() if is_address(folder)}
         self.copy: LocalCopy | None = None
         self._opened: dict[str, tuple[CopiedBuild, Split]] = {}
-        if not addresses:
-            for name, value in (("local_dir", local_dir), ("limit_bytes", limit_bytes), ("fetch", None if fetch == _FETCHES[0] else fetch)):
-                if value is not None:
-                    raise NielsCacheError(f"{name}={value!r:.80}: belongs to an address such as s3://bucket/prefix; leave {name} out")
-            return
-        for address in addresses:
+        check_remote(remote, next(iter({**self.folders, **addresses}.values())), is_remote=bool(addresses))
+        for address in addresses.values():
             split_address(address)
-        if local_dir is not None:
-            if limit_bytes is None:
-                raise NielsCacheError(f"limit_bytes=None: give the most bytes that {local_dir} may take, such as limit_bytes=200e9")
-            self.copy = LocalCopy(local_dir, limit_bytes=limit_bytes)
-        for address in addresses:
-            self._opened[address] = self._open(address)
+        if remote is None:
+            return
+        if remote.dir is not None and remote.limit is None:
+            raise NielsCacheError(f"Copy(limit=None): give the most bytes that {remote.dir} may take, such as limit=200e9")
+        self.copy = remote.open()
+        for name, address in addresses.items():
+            build, named = self._open(address)
+            check_named(named, split, address)
+            folder = address if named else f"{address.rstrip('/')}/{split}"
+            self.folders[name] = folder
+            self._opened[folder] = build, named or split
         if not isinstance(sources, Mapping):
-            self.folders = {self._opened[address][0].record.name: address for address in addresses}
+            self.folders = {build.record.name: address for address, (build, _) in self._opened.items()}
 
-    def _open(self, address: str) -> tuple[CopiedBuild, Split]:
-        if self.copy is None and self._fetch != "windows":
-            raise NielsCacheError(
-                f"{address}: needs local_dir, a folder on a local disk, and limit_bytes, the most bytes that it may take; "
-                "for a small run, fetch='windows' needs neither"
-            )
+    def _open(self, address: str) -> tuple[CopiedBuild, Split | None]:
         build, split = published_build(address) if self.copy is None else self.copy.open(address)
-        if build.record.family == "pretrain" and self._order != "blocks" and self._fetch != "windows":
+        if build.record.family == "pretrain" and self._order == "split" and not self._reads_windows:
             raise NielsCacheError(
-                f"{address}: order={self._order!r} reads any shard at any time, so a part of the cache cannot serve it; give "
-                "order='blocks', or fetch='windows' for a small run, or pull the cache and read it from a folder"
+                f"{address}: order='split' reads any shard at any time, so a part of the cache cannot serve it; give "
+                "order=Blocks(), or Copy(fetch='windows') for a small run, or pull the cache and read it from a folder"
             )
         if build.record.family == "sft" and self.copy is None:
-            raise NielsCacheError(f"{address}: is an SFT data set, which is fetched whole; give local_dir and limit_bytes")
-        return build, split or SPLITS[0]
+            raise NielsCacheError(f"{address}: is an SFT data set, which is fetched whole; give remote=Copy(dir=..., limit=...)")
+        return build, split
+
+    @property
+    def _reads_windows(self) -> bool:
+        return self._remote is not None and self._remote.fetch == "windows"
 
     def open(self, settings: LoaderSettings, *, verify: Verify) -> list[Source]:
         """Open all sources. Files from an address are hashed when they come, so `verify` changes nothing for them."""
@@ -107,7 +96,7 @@ class Sources:
             source = open_source(str(self.copy.folder / build.place(split)), settings)
             source.folder = folder
             return source
-        if self._fetch == "windows" or self.copy is None:
+        if self._reads_windows or self.copy is None or settings.order is None:
             return RangeWindows(folder, build=build, split=split, T=settings.T, stride=settings.stride)
         return CopiedWindows(
             folder,
@@ -116,7 +105,7 @@ class Sources:
             split=split,
             T=settings.T,
             stride=settings.stride,
-            block_shards=settings.block_shards,
+            block_shards=settings.order.shards,
         )
 
 

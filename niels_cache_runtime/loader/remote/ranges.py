@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from niels_cache_runtime.cache.mmap import check_doc_ends, check_offsets_form
 from niels_cache_runtime.cache.opening import OpenedSplit
 from niels_cache_runtime.cache.slots import SlotTokens
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Split, Tokens, doc_ends_name, token_dtype_of
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Ints, Split, Tokens, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.pieces import read_range
@@ -77,7 +77,7 @@ class RangeWindows(PretrainWindows):
             raise RemoteError(f"{name}: is another object than the one that meta.json lists; push it again with --repair")
         return found.content
 
-    def _read_tokens(self, starts: NDArray[np.int64]) -> Tokens:
+    def _read_tokens(self, starts: Ints) -> Tokens:
         rows = np.empty((len(starts), self.T + 1), dtype=self._dtype)
         with ThreadPoolExecutor(min(_AT_ONCE, max(1, len(starts)))) as pool:
             for row, content in zip(rows, pool.map(self._window, starts.tolist()), strict=True):

@@ -23,8 +23,8 @@ from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.cache.opening import OpenedSplit
 from niels_cache_runtime.cache.slots import SlotTokens
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Split, Tokens, doc_ends_name, token_dtype_of
-from niels_cache_runtime.loader.blocks.visits import BlockVisit
+from niels_cache_runtime.format.layout import Ints, Split, Tokens, doc_ends_name, token_dtype_of
+from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.local_copy import LocalCopy
@@ -170,7 +170,7 @@ class CopiedWindows(PretrainWindows):
             self._refill()
         return taken
 
-    def read_early(self, numbers: NDArray[np.int64], blocks: Sequence[int]) -> None:
+    def read_early(self, numbers: Ints, blocks: Sequence[int]) -> None:
         """Read those of the samples `numbers` that are in these blocks, and keep them in `early`. So the blocks can leave before the others
         come. The caller holds `copy.reading`.
         """
@@ -178,7 +178,7 @@ class CopiedWindows(PretrainWindows):
         starts = starts[np.isin(self._stream_ends.searchsorted(starts, side="right") // self.block_shards, blocks)]
         self.early.update(zip(starts.tolist(), self._read_slots(starts), strict=True))
 
-    def _read_tokens(self, starts: NDArray[np.int64]) -> Tokens:
+    def _read_tokens(self, starts: Ints) -> Tokens:
         with self.copy.reading:
             if not self.early:
                 return self._read_slots(starts)
@@ -189,12 +189,12 @@ class CopiedWindows(PretrainWindows):
                 rows[row] = self.early[int(starts[row])]
             return rows
 
-    def _read_slots(self, starts: NDArray[np.int64]) -> Tokens:
+    def _read_slots(self, starts: Ints) -> Tokens:
         if not (self.is_ready and self.copy.is_fed) and not self._complete[self._stream_ends.searchsorted(starts, side="right")].all():
             self._get(starts)
         return PretrainWindows._read_tokens(self, starts)  # super() would cost a percent of a batch
 
-    def _get(self, starts: NDArray[np.int64]) -> None:
+    def _get(self, starts: Ints) -> None:
         """Let the slots hold everything that the windows at `starts` need."""
         first = self._stream_ends.searchsorted(starts, side="right")
         last = self._stream_ends.searchsorted(starts + self.T, side="right")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.chats.templates import find_template
+from niels_cache_assets.cli.recognizing import Kind, Proposal, files_in, recognize
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import is_valid_name, load_registry
 from niels_cache_assets.config.shipped import ABOUT, catalog
 from niels_cache_assets.config.tables import BuildSettings, TokenizerSettings
 from niels_cache_assets.config.toml import as_toml
-from niels_cache_assets.own_data.recognizing import Kind, Proposal, files_in, recognize
 from niels_cache_assets.show.wording import file_size
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.finding.globs import glob_files, links_among
@@ -51,14 +50,9 @@ class Wishes:
 
     folder: str = "."
     profile: str | None = None
-    only_mine: bool = False
     catalog: tuple[str, ...] = ()
     data: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    notes: str | None = None
-    roam: str | None = None
     hub: tuple[str, ...] = ()
-    chats: tuple[str, ...] = ()
     text_field: str | None = None
     cache_dir: str | None = None
     tokenizer: str | None = None
@@ -66,7 +60,7 @@ class Wishes:
 
     @property
     def names_data(self) -> bool:
-        return bool(self.profile or self.catalog or self.data or self.files or self.notes or self.roam or self.hub or self.chats)
+        return bool(self.profile or self.catalog or self.data or self.hub)
 
 
 def render(wishes: Wishes) -> str:
@@ -105,14 +99,13 @@ def _sections(wishes: Wishes) -> Iterator[str]:
 [build]
 {cache_dir}  # root of all caches
 # seed = {shipped.build.seed}  # of shuffles and splits; the same seed makes the same bytes"""
-    proposals = _proposals(wishes)
+    proposals = recognize(wishes.data, text_field=wishes.text_field)
     yield _tokenizer(wishes, shipped.tokenizer.vocab_size if wishes.profile else TokenizerSettings().vocab_size, proposals)
     taken = {name for family in FAMILIES for name in shipped.datasets(family)}
-    for family in FAMILIES if wishes.only_mine and wishes.profile else ():
-        for name in shipped.partition_keys(family):
-            yield f"[{family}.{name}]\nenabled = false"
     for name in dict.fromkeys(wishes.catalog):
-        yield _from_catalog(name, wishes)
+        if name == "roam":
+            raise NielsCacheError("--from roam: does not say which folder holds your notes; give it to init: niels-cache init PATH")
+        yield catalog_table(name)
         taken.add(name)
     yield from _own(wishes, proposals, taken)
     if not wishes.names_data or wishes.profile:
@@ -128,20 +121,15 @@ def _sections(wishes: Wishes) -> Iterator[str]:
 # files = ["chats.jsonl"]"""
 
 
-def _from_catalog(name: str, wishes: Wishes) -> str:
-    text = catalog_table(name)
-    if name == "roam" and wishes.roam is None:
-        raise NielsCacheError("--from roam: does not say which folder holds your notes; give niels-cache init --roam PATH instead")
-    return text
-
-
 def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str:
     if wishes.tokenizer is not None:
-        model = _existing(wishes.tokenizer, wishes, option="--tokenizer")
+        if not Path(wishes.tokenizer).expanduser().exists():
+            raise NielsCacheError(f"{wishes.tokenizer}: does not exist; correct --tokenizer")
+        model = _path(wishes.tokenizer, wishes)
         return f"[tokenizer]\nmodel = {as_toml(model)}  # used unchanged, instead of training one{_end_of_text(wishes.tokenizer)}"
     said = f"# vocab_size = {usual:_}" if wishes.vocab_size is None else f"vocab_size = {wishes.vocab_size:_}"
     why = "pieces in all; up to 65_536, a token takes two bytes, otherwise four"
-    elsewhere = wishes.profile or wishes.catalog or wishes.hub or wishes.notes or wishes.roam
+    elsewhere = wishes.profile or wishes.catalog or wishes.hub
     text_bytes = None if elsewhere else _text_bytes(proposals)
     if wishes.vocab_size is None and text_bytes is not None and text_bytes < usual * _BYTES_PER_PIECE:
         fitting = max(text_bytes // _BYTES_PER_PIECE // 100 * 100, _LEAST_PIECES)
@@ -181,23 +169,6 @@ def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
     return sum(os.path.getsize(file) * (1 if file.endswith(_PLAIN) else _COMPRESSION) for file in files)
 
 
-def _proposals(wishes: Wishes) -> list[Proposal]:
-    """Return a table for each kind of data in the given files. If two options name data of the same kind, both go into one table."""
-    for path in wishes.chats:
-        if "://" not in path and not Path(path).expanduser().exists() and not glob.has_magic(path):
-            raise NielsCacheError(f"{path}: does not exist; correct --chats")
-    found = [
-        *recognize(wishes.data, text_field=wishes.text_field),
-        *recognize(wishes.files, family="pretrain", option="--files", text_field=wishes.text_field),
-        *recognize(wishes.chats, family="sft", option="--chats"),
-    ]
-    merged: dict[Any, Proposal] = {}
-    for proposal in found:
-        key = proposal.kind if proposal.kind.place_key == "files" else (proposal.kind, *proposal.places)
-        merged.setdefault(key, Proposal(proposal.kind)).places += proposal.places
-    return list(merged.values())
-
-
 def _own(wishes: Wishes, proposals: Sequence[Proposal], taken: set[str]) -> Iterator[str]:
     hints = f"""\
 # val_frac = {defaults.VAL_FRAC:g}  # share of the documents that goes to val
@@ -206,13 +177,6 @@ def _own(wishes: Wishes, proposals: Sequence[Proposal], taken: set[str]) -> Iter
     for proposal in chain(texts, (proposal for proposal in proposals if proposal.kind.family == "sft")):
         wanted = _wanted_name(proposal.kind, alone=len(texts) == 1)
         yield _own_table(proposal, _name(wanted, taken), wishes, hints)
-    if wishes.notes:
-        name = _name("my_notes", taken)
-        path = _existing(wishes.notes, wishes, option="--notes", folder=True)
-        yield f'[pretrain.{name}]\nsource = "markdown_folder"\npath = {as_toml(path)}\n{hints}'
-    if wishes.roam:
-        name = "roam" if wishes.profile == "default" else _name("roam", taken)
-        yield f'[pretrain.{name}]\nsource = "roam"\npath = {as_toml(_existing(wishes.roam, wishes, option="--roam"))}\n{hints}'
     for dataset in wishes.hub:
         owner_name, _, config = dataset.partition(":")
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", owner_name):
@@ -264,20 +228,6 @@ def _name(wanted: str, taken: set[str]) -> str:
     name = next(name for name in (base, *(f"{base}_{number}" for number in range(2, 1000))) if name not in taken)
     taken.add(name)
     return name
-
-
-def _existing(path: str, wishes: Wishes, *, option: str, folder: bool | None = None) -> str:
-    """Return the path as the new configuration file must write it.
-
-    Raises NielsCacheError if the path does not exist, is a file although a folder is needed, or is a folder although a file is needed.
-    """
-    if "://" not in path:
-        found = Path(path).expanduser()
-        if not found.exists():
-            raise NielsCacheError(f"{path}: does not exist; correct {option}")
-        if folder not in (None, found.is_dir()):
-            raise NielsCacheError(f"{path}: is {'not a' if folder else 'a'} folder; {option} takes {'a folder' if folder else 'files'}")
-    return _path(path, wishes)
 
 
 def _path(path: str, wishes: Wishes) -> str:

@@ -1,5 +1,5 @@
-"""The command `completion SHELL`. It prints the code that a shell reads once. This module also answers the shell when you press TAB.
-argcomplete does both.
+"""The answer to the shell when you press TAB. argcomplete makes it, and `register-python-argcomplete niels-cache` prints the code that the
+shell reads once.
 
 Each TAB runs this program. The program loads only the typed command, and loads pydantic only to list names of the configuration.
 """
@@ -11,45 +11,12 @@ import os
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
-from niels_cache_assets.cli.command import DATA_SETS, Command, chosen
-from niels_cache_assets.cli.console import PROGRAM
-from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.cli.command import DATA_SETS, Command
 from niels_cache_assets.cli.parser import build_parsers, load
 
-SHELLS = ("bash", "zsh", "fish")
 PROFILES = ("default", "quickstart")
 
 _FILES = ("FILE", "DIR", "PATH", "PREFIX", "NAME=FOLDER", "MODEL")  # the shell itself completes files
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="SHELL", help="bash, zsh or fish")
-
-
-COMMAND = Command(
-    usage="SHELL ",
-    description="""\
-Print shell code that makes TAB complete commands, options, and the data sets of your configuration.
-It works for the niels-cache that is on PATH.
-
-  bash   in ~/.bashrc:                   eval "$(niels-cache completion bash)"
-  zsh    in ~/.zshrc, after compinit:    eval "$(niels-cache completion zsh)"
-  fish   once:   niels-cache completion fish > ~/.config/fish/completions/niels-cache.fish""",
-    examples="""\
-  niels-cache completion bash
-  niels-cache completion zsh
-  niels-cache completion fish""",
-    add_options=_add_options,
-    offers={"shell": SHELLS},
-    has_caches=False,
-)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    from argcomplete import shellcode
-
-    print(shellcode([PROGRAM], shell=chosen("", "no shell", arguments.shell, SHELLS)))
-    return DONE
 
 
 def complete() -> NoReturn:

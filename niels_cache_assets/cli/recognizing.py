@@ -17,7 +17,6 @@ from typing import Any
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES
 from niels_cache_assets.sources.chat_forms import UnclearColumnsError, are_trees, keys_of_rows
-from niels_cache_assets.sources.chat_forms import shown as shown_fields
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.finding.globs import advice_for_missing, glob_files
 from niels_cache_assets.sources.reading.compressed import COMPRESSIONS
@@ -63,54 +62,42 @@ class Proposal:
     places: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """What the user wants to find. family: data of this family only, because the command-line option `option` requires it. text_field: the
-    field of the text; None applies the rule of builds.
-    """
-
-    family: Family | None
-    option: str
-    text_field: str | None
-
-
-def recognize(paths: Sequence[str], *, family: Family | None = None, option: str = "", text_field: str | None = None) -> list[Proposal]:
+def recognize(paths: Sequence[str], *, text_field: str | None = None) -> list[Proposal]:
     """Return a table for each kind of data in these files, folders and globs.
 
-    `family`: accept only data of this family, because the command-line option `option` requires it. `text_field`: the field of the text in
-    rows; None applies the rule of builds. Raises NielsCacheError for missing files, and for files without text or conversations.
+    `text_field`: the field of the text in rows, which are then not conversations; None applies the rule of builds. Raises NielsCacheError
+    for missing files, and for files without text or conversations.
     """
-    wanted = _Wanted(family=family, option=option, text_field=text_field)
     found: dict[Kind | tuple[Kind, str], Proposal] = {}
     for given in paths:
         path = os.path.expanduser(given)
-        for kind, places in _kinds_of(path, wanted).items():
+        for kind, places in _kinds_of(path, text_field).items():
             key = kind if kind.place_key == "files" else (kind, path)  # a table with `path` has only one place
             found.setdefault(key, Proposal(kind)).places += places
     return list(found.values())
 
 
-def _kinds_of(path: str, wanted: _Wanted) -> dict[Kind, list[str]]:
-    family = wanted.family
+def _kinds_of(path: str, text_field: str | None) -> dict[Kind, list[str]]:
     if "://" in path:
-        return {_by_name(path, family): [path]}
+        (source,) = sources_of([path])
+        return {Kind("pretrain", source.source): [path]}
     if not os.path.isdir(path):
         files = [path] if os.path.exists(path) else [each for each in glob_files(path).paths if os.path.isfile(each)]
         sources = sources_of(files or [path])  # raises an error for missing files and unknown names
         if not files:  # a broken link, or a glob of folders
             raise NielsCacheError(f"{path}: leads to no file; correct it, or give a folder by its own name")
         patterns = {path: files} if len(sources) == 1 else {glob.escape(file): [file] for file in files}
-        return _sorted_by_kind(patterns, wanted)
+        return _sorted_by_kind(patterns, text_field)
     files = files_in(path)
-    if family != "sft" and all(file.lower().endswith(".md") for file in files):
+    if all(file.lower().endswith(".md") for file in files):
         return {Kind("pretrain", "markdown_folder"): [path]}
     others = [file for file in files if not file.lower().endswith(".md")]
-    if family != "sft" and all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
+    if all(file.lower().endswith(".json") and _is_roam_export(file) for file in others):  # `all` stops at a non-export
         return {Kind("pretrain", "roam"): [path]}
-    return _sorted_by_kind(_patterns(path, files), wanted)
+    return _sorted_by_kind(_patterns(path, files), text_field)
 
 
-def _sorted_by_kind(patterns: dict[str, list[str]], wanted: _Wanted) -> dict[Kind, list[str]]:
+def _sorted_by_kind(patterns: dict[str, list[str]], text_field: str | None) -> dict[Kind, list[str]]:
     """Return the places (files, folders and globs) of the data, grouped by kind.
 
     If all files of a pattern are of one kind, the place is the pattern; otherwise the files of the pattern are listed one by one. A file
@@ -119,9 +106,9 @@ def _sorted_by_kind(patterns: dict[str, list[str]], wanted: _Wanted) -> dict[Kin
     kinds: dict[Kind, list[str]] = {}
     for pattern, files in patterns.items():
         step = -(-len(files) // _LOOKED_AT)
-        seen = {file: _kind_inside(file, wanted) for file in files[::step]}
+        seen = {file: _kind_inside(file, text_field) for file in files[::step]}
         if len({*seen.values()} - {None}) != 1:
-            seen = {file: seen.get(file) or _kind_inside(file, wanted) for file in files}
+            seen = {file: seen.get(file) or _kind_inside(file, text_field) for file in files}
         found = {file: kind for file, kind in seen.items() if kind is not None}
         if not found:
             raise NielsCacheError(f"{files[0]}: holds no row; leave it out")
@@ -131,11 +118,6 @@ def _sorted_by_kind(patterns: dict[str, list[str]], wanted: _Wanted) -> dict[Kin
         for file, kind in found.items():
             kinds.setdefault(kind, []).append(glob.escape(file))
     return kinds
-
-
-def _by_name(path: str, family: Family | None) -> Kind:
-    (source,) = sources_of([path])
-    return Kind("sft", "chat_jsonl") if family == "sft" else Kind("pretrain", source.source)
 
 
 def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
@@ -149,38 +131,30 @@ def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
     return {os.path.join(glob.escape(folder), "**", f"*{ending}"): alike for ending, alike in by_ending.items()}
 
 
-def _kind_inside(path: str, wanted: _Wanted) -> Kind | None:
+def _kind_inside(path: str, text_field: str | None) -> Kind | None:
     """Return the kind of data in a file. Return None for a file of rows that has no row."""
     if not os.path.isfile(path):
         raise NielsCacheError(f"{path}: not a regular file; write its content to a file")
-    named, family = kind_of(path), wanted.family
+    named = kind_of(path)
     if named in ("text", "wikipedia"):
-        if family == "sft":
-            raise NielsCacheError(f"{path}: holds no conversations; {wanted.option} takes JSON lines or Parquet")
         if named == "wikipedia":
             Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
         with reading(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None):  # refuses what is never text
             pass
         return Kind("pretrain", named)
-    if path.lower().endswith(".json") and _is_roam_export(path) and family != "sft":
+    if path.lower().endswith(".json") and _is_roam_export(path):
         return Kind("pretrain", "roam")
     rows = _first_rows(path)
     if not rows:
         return None
     try:
-        chats = None if family == "pretrain" or wanted.text_field is not None else _chats(rows)
+        chats = None if text_field is not None else _chats(rows)
     except UnclearColumnsError as error:
         raise UnclearColumnsError(f"{path}: {error}") from error
     if chats is not None:
         return chats
-    shown = shown_fields(rows, dict.fromkeys(key for row in rows for key in row)) or "none"
-    if family == "sft":
-        raise NielsCacheError(
-            f"{path}: holds no conversations: no field has a list of messages, and no two have an instruction and its answer (fields: "
-            f'{shown}); set messages_field, or instruction_field and output_field, of source = "chat_jsonl" in the file yourself'
-        )
     assert named is not None
-    return Kind("pretrain", named, (("text_field", _text_field(path, rows, wanted)),))
+    return Kind("pretrain", named, (("text_field", _text_field(path, rows, text_field)),))
 
 
 def _first_rows(path: str) -> list[dict[str, Any]]:
@@ -220,11 +194,11 @@ def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
     return None if keys is None else Kind("sft", "chat_jsonl", tuple(keys.items()))
 
 
-def _text_field(path: str, rows: Sequence[dict[str, Any]], wanted: _Wanted) -> str:
+def _text_field(path: str, rows: Sequence[dict[str, Any]], wanted: str | None) -> str:
     """Return the field of the text, by the rule of builds. Raises NielsCacheError if the rows do not decide."""
-    if wanted.text_field is not None:
-        require_field(wanted.text_field, (name for row in rows for name in row), path, key="--text-field")
-        return wanted.text_field
+    if wanted is not None:
+        require_field(wanted, (name for row in rows for name in row), path, key="--text-field")
+        return wanted
     try:
         return choose_text_field(rows, path, key="--text-field")
     except NielsCacheError as error:

@@ -1,22 +1,39 @@
-"""The right to build a plan, a part or a seal: a lease, so that machines without common file locks can share a data set in parts."""
+"""The right to build an artifact: a lock of the file system, or a lease for machines without common file locks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.artifacts.base import Held, Log
 from niels_cache_assets.disk.journal import real_path
 from niels_cache_assets.disk.space import refusal
 from niels_cache_assets.disk.staging import require_target
-from niels_cache_assets.parts.lease import Times, leased
+from niels_cache_assets.parts.lease import Lease, Times, leased
 from niels_cache_assets.parts.lease_files import Stops
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """The right to build an artifact. waited: whether the caller had to wait for another build. lease: None for most artifacts."""
+
+    waited: bool = False
+    lease: Lease | None = None
+
+
+@contextmanager
+def held(lock: AbstractContextManager[bool]) -> Iterator[Held]:
+    """Hold a lock whose value says whether the caller had to wait."""
+    with lock as waited:
+        yield Held(waited=waited)
 
 
 @contextmanager
