@@ -129,7 +129,7 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
         return
     root = cache_root(registry, arguments.cache_dir)
     yield _configuration(registry)
-    for line in (*registry.notify.warnings(registry.origin), *registry.advice):
+    for line in registry.advice:
         where, _, mend = line.rpartition("; ")
         yield Finding(what="configuration", state="note", found=where, mend=mend)
     if not registry.is_fallback:
