@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,11 +29,8 @@ from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.tokenizer.checked import why_not_resumed
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import read_meta
 
 _HASHED_BYTES = 1 << 28
-_OLD_JOURNAL = "its settings, data or code version have changed since (an older journal does not say which)"
 _OTHER_BUILD = "it was made by another version of niels-cache, or by a run with settings of its own"
 
 
@@ -85,14 +81,9 @@ class _Comparison:
         source = self.registry.source(self.judged.name.removeprefix("corpus/"))
         reads_corpus = self.judged.kind != "corpus" and is_prepared(source)
         now = None if reads_corpus else revision_on_this_machine(source, with_prepared(self.registry, self.root))
-        if self.recorded.made_of is not None:
-            then = self.recorded.made_of.get("revision")
-            return self._compared(artifact.journal(then if now is None else now[0]))
-        if now is not None or reads_corpus:
-            return self._compared(artifact.journal(None if now is None else now[0]))
-        candidates = {getattr(source, "pinned_revision", None), self._revision_of_the_last()}
-        same = any(artifact.journal(revision).fingerprint == self.recorded.fingerprint for revision in candidates)
-        return Unfinished(stale=None) if same else _NOT_TOLD
+        if self.recorded.made_of is None:  # a builder that was called directly
+            return _NOT_TOLD
+        return self._compared(artifact.journal(self.recorded.made_of.get("revision") if now is None else now[0]))
 
     def _artifact(self) -> Artifact | None:
         """Return the artifact of the unfinished build, or None if it is not in the configuration."""
@@ -103,20 +94,10 @@ class _Comparison:
         return found[key] if key in found.keys else None
 
     def _compared(self, would_be: JournalFingerprint) -> Unfinished:
-        then, now = self.recorded.made_of, would_be.made_of
         if self.recorded.fingerprint == would_be.fingerprint:
             tokenizer = None if self.judged.kind == "corpus" else load_tokenizer(self.registry, self.root)
             return Unfinished(stale=why_not_resumed(self.recorded.notes, tokenizer))
-        if then is None or now is None:
-            return Unfinished(stale=_OLD_JOURNAL)
-        return Unfinished(stale="; ".join(differences(then, now)) or _OTHER_BUILD)
-
-    def _revision_of_the_last(self) -> str | None:
-        """Return the revision of the finished build of the same artifact."""
-        with suppress(NielsCacheError):
-            revision: str | None = read_meta(str(self.judged.directory / META_NAME)).get("dataset_revision")
-            return revision
-        return None
+        return Unfinished(stale="; ".join(differences(self.recorded.made_of or {}, would_be.made_of or {})) or _OTHER_BUILD)
 
 
 def revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:

@@ -11,7 +11,7 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.parts.growth import settings_of_group
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.corpus.prepared import PreparedCorpus
-from niels_cache_assets.parts.plan import Plan, PlannedGroup, estimated_text_bytes, joined_groups, plan_parts
+from niels_cache_assets.parts.plan import Plan, PlannedGroup, entry_of_group, estimated_text_bytes, plan_parts
 from niels_cache_assets.show.contents import total_bytes
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData, hub_files
@@ -58,9 +58,8 @@ class Volumes:
             self._plans[name] = self._grown_plan(artifact)
         elif files is not None:
             budgets = (None, None) if source.prepare else (source.train_tokens, source.val_tokens)  # those of a corpus apply later
-            planned = plan_parts(files, source.parts, train_tokens=budgets[0], val_tokens=budgets[1])
-            meta = {"dataset_name": name, "fingerprint": "", "dataset_revision": None, "text_field": None, **planned}
-            self._plans[name] = Plan.of(meta)
+            group = plan_parts(files, source.parts, train_tokens=budgets[0], val_tokens=budgets[1])
+            self._plans[name] = Plan(meta={}, groups=(group,))
 
     def _grown_plan(self, artifact: PartsPlan) -> Plan | None:
         """Return the plan of a data set with tables `added`. Return None if the list of files cannot be reached now.
@@ -76,8 +75,7 @@ class Volumes:
         except SourceUnavailable:
             return None
         groups = [then[number] if number < len(then) and _stays(then[number], now) else now for number, now in enumerate(groups)]
-        meta = {"dataset_name": artifact.name, "fingerprint": "", "dataset_revision": revision, "text_field": None}
-        return Plan.of({**meta, **joined_groups(groups)})
+        return Plan.of({"fingerprint": "", "dataset_revision": revision, "groups": [*map(entry_of_group, groups)]})
 
     def _files(self, name: str) -> list[ListedFile] | None:
         """Return the files of a data set with their sizes; None without a list, and if the list cannot be reached now."""

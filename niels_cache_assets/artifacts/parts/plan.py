@@ -18,7 +18,7 @@ from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.disk.made_of import differences, recordable
 from niels_cache_assets.parts.attempts import scratch_of_attempt
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, parts_dir
-from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, joined_groups, plan_parts, proposed_shard_bytes
+from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, entry_of_group, plan_parts, proposed_shard_bytes
 from niels_cache_assets.sources.added import patterns_without_folders
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.notes import notes_on_source
@@ -188,7 +188,7 @@ class PartsPlan(Artifact):
             "made_of": recordable(work.made_of),
             "fingerprint": work.fingerprint,
             **({"added_patterns": self._added_patterns} if source.added else {}),
-            **joined_groups(groups),
+            "groups": [*map(entry_of_group, groups)],
         }
         return Written(meta=meta)
 
@@ -230,15 +230,9 @@ class PartsPlan(Artifact):
         if hashed and text_field is None:
             text_field = planned_text_field(source, files, own)
         made_of = recordable({**self.identity_of_group(number, own), **({"text_field": text_field} if number else {})})
-        meta = {
-            "dataset_name": self.name,
-            "dataset_revision": own,
-            "text_field": text_field,
-            "made_of": made_of,
-            "fingerprint": fingerprint_of(made_of),
-            **plan_parts(files, parts, **budgets),
-        }
-        return Plan.of(meta).first
+        return plan_parts(
+            files, parts, **budgets, fingerprint=fingerprint_of(made_of), made_of=made_of, revision=own, text_field=text_field
+        )
 
     def warning(self) -> str | None:
         meta = self.finished()
