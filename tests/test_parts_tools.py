@@ -211,8 +211,8 @@ def test_a_data_set_of_the_hub_comes_in_parts(hub: LoopbackHub, tmp_path: Path, 
     assert metas[1]["documents"]["train"] == sum(11 + 7 * number for number in range(5))
     assert {key: metas[0][key] for key in keys} == {key: metas[1][key] for key in keys}
     plan = json.loads((root / "pretrain/.parts/joined/plan.json").read_text())
-    assert [file["name"] for file in plan["listed"]] == sorted(files)
-    assert [file["bytes"] for file in plan["listed"]] == [len(files[name]) for name in sorted(files)]
+    assert [file["name"] for file in plan["groups"][0]["listed"]] == sorted(files)
+    assert [file["bytes"] for file in plan["groups"][0]["listed"]] == [len(files[name]) for name in sorted(files)]
     assert plan["dataset_revision"] == hub.commit("owner/pages")
     paths = [path for _, path, _ in hub.requests]
     assert any("paths-info" in path or "/tree/" in path for path in paths)

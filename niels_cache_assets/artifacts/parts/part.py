@@ -74,7 +74,7 @@ class Part(OfPlan):
 
     @cached_property
     def _val(self) -> ValPart:
-        return ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+        return self.beside(ValPart)
 
     def revision(self) -> str | None:
         assert self.tokenizer  # fail early: nothing can be built without it
