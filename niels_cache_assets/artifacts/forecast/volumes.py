@@ -121,7 +121,7 @@ def of_corpus(volume: Volume) -> Estimate:
         tokens=0,
         seconds=None,
         disk_bytes=None if need is None else need.bytes,
-        basis="; ".join(["all of the source is prepared; the time of cleaning is not estimated", *volume.window_notes]),
+        basis="all of the source is prepared; the time of cleaning is not estimated",
     )
 
 
