@@ -14,7 +14,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.defs.ui.folder import temporary_folder
 from tests import programs
 from tests.dagster_tools import Project
 
@@ -172,5 +171,3 @@ def running_ui(
             process.wait(timeout=20)
         except subprocess.TimeoutExpired:
             process.kill()
-        with temporary_folder():  # removes the folder of a UI that a test has killed
-            pass
