@@ -68,4 +68,4 @@ class SlotTokens(MappedTokens):
     def _check(is_mapped: bool, what: object) -> None:
         if not is_mapped:
             why = os.strerror(ctypes.get_errno())
-            raise NielsCacheError(f"{what}: cannot be mapped: {why}; raise vm.max_map_count, or use smaller block_shards")
+            raise NielsCacheError(f"{what}: cannot be mapped: {why}; raise vm.max_map_count, or give Blocks() fewer shards")
