@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -36,6 +35,7 @@ from rich.progress import (
 from rich.text import Text
 
 from niels_cache_assets.cli.console import diagnostics, is_quiet, tell, warnings
+from niels_cache_assets.defs.listening import LaunchListener, LaunchResult
 from niels_cache_assets.show.progress import HowFar, Pace, Throttle, describe
 from niels_cache_assets.show.wording import file_size
 
@@ -46,36 +46,8 @@ OnProgress = Callable[[int, int], None]
 OnStep = Callable[[str, int, int], None]
 
 
-class Ended(Protocol):
-    """The end of one build. `message`: why it failed, or a remark."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def state(self) -> str: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-    @property
-    def message(self) -> str | None: ...
-
-
-class Listener(Protocol):
-    """A receiver of the progress of builds, as `LaunchListener` of the launcher."""
-
-    def started(self, name: str, family: Any) -> None: ...
-
-    def progressed(self, name: str, progress: HowFar) -> None: ...
-
-    def logged(self, name: str, message: str) -> None: ...
-
-    def finished(self, result: Ended) -> None: ...
-
-
 @contextmanager
-def build_listener(console: Console) -> Iterator[Listener]:
+def build_listener(console: Console) -> Iterator[LaunchListener]:
     """Yield the listener (the receiver of progress) that suits this console. With --quiet, yield the quiet listener."""
     if is_quiet():
         yield QuietListener()
@@ -88,7 +60,7 @@ def build_listener(console: Console) -> Iterator[Listener]:
         yield listener
 
 
-def outcome_line(result: Ended) -> str:
+def outcome_line(result: LaunchResult) -> str:
     """Return `built in 4.2 s`. If the build failed, the message follows. The table at the end repeats the message."""
     state = result.state.replace("_", " ")
     if result.state == "skipped":
@@ -106,7 +78,7 @@ class _MemoryColumn(TextColumn):
         return Text("" if task.finished else memory_now() or "", style="dim")
 
 
-class BarListener:
+class BarListener(LaunchListener):
     """A listener that shows bars of Rich. A bar pulses while the share is unknown."""
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
@@ -139,7 +111,7 @@ class BarListener:
     def logged(self, name: str, message: str) -> None:
         self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith(_WARNING) else "dim", markup=False)
 
-    def finished(self, result: Ended) -> None:
+    def finished(self, result: LaunchResult) -> None:
         if result.name not in self._tasks:
             return  # this build never started; the table at the end has the reason
         task, _ = self._tasks[result.name]
@@ -150,21 +122,15 @@ class BarListener:
             self.bars.update(task, total=1.0, completed=1.0, detail=result.state.replace("_", " "))
 
 
-class QuietListener:
+class QuietListener(LaunchListener):
     """A listener that prints only warnings. The table at the end lists failures."""
-
-    def started(self, name: str, family: str) -> None: ...
-
-    def progressed(self, name: str, progress: HowFar) -> None: ...
 
     def logged(self, name: str, message: str) -> None:
         if message.startswith(_WARNING):
             tell(warnings(), f"{name}: {message}")
 
-    def finished(self, result: Ended) -> None: ...
 
-
-class LineListener:
+class LineListener(LaunchListener):
     """A listener that prints plain lines, for logs and CI."""
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
@@ -187,7 +153,7 @@ class LineListener:
     def logged(self, name: str, message: str) -> None:
         self._print(name, message)
 
-    def finished(self, result: Ended) -> None:
+    def finished(self, result: LaunchResult) -> None:
         self._print(result.name, outcome_line(result))
 
     def _print(self, name: str, message: str) -> None:

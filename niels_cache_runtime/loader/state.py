@@ -14,7 +14,7 @@ import torch
 from niels_cache_runtime.cache.checks import as_int
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
-from niels_cache_runtime.loader.blocks.order import BLOCK_ORDER_VERSION
+from niels_cache_runtime.loader.blocks import BLOCK_ORDER_VERSION
 from niels_cache_runtime.loader.grown.epochs import Epochs
 from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.order import ORDER_VERSION
