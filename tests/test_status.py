@@ -28,7 +28,6 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import lock_path, writer_lock
 from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import read_meta, write_meta
 from tests.corpora import articles
 from tests.hand_made import rewrite_meta
 from tests.messages import missing
@@ -541,11 +540,3 @@ def test_the_tokenizer_says_what_it_was_trained_on_and_what_it_lacks(trained: Pa
     build_tokenizer(load_registry(config=str(trained / "niels_cache.toml")), root=trained / "cache", force=True)
     note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
     assert missing(note, "books (prepared)", "later, notes; ", "without chats, ", "not be read") == []
-
-
-def test_a_tokenizer_of_before_was_trained_on_raw_text_and_status_says_so(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = trained / "cache/tokenizer" / META_NAME
-    meta = read_meta(str(path))
-    del meta["trained_on"]["read_as"]
-    write_meta(str(path), meta)
-    assert missing(as_json(capsys, "tokenizer")[1]["tokenizer"]["note"], "books (raw text)", "notes; ") == []

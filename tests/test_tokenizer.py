@@ -441,11 +441,3 @@ def test_a_tokenizer_that_is_built_stays_whatever_corpora_come(tmp_path: Path) -
     assert fingerprint_of(graph(plain, "").tokenizer().identity()) == "1f54164baee50d486d60c22e3bcd8119661368e94cd562236df97405a278214f", (
         "those that people have built stay valid"
     )
-
-
-@pytest.mark.usefixtures("trains_here")
-def test_without_a_prepared_data_set_nothing_new_stands_in_meta_json(tmp_path: Path) -> None:
-    registry = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
-    assert set(build_tokenizer(registry, root=tmp_path).meta["trained_on"]) == {
-        *("sources", "revisions", "skipped", "bytes", "sha256", "characters_per_token", "longest_words")
-    }

@@ -81,9 +81,14 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
     if not sum(used.values()):
         reason = "".join(f"; {found}" for found in no_text) or ("; no data set could be reached" if skipped else "")
         raise NielsCacheError(f"{registry.origin}: no text to train a tokenizer on{reason}; check [tokenizer] train_on, or import a model")
-    found = {"sources": used, "revisions": revisions, "skipped": skipped, "bytes": sum(used.values()), "sha256": digest.hexdigest()}
-    is_plain = set(read_as.values()) <= {"raw"} and not any(getattr(registry.source(name), "prepare", ()) for name in read_as)
-    return found if is_plain else {**found, "read_as": read_as}
+    return {
+        "sources": used,
+        "revisions": revisions,
+        "skipped": skipped,
+        "read_as": read_as,
+        "bytes": sum(used.values()),
+        "sha256": digest.hexdigest(),
+    }
 
 
 def split_long_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:

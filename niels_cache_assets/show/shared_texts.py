@@ -106,7 +106,7 @@ def shared_texts(folders: Mapping[str, Path]) -> SharedTexts:
     for name in vals.names:
         try:
             found += _shared(name, folders[name], vals)
-        except NielsCacheError:  # its lineage is damaged
+        except NielsCacheError:  # it has no hashes, or is damaged
             not_checked.append(name)
     return SharedTexts(found=tuple(found), not_checked=tuple(not_checked))
 
