@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from docs.runtime_pictures import COLOURS, GREY, TARGET, bare, figure_of, title
-from niels_cache_assets.parts.plan import Plan, plan_parts
+from niels_cache_assets.parts.plan import plan_parts
 from niels_cache_assets.sources.types import ListedFile
 
 SIZES = (64, 40, 75, 52, 31, 68, 47, 90, 38, 56, 70, 45, 60, 49)  # of the files; a token is one unit wide
@@ -38,8 +38,7 @@ def shards_of(tokens: int) -> list[int]:
 def parts() -> Figure:
     """Files, the runs of files that the plan gives to the parts, the parts with the val at their heads, and the sealed cache."""
     files = [ListedFile(f"{number:02d}", size, "", None) for number, size in enumerate(SIZES)]
-    planned = plan_parts(files, PARTS, train_tokens=None, val_tokens=VAL_TOKENS)
-    plan = Plan.of({"fingerprint": "", "dataset_revision": None, "text_field": None, **planned})
+    plan = plan_parts(files, PARTS, train_tokens=None, val_tokens=VAL_TOKENS)
     total = sum(SIZES)
     figure, (panel,) = figure_of(10, 3.3)
     bare(panel, x=(-195, total + GAP * PARTS), y=(-5.4, 0.6))

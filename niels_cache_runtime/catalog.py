@@ -7,7 +7,6 @@ Opening lists two folders, and reads a meta.json for each data set. A split maps
 """
 
 import difflib
-import html
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from niels_cache_runtime.cache.checks import check_index
 from niels_cache_runtime.cache.mmap import map_offsets, slice_pieces
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_files, open_meta, open_split, require_doc_ends
 from niels_cache_runtime.cache.sft import open_examples, resolve_id
-from niels_cache_runtime.catalog_text import html_table, in_bytes, in_lines
+from niels_cache_runtime.catalog_text import in_bytes, in_lines
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.described import describe
 from niels_cache_runtime.format.foreign_meta import is_foreign
@@ -231,11 +230,6 @@ class CacheSplit:
         snippet = "".join(f"\n  {line}" for line in self._snippet().splitlines())
         return f"{self._name}: {self._summary()}{snippet}"
 
-    def _repr_html_(self) -> str:
-        snippet = self._snippet()
-        code = f"<pre><code>{html.escape(snippet)}</code></pre>" if snippet else ""
-        return f"<p><b>{html.escape(self._name)}</b>: {html.escape(self._summary())}</p>{code}"
-
 
 class CacheDataset:
     """One data set: its `meta`, its `folder`, and the splits `train` and `val`.
@@ -256,10 +250,6 @@ class CacheDataset:
     def __repr__(self) -> str:
         lines = [f"  .{split.split}  {split._summary()}" for split in (self.train, self.val)]
         return "\n".join([f"{self.family}/{self.name}: {self._origin()}", *lines])
-
-    def _repr_html_(self) -> str:
-        title, rows = f"{self.family}/{self.name}", [(f".{split.split}", split._summary()) for split in (self.train, self.val)]
-        return f"<p><b>{html.escape(title)}</b>: {html.escape(self._origin())}</p>{html_table(('split', 'holds'), rows)}"
 
     def _origin(self) -> str:
         revision = self.meta.get("dataset_revision")
@@ -332,9 +322,6 @@ class CacheFamily(Mapping[str, CacheDataset]):
         title = f"{_shown(self._root, self._remote)}: {len(self)} {self._family} data set{'' if len(self) == 1 else 's'}"
         return in_lines(title, self._rows())
 
-    def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(_shown(self._root, self._remote))}</b></p>{html_table(('data set', 'train', 'val'), self._rows())}"
-
 
 class Cache:
     """A cache folder. `pretrain` and `sft` give its data sets by name.
@@ -358,10 +345,6 @@ class Cache:
     def __repr__(self) -> str:
         title = f"{_shown(self.root, self.remote)}: {len(self.pretrain)} pretrain, {len(self.sft)} sft"
         return in_lines(title, [*self.pretrain._rows(), *self.sft._rows()])
-
-    def _repr_html_(self) -> str:
-        rows = [*self.pretrain._rows(), *self.sft._rows()]
-        return f"<p><b>{html.escape(_shown(self.root, self.remote))}</b></p>{html_table(('data set', 'train', 'val'), rows)}"
 
 
 def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cache:

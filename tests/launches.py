@@ -5,12 +5,13 @@ from contextlib import nullcontext
 import dagster as dg
 import pytest
 
-from niels_cache_assets.defs.launcher import LaunchFamily, LaunchResult, launch_builds
+from niels_cache_assets.defs.launcher import launch_builds
+from niels_cache_assets.defs.listening import LaunchFamily, LaunchListener, LaunchResult
 from niels_cache_assets.show.progress import HowFar
 from tests.dagster_tools import Project
 
 
-class Recorder:
+class Recorder(LaunchListener):
     """A listener that records all events."""
 
     def __init__(self) -> None:

@@ -73,7 +73,7 @@ def test_what_a_source_has_made_plain_text_of_is_not_searched_for_markup(tmp_pat
     def cleaned(source: PretrainSource) -> str:
         work = ChunkWork(source=source, seed=1, cleaning=CleaningSettings(), num_perm=None, ngram=None)
         done = work(Chunk(0, [Document(page, file="dump.xml.bz2")]))
-        assert (done.report.kept, len(done.rows)) == (1, 1)
+        assert (done.counts.report.kept, len(done.rows)) == (1, 1)
         return str(done.rows[0][0])
 
     from_dump, from_rows = cleaned(Wikipedia(files=[str(tmp_path / "*")])), cleaned(Jsonl(files=["rows.jsonl"]))

@@ -242,9 +242,7 @@ def test_verifying_reads_each_text_once_wherever_its_likes_are(tmp_path: Path, m
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", counted_read)
     monkeypatch.setattr(Signer, "shingle", counted_shingle)
-    with pytest.MonkeyPatch.context() as without_cache:
-        without_cache.setattr("niels_cache_assets.corpus.texts._CACHE_BYTES", 0)
-        first = find_duplicates(registry, root=tmp_path)
+    first = find_duplicates(registry, root=tmp_path)
     groups = sum(pq.ParquetFile(path).num_row_groups for path in sorted(tmp_path.glob("corpus/*/documents_*.parquet")))
     assert groups > 20
     assert 0 < len(reads) <= groups

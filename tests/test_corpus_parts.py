@@ -31,6 +31,7 @@ from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corp
 from niels_cache_assets.corpus.prepared import document_files
 from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
 from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts
+from niels_cache_assets.parts import seal
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.lease import Times, leased
 from niels_cache_assets.parts.lease_files import Holder
@@ -282,7 +283,8 @@ def test_without_hard_links_the_documents_are_copied(tmp_path: Path, monkeypatch
     outcome = prepare_corpus(registry, "notes", root=tmp_path / "cache", processes=1, log=log.append)
     assert contents(outcome.directory) == whole
     assert sum("hard links" in line for line in log) == 1
-    monkeypatch.setattr(parts_corpus, "require_room", lambda target, need, log: told.append(need.bytes))
+    for module in (parts_corpus, seal):
+        monkeypatch.setattr(module, "require_room", lambda target, need, log: told.append(need.bytes))
     told: list[int] = []
     prepare_corpus(registry, "notes", root=tmp_path / "cache", processes=1, force=True)
     sizes = {name: entry["bytes"] for name, entry in outcome.meta["files"].items()}

@@ -1,5 +1,6 @@
 """The assets corpus/*. The tests check dependencies, records of runs, stale partitions, checks, and the order of builds."""
 
+import sys
 from pathlib import Path
 
 import dagster as dg
@@ -10,6 +11,10 @@ from niels_cache_assets.defs.checks.cache import SPLITS_DISJOINT
 from niels_cache_assets.defs.checks.corpus import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
 from niels_cache_assets.defs.metadata.builds import state_in
+from niels_cache_assets.show.reports.cache import cache_report, find_items
+from niels_cache_assets.show.reports.drawings import draw_report
+from niels_cache_assets.show.reports.history import History
+from niels_cache_assets.show.reports.page import render_page
 from tests.built_project import Built
 from tests.dagster_tools import Project, checks, failure, json_of, materializations, metadata, rows
 from tests.launches import launch, launch_in_memory, states
@@ -100,6 +105,23 @@ def test_runs_record_figures_examples_and_pictures(built_corpora: Built, built: 
     report = metadata(materializations(reported, "corpus__report")["corpus/report"])
     assert [row["documents"] for row in rows(report["funnel_table"])] == [23, 23, 21, LETTERS]
     assert "plots" not in report
+
+
+def test_neither_a_build_nor_a_hit_nor_the_page_imports_matplotlib(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch_in_memory(project, monkeypatch)
+    project.edit("[dagster]\nplots = false\n", "")
+    loaded = [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]
+    for name in {*loaded, "matplotlib", "matplotlib.backends.backend_agg", "matplotlib.figure", "matplotlib.patches"}:
+        monkeypatch.setitem(sys.modules, name, None)  # an import of it fails now
+    for state in ("built", "cache_hit"):
+        results, _ = launch(project)
+        assert len(results) > 5
+        assert {result.state for result in results.values()} == {state}
+    items = find_items(project.registry, root=project.root)
+    report = cache_report(project.registry, items, root=project.root, history=History(source="none"))
+    assert render_page(report, draw_report(project.registry, report), now=0.0).count("<svg") > 10
+    project.edit("[tokenizer]", "[dagster]\nplots = true\n[tokenizer]")
+    assert launch(project, only=["notes"])[0]["tokenizer"].state == "failed", "a PNG is asked for"
 
 
 def test_data_sets_without_a_corpus_build_before_any_corpus_is_there_and_others_say_what_is_missing(project: Project) -> None:

@@ -145,7 +145,7 @@ def test_everything_that_watches_is_off_until_someone_turns_it_on(project: Proje
     repository = project.defs.get_repository_def()
     sensors = {sensor.name: sensor for sensor in repository.sensor_defs}
     schedules = {schedule.name: schedule for schedule in repository.schedule_defs}
-    assert set(sensors) == {"upstream_revision_sensor", "notes_folder_sensor", "sft_automation"}
+    assert set(sensors) == {"upstream_revision_sensor", "notes_folder_sensor"}
     assert {sensor.default_status for sensor in sensors.values()} == {dg.DefaultSensorStatus.STOPPED}
     assert {name: (schedule.job_name, schedule.cron_schedule) for name, schedule in schedules.items()} == {
         "nightly_upstream": ("observe_upstream", "0 3 * * *"),

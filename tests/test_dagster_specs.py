@@ -20,22 +20,22 @@ ASSETS = {
     "tokenizer": ("tokenizer", {"file"}, "1", None, [], ["special_tokens_are_one_id_each", "text_survives_a_round_trip"]),
     "upstream/pretrain": ("upstream", {"huggingface", "file"}, None, ["notes", "books"], [], []),
     "upstream/sft": ("upstream", {"huggingface", "file"}, None, ["chats"], [], []),
-    "pretrain/train_shards": ("pretrain", {"numpy"}, "3", ["notes", "books"], ["tokenizer", "upstream/pretrain"], []),
-    "pretrain/val_shards": ("pretrain", {"numpy"}, "3", ["notes", "books"], ["tokenizer", "upstream/pretrain"], []),
+    "pretrain/train_shards": ("pretrain", {"numpy"}, "1", ["notes", "books"], ["tokenizer", "upstream/pretrain"], []),
+    "pretrain/val_shards": ("pretrain", {"numpy"}, "1", ["notes", "books"], ["tokenizer", "upstream/pretrain"], []),
     "pretrain/meta_json": (
         "pretrain",
         {"json"},
-        "3",
+        "1",
         ["notes", "books"],
         ["pretrain/train_shards", "pretrain/val_shards", "tokenizer", "upstream/pretrain"],
         ["budgets_met", "caches_in_sync", "files_match_meta", "invariants_hold", "splits_disjoint", "tokenizer_is_current"],
     ),
-    "sft/train_pair": ("sft", {"numpy"}, "4", ["chats"], ["tokenizer", "upstream/sft"], []),
-    "sft/val_pair": ("sft", {"numpy"}, "4", ["chats"], ["tokenizer", "upstream/sft"], []),
+    "sft/train_pair": ("sft", {"numpy"}, "1", ["chats"], ["tokenizer", "upstream/sft"], []),
+    "sft/val_pair": ("sft", {"numpy"}, "1", ["chats"], ["tokenizer", "upstream/sft"], []),
     "sft/meta_json": (
         "sft",
         {"json"},
-        "4",
+        "1",
         ["chats"],
         ["sft/train_pair", "sft/val_pair", "tokenizer", "upstream/sft"],
         ["caches_in_sync", "files_match_meta", "invariants_hold", "tokenizer_is_current"],
@@ -48,7 +48,7 @@ ASSETS = {
         ["pretrain/meta_json"],
         ["no_data_set_is_read_too_often"],
     ),
-    "reports/cache": ("reports", {"report"}, "8", None, ["pretrain/meta_json", "sft/meta_json", "tokenizer"], []),
+    "reports/cache": ("reports", {"report"}, "1", None, ["pretrain/meta_json", "sft/meta_json", "tokenizer"], []),
 }
 BLOCKING = {
     "special_tokens_are_one_id_each": True,
@@ -144,23 +144,18 @@ def test_assets_link_to_their_code_and_upstream_to_the_configuration(defs: dg.De
             assert any("asset(" in line for line in lines[(link.line_number or 0) - 1 :][:1])
 
 
-def test_owners_tags_and_the_place_of_the_code_are_configured(tmp_path: Path, tiny_model: Path) -> None:
+def test_owners_and_tags_are_configured(tmp_path: Path, tiny_model: Path) -> None:
     project = Project(tmp_path, tiny_model)
     toml = tmp_path / "niels_cache.toml"
     table = """[dagster]
 owners = ["team:data", "ada@example.org"]
 tags = { project = "tiny" }
-repository = "https://github.com/ada/niels-cache.git"
-branch = "caches"
 """
     toml.write_text(toml.read_text().replace("[dagster]\n", table))
     defs = project.defs
     specs = list(defs.resolve_all_asset_specs())
     assert len(specs) == 11
     assert all(list(spec.owners) == ["team:data", "ada@example.org"] and spec.tags["project"] == "tiny" for spec in specs)
-    link = code_links(defs)["sft/train_pair"]
-    assert isinstance(link, dg.UrlCodeReference)
-    assert link.url.startswith("https://github.com/ada/niels-cache/tree/caches/niels_cache_assets/defs/assets/datasets.py#L")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +163,6 @@ branch = "caches"
     [
         ('owners = ["ada"]', ("'ada'", "'ada@example.org'", "'team:data'")),
         ('tags = { "a b" = "c" }', ("'a b' = 'c': ", "63 letters")),
-        ('repository = "git@github.com:ada/niels-cache"', ("repository", "GitHub", "https://")),
     ],
 )
 def test_what_the_ui_would_refuse_is_refused_where_it_is_configured(
@@ -182,7 +176,7 @@ def test_what_the_ui_would_refuse_is_refused_where_it_is_configured(
     assert missing(caught.value, *named) == []
 
 
-def code_links(defs: dg.Definitions) -> dict[str, dg.LocalFileCodeReference | dg.UrlCodeReference]:
+def code_links(defs: dg.Definitions) -> dict[str, dg.LocalFileCodeReference]:
     """Return the link of every asset."""
     found = {spec.key.to_user_string(): spec.metadata["dagster/code_references"].code_references for spec in defs.resolve_all_asset_specs()}
     assert all(len(links) == 1 for links in found.values())

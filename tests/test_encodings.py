@@ -303,7 +303,7 @@ def test_every_source_of_files_counts_drops_and_decodes_alike(tmp_path: Path, ki
     assert not {"replaced", "not_text"} & context.report.facts.keys()
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "hub json", "chat", "dolly", "trees", "wikitext", "dump", "notes", "roam", "books", "extracted"])
+@pytest.mark.parametrize("kind", ["jsonl", "hub json", "chat", "dolly", "trees", "wikitext", "dump", "notes", "roam", "books"])
 def test_utf_16_with_a_byte_order_mark_is_read_by_every_reader(tmp_path: Path, kind: str) -> None:
     make = damaged_sources(tmp_path)[kind]
     for path in tmp_path.rglob("*"):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from niels_cache_runtime import Blocks, TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.loader.grown.epochs import Epochs
+from niels_cache_runtime.loader.grown import Epochs
 from niels_cache_runtime.samplers.sequential import DatasetLoader
 from tests.parts_project import NAME, PartsProject, build
 

@@ -1,6 +1,5 @@
 """Blends: the helper's two arrays for any weights and sizes, megatron-core's samples, and data sets beyond what an int16 counts."""
 
-import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -8,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from niels_cache_runtime import NielsCacheError
@@ -23,13 +20,7 @@ from niels_cache_runtime.megatron import (
     open_blend,
     prebuild_blend,
 )
-from niels_cache_runtime.megatron.blend_indices import (
-    advance_lanes,
-    build_blending_indices,
-    build_exhaustive_blending_indices,
-    guess_counts,
-    normalized,
-)
+from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
 from tests import megatron_core
 
 
@@ -51,83 +42,50 @@ def assert_same(ours: tuple[np.ndarray, np.ndarray], theirs: tuple[np.ndarray, n
         assert np.array_equal(mine, its), what
 
 
-@pytest.mark.parametrize("advance", [advance_lanes, kernels.advance_lanes], ids=["numpy", "compiled"])
-def test_thousands_of_random_blends_are_the_helpers(monkeypatch: pytest.MonkeyPatch, advance: Any) -> None:
+@pytest.fixture(params=["numpy", "compiled"])
+def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Build blends of any size by numpy, or by the compiled loop."""
+    compiled = request.param == "compiled"
+    if compiled and kernels.compiled_blend() is None:
+        pytest.skip("numba is not installed")
+    monkeypatch.setattr(blend_indices, "_MANY", 0 if compiled else 1 << 60)
+    return request.param
+
+
+def test_thousands_of_random_blends_are_the_helpers(by: str) -> None:
     """Weights of many kinds: uniform, a few large ones, equal ones, round numbers that tie at every turn."""
-    monkeypatch.setattr(blend_indices, "_FEWEST_STEPS", 20)  # many lanes for few samples
-    monkeypatch.setattr(blend_indices, "_STEPS_AT_ONCE", 7)
     generator = torch.Generator().manual_seed(0)
 
     def draw(low: int, high: int) -> int:
         return int(torch.randint(low, high, (1,), generator=generator))
 
     compared = 0
-    blends = 400 if advance is advance_lanes else 1600
+    blends = 400 if by == "numpy" else 1600
     for number in range(blends):
         count, size = draw(1, 9 if number % 10 else 40), draw(1, 500)
         given = torch.rand(count, generator=generator, dtype=torch.float64)
         kinds = [given, given**6 + 1e-6, torch.ones(count), torch.randint(1, 10, (count,), generator=generator)]
         weights = normalized(kinds[number % len(kinds)].tolist())
-        assert_same(build_blending_indices(weights, size, advance=advance), helper_blend(weights, size), (weights, size))
+        assert_same(build_blending_indices(weights, size), helper_blend(weights, size), (weights, size))
         compared += 1
     assert compared == blends
 
 
-def test_hundreds_of_random_counts_are_the_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blend_indices, "_FEWEST_STEPS", 20)
+def test_hundreds_of_random_counts_are_the_helpers(by: str) -> None:
     generator = torch.Generator().manual_seed(1)
     for number in range(500):
         datasets, most = int(torch.randint(1, 12, (1,), generator=generator)), (3, 60, 150)[number % 3]
         counts = torch.randint(1, most, (datasets,), generator=generator).tolist()
-        for advance in (None, advance_lanes):
-            assert_same(build_exhaustive_blending_indices(counts, advance=advance), helper_exhaustive(counts), counts)
+        assert_same(build_exhaustive_blending_indices(counts), helper_exhaustive(counts), counts)
 
 
-@pytest.mark.parametrize("advance", [advance_lanes, kernels.advance_lanes], ids=["numpy", "compiled"])
 @pytest.mark.parametrize(
     "weights", [[0.3, 0.7], [1, 1, 1], [5, 3, 2], [0.9, 0.09, 0.009, 0.001], list(range(1, 60)), list(range(1, 101))], ids=len
 )
-def test_long_blends_in_full_lanes_are_the_helpers(weights: list[float], advance: Any) -> None:
-    shares, size = normalized(weights), 300_000
-    assert_same(build_blending_indices(shares, size, advance=advance), helper_blend(shares, size), weights)
-
-
-@given(weights=st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=6), wrong=st.integers(-3, 3))
-def test_a_wrong_guess_costs_time_not_truth(weights: list[float], wrong: int) -> None:
-    shares, size = normalized(weights), 700
-
-    def misled(known: np.ndarray, samples: np.ndarray) -> np.ndarray:
-        counts = guess_counts(known, samples)
-        counts[0] += wrong
-        return np.maximum(counts, 0)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blend_indices, "_FEWEST_STEPS", 20)
-        patch.setattr(blend_indices, "guess_counts", misled)
-        assert_same(build_blending_indices(shares, size, advance=advance_lanes), helper_blend(shares, size), shares)
-
-
-def test_short_blends_are_the_helpers_without_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    laned: list[int] = []
-
-    def advance(known: Any, counts: Any, samples: Any, chosen: Any, numbers: Any) -> None:
-        laned.append(chosen.size)
-        advance_lanes(known, counts, samples, chosen, numbers)
-
-    monkeypatch.setattr(blend_indices, "advance_lanes", advance)
-    for weights in ([1.0], [0.3, 0.7], [5.0, 3.0, 2.0], [1.0 + index % 7 for index in range(100)]):
-        shares = normalized(weights)
-        for size in (1, 2, 700, 2047):
-            assert_same(build_blending_indices(shares, size), helper_blend(shares, size), (weights, size))
-    assert laned == []
-    assert_same(build_blending_indices([0.3, 0.7], 10_001), helper_blend([0.3, 0.7], 10_001), "lanes, and what is left")
-    assert laned
-
-
-def test_compiled_steps_go_where_a_process_has_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    shares = normalized([5.0, 3.0, 2.0])
-    assert_same(build_blending_indices(shares, 5000, advance=kernels.advance_lanes), helper_blend(shares, 5000), shares)
+def test_long_blends_in_several_blocks_are_the_helpers(weights: list[float], by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blend_indices, "_BLOCK", 9_999)
+    shares, size = normalized(weights), 300_000 if by == "compiled" else 50_000
+    assert_same(build_blending_indices(shares, size), helper_blend(shares, size), weights)
 
 
 def test_more_data_sets_than_an_int16_counts() -> None:
@@ -215,8 +173,7 @@ def test_a_blend_of_no_samples_is_empty_in_every_form_as_megatrons_is(prefixes: 
 
 def test_a_size_of_zero_takes_none_of_any_data_sets(prefixes: list[Path], tmp_path: Path) -> None:
     theirs = helper_blend([0.3, 0.7], 0)
-    for advance in (None, advance_lanes):
-        assert_same(build_blending_indices([0.3, 0.7], 0, advance=advance), theirs, "size 0")
+    assert_same(build_blending_indices([0.3, 0.7], 0), theirs, "size 0")
     dataset = MegatronGPTDataset(IndexedDataset(prefixes[0]), num_samples=0, sequence_length=100_000, seed=1)
     assert len(dataset) == 0
     blend = MegatronBlendedDataset([dataset, dataset], [1, 2], 0, index_cache=IndexCache(tmp_path / "index"))
@@ -236,7 +193,7 @@ def test_batches_come_in_order_and_copies_open_the_index_again(prefixes: list[Pa
     blend = open_blend(prefixes, [0.6, 0.3, 0.1], index_cache=cache, progress=lambda *state: told.append(state), **settings)
     assert {name for name, _, _ in told} == {"document_index", "sample_index", "shuffle_index", "dataset_index"}
     told.clear()
-    directories = prebuild_blend(prefixes, [0.6, 0.3, 0.1], index_cache=cache, advance=kernels.advance_lanes, **settings)
+    directories = prebuild_blend(prefixes, [0.6, 0.3, 0.1], index_cache=cache, **settings)
     assert len(set(directories)) == 4
     assert sorted(directories) == sorted(path for path in (tmp_path / "index").iterdir() if path.is_dir())
     again = open_blend(prefixes, [0.6, 0.3, 0.1], index_cache=cache, progress=lambda *state: told.append(state), **settings)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, gpt_indices, kernels, split_ranges
-from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, place_samples, plan_epochs
+from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, gpt_indices, split_ranges
+from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, plan_epochs
 from tests import megatron_core, programs
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
@@ -124,23 +124,18 @@ def test_the_sample_index_is_the_helpers_for_any_lengths_and_blocks(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpt_indices, "_DOCUMENTS_PER_BLOCK", sizes[0])
         patch.setattr(gpt_indices, "_SAMPLES_PER_BLOCK", sizes[1])
-        ours = [
-            build_sample_index(array, documents, samples=samples, sequence_length=sequence_length, add_extra_token=extra, place=place)
-            for place in (place_samples, kernels.place_samples)
-        ]
+        ours = build_sample_index(array, documents, samples=samples, sequence_length=sequence_length, add_extra_token=extra)
     theirs = core_sample_index(array, documents, sequence_length=sequence_length, epochs=epochs, extra=extra, drop=drop)
-    for made in ours:
-        assert made.dtype == theirs.dtype
-        assert np.array_equal(made, theirs)
+    assert ours.dtype == theirs.dtype
+    assert np.array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("extra", [True, False])
-@pytest.mark.parametrize("place", [place_samples, kernels.place_samples], ids=["numpy", "compiled"])
-def test_documents_of_two_billion_tokens_are_counted_in_64_bits(place: Any, extra: bool) -> None:
+def test_documents_of_two_billion_tokens_are_counted_in_64_bits(extra: bool) -> None:
     lengths = np.array([2**31 - 1, 5, 0, 2**31 - 1, 2**30], dtype=np.int32)
     documents = np.array([3, 1, 0, 2, 4, 0, 1], dtype=np.int32)
     samples = (int(lengths[documents].sum(dtype=np.int64)) - extra) // 2_000_000
-    ours = build_sample_index(lengths, documents, samples=samples, sequence_length=2_000_000, add_extra_token=extra, place=place)
+    ours = build_sample_index(lengths, documents, samples=samples, sequence_length=2_000_000, add_extra_token=extra)
     tokens = int(lengths[documents].sum(dtype=np.int64))
     theirs = megatron_core.load().helpers.build_sample_idx_int32(lengths, documents, 2_000_000, 1, tokens, True, int(extra))
     assert len(ours) > 3000

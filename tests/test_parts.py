@@ -164,7 +164,7 @@ def test_budgets_are_met_exactly_and_val_is_the_head_of_each_part(project: Parts
     assert [entry["name"] for entry in meta["parts"]] == ["val", "part-00000", "part-00001", "part-00002"]
     assert meta["cut"]["val"] == len(meta["cut_document"]["val"]) <= 3
     plan = json.loads((project.folder / f"cache/pretrain/.parts/{NAME}/plan.json").read_text())
-    first_files = {plan["listed"][part["files"][0][0]]["name"] for part in plan["parts"]}
+    first_files = {group["listed"][part["files"][0][0]]["name"] for group in plan["groups"] for part in group["parts"]}
     val = lineage(project.cache(), "val")
     assert {each.file for each in val if each.row == 0} == first_files
     assert not {(each.file, each.row) for each in val} & {(each.file, each.row) for each in lineage(project.cache(), "train")}

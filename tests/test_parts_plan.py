@@ -1,5 +1,6 @@
 """The plan of a data set in parts: it divides files and budgets exactly, and refuses impossible divisions."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,8 +10,7 @@ import pytest
 
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.documents import Document, DocumentBatch
-from niels_cache_assets.parts.plan import MOST_SHARDS, Plan, plan_parts, proposed_shard_bytes
-from niels_cache_assets.parts.shares import contiguous_runs, shares
+from niels_cache_assets.parts.plan import MOST_SHARDS, Plan, contiguous_runs, entry_of_group, plan_parts, proposed_shard_bytes, shares
 from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
@@ -57,10 +57,17 @@ def test_the_first_of_equal_remainders_is_larger() -> None:
     assert shares(1, [0, 0]) == [1, 0]
 
 
+def plan_of(files: list[ListedFile], parts: int, *, train_tokens: int | None = None, val_tokens: int | None = None) -> Plan:
+    """Divide files, and read the plan as from its file."""
+    group = plan_parts(files, parts, train_tokens=train_tokens, val_tokens=val_tokens)
+    plan = Plan.of({"fingerprint": "f", "dataset_revision": None, "groups": json.loads(json.dumps([entry_of_group(group)]))})
+    assert plan.groups == (group,)
+    return plan
+
+
 def test_a_plan_keeps_budgets_and_files() -> None:
     files = listed(10, 30, 20, 40)
-    planned = plan_parts(files, 2, train_tokens=101, val_tokens=11)
-    plan = Plan.of({"fingerprint": "f", "dataset_revision": None, "text_field": None, **planned})
+    plan = plan_of(files, 2, train_tokens=101, val_tokens=11)
     assert [file for part in plan.parts for file in part.files] == files
     assert sum(part.train_tokens or 0 for part in plan.parts) == 101
     assert sum(part.val_tokens or 0 for part in plan.parts) == 11
@@ -70,24 +77,22 @@ def test_a_plan_keeps_budgets_and_files() -> None:
 
 def test_files_of_upstreams_val_are_divided_apart() -> None:
     files = [*listed(5, 5, split="val"), *listed(1, 2, 3, 4, split="train")]
-    plan = Plan.of(
-        {"fingerprint": "f", "dataset_revision": None, "text_field": None, **plan_parts(files, 3, train_tokens=None, val_tokens=None)}
-    )
+    plan = plan_of(files, 3)
     assert [file for part in plan.parts for file in part.files if file.split == "val"] == files[:2]
     assert [file for part in plan.parts for file in part.files if file.split == "train"] == files[2:]
 
 
 def test_more_parts_than_files_are_refused() -> None:
     with pytest.raises(NielsCacheError, match=r"parts is 3.*2 files"):
-        plan_parts(listed(1, 1), 3, train_tokens=None, val_tokens=None)
+        plan_of(listed(1, 1), 3)
     with pytest.raises(NielsCacheError, match="part-00001"):
-        plan_parts(listed(10**9, 1), 2, train_tokens=100, val_tokens=None)
+        plan_of(listed(10**9, 1), 2, train_tokens=100)
 
 
 def test_a_file_whose_size_no_server_tells_is_named_if_its_part_gets_no_tokens() -> None:
     with pytest.raises(NielsCacheError, match=r"part-00001.*f1.*size"):
-        plan_parts(listed(1000, 0), 2, train_tokens=100, val_tokens=None)
-    assert [part["train_tokens"] for part in plan_parts(listed(0, 0), 2, train_tokens=100, val_tokens=None)["parts"]] == [50, 50]
+        plan_of(listed(1000, 0), 2, train_tokens=100)
+    assert [part.train_tokens for part in plan_of(listed(0, 0), 2, train_tokens=100).parts] == [50, 50]
 
 
 def test_the_room_for_a_part_is_unknown_if_the_size_of_a_file_is(project: PartsProject) -> None:

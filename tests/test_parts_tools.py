@@ -211,8 +211,8 @@ def test_a_data_set_of_the_hub_comes_in_parts(hub: LoopbackHub, tmp_path: Path, 
     assert metas[1]["documents"]["train"] == sum(11 + 7 * number for number in range(5))
     assert {key: metas[0][key] for key in keys} == {key: metas[1][key] for key in keys}
     plan = json.loads((root / "pretrain/.parts/joined/plan.json").read_text())
-    assert [file["name"] for file in plan["listed"]] == sorted(files)
-    assert [file["bytes"] for file in plan["listed"]] == [len(files[name]) for name in sorted(files)]
+    assert [file["name"] for file in plan["groups"][0]["listed"]] == sorted(files)
+    assert [file["bytes"] for file in plan["groups"][0]["listed"]] == [len(files[name]) for name in sorted(files)]
     assert plan["dataset_revision"] == hub.commit("owner/pages")
     paths = [path for _, path, _ in hub.requests]
     assert any("paths-info" in path or "/tree/" in path for path in paths)
@@ -247,10 +247,7 @@ def test_too_many_shards_for_the_kernel_are_named(project: PartsProject, monkeyp
     open_split(folder)
 
 
-@pytest.mark.parametrize("one_range", [True, False])
-def test_the_limit_of_the_kernel_is_named_if_it_refuses_a_map(
-    project: PartsProject, monkeypatch: pytest.MonkeyPatch, one_range: bool
-) -> None:
+def test_the_limit_of_the_kernel_is_named_if_it_refuses_a_map(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several data sets, none of which is large, can reach the limit together."""
     build(project.graph(3))
     folder = project.cache() / "train"
@@ -263,16 +260,9 @@ def test_the_limit_of_the_kernel_is_named_if_it_refuses_a_map(
         ctypes.set_errno(errno.ENOMEM)
         return None
 
-    def refuse_alone(*args: object, **settings: object) -> None:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
     monkeypatch.setattr(mmap, "_most_maps", lambda: most)
     open_split(folder)
-    if one_range:
-        monkeypatch.setattr(mmap, "_libc_mmap", lambda: (refuse, unmap_pages))
-    else:
-        monkeypatch.setattr(mmap, "_can_map_one_range", lambda: False)
-        monkeypatch.setattr("mmap.mmap", refuse_alone)
+    monkeypatch.setattr(mmap, "_libc_mmap", lambda: (refuse, unmap_pages))
     with pytest.raises(NielsCacheError, match=r"vm.max_map_count"):
         open_split(folder)
 

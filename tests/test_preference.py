@@ -19,7 +19,7 @@ from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.forecast.sample import sample_of_source
 from niels_cache_assets.build_cache import Resume, build_sft_cache
-from niels_cache_assets.build_cache.pairs import paired
+from niels_cache_assets.build_cache.conversations import paired
 from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.cli.recognizing import recognize

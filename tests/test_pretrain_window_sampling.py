@@ -22,14 +22,6 @@ LENGTHS = [PAGE_TOKENS + 3, 2 * PAGE_TOKENS, 7, 9, 0, 40]
 T = 8
 
 
-@pytest.fixture(params=["one range", "shard by shard"])
-def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to map: all shards in one range, and the fallback for systems that cannot."""
-    if request.param == "shard by shard":
-        monkeypatch.setattr(mmap, "_can_map_one_range", lambda: False)
-    return str(request.param)
-
-
 def numbered_shards(folder: Path, lengths: list[int]) -> list[np.ndarray]:
     """Tokens count up through all shards, so that each window is known by its first token; the last shard ends at 65,535."""
     numbers = np.arange(65_536 - sum(lengths), 65_536)
@@ -42,7 +34,7 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_every_window_number_is_a_different_window_inside_one_shard(tmp_path: Path, reading: str) -> None:
+def test_every_window_number_is_a_different_window_inside_one_shard(tmp_path: Path) -> None:
     shards = numbered_shards(tmp_path, LENGTHS)
     dataset = PretrainTokenStreamDataset(str(tmp_path), T=T, device="cpu")
     expected = [tokens[i : i + T + 1] for tokens in shards for i in range(len(tokens) - T)]
@@ -51,7 +43,7 @@ def test_every_window_number_is_a_different_window_inside_one_shard(tmp_path: Pa
     assert np.array_equal(rows, np.stack(expected))
 
 
-def test_a_batch_is_the_windows_of_one_draw_from_the_generator(tmp_path: Path, reading: str) -> None:
+def test_a_batch_is_the_windows_of_one_draw_from_the_generator(tmp_path: Path) -> None:
     shards = numbered_shards(tmp_path, LENGTHS)
     dataset = PretrainTokenStreamDataset(str(tmp_path), T=T, device="cpu")
     windows = np.stack([tokens[i : i + T + 1] for tokens in shards for i in range(len(tokens) - T)])
@@ -64,17 +56,7 @@ def test_a_batch_is_the_windows_of_one_draw_from_the_generator(tmp_path: Path, r
     assert torch.equal(ours.get_state(), plain.get_state())
 
 
-def test_both_ways_to_map_give_the_same_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbered_shards(tmp_path, LENGTHS)
-    one_range = PretrainTokenStreamDataset(str(tmp_path), T=T, device="cpu")
-    monkeypatch.setattr(mmap, "_can_map_one_range", lambda: False)
-    by_shard = PretrainTokenStreamDataset(str(tmp_path), T=T, device="cpu")
-    assert (len(one_range._reader._by_shard), len(by_shard._reader._by_shard)) == (0, len(LENGTHS))
-    for left, right in zip(one_range.get_batch(B=64, generator=generator()), by_shard.get_batch(B=64, generator=generator()), strict=True):
-        assert torch.equal(left, right)
-
-
-def test_batches_are_int64_contiguous_shifted_by_one_with_ids_in_range(tmp_path: Path, reading: str) -> None:
+def test_batches_are_int64_contiguous_shifted_by_one_with_ids_in_range(tmp_path: Path) -> None:
     shards = numbered_shards(tmp_path, LENGTHS)
     dataset = PretrainTokenStreamDataset(str(tmp_path), T=T, device="cpu")
     x, y = dataset.get_batch(B=200, generator=generator())
@@ -88,7 +70,7 @@ def test_batches_are_int64_contiguous_shifted_by_one_with_ids_in_range(tmp_path:
     assert torch.equal(y, x + 1)  # no window runs over the end of a shard into a skipped one
 
 
-def test_all_windows_come_up_when_few_are_drawn_often(tmp_path: Path, reading: str) -> None:
+def test_all_windows_come_up_when_few_are_drawn_often(tmp_path: Path) -> None:
     write_shards(tmp_path, [range(10, 14), range(20, 23)])
     dataset = PretrainTokenStreamDataset(str(tmp_path), T=2, device="cpu")
     x, _ = dataset.get_batch(B=600, generator=generator())
@@ -148,7 +130,7 @@ def test_a_pickled_copy_refuses_another_build(tmp_path: Path) -> None:
         pickle.loads(stored)
 
 
-def test_an_open_data_set_keeps_reading_the_build_it_opened(tmp_path: Path, reading: str) -> None:
+def test_an_open_data_set_keeps_reading_the_build_it_opened(tmp_path: Path) -> None:
     write_shards(tmp_path / "old", [[1] * 9])
     write_shards(tmp_path / "new", [[2] * 9])
     dataset = PretrainTokenStreamDataset(str(tmp_path / "old"), T=3, device="cpu")
@@ -167,9 +149,7 @@ def two_builds(tmp_path: Path, *, same_sizes: bool) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("same_sizes", [True, False])
 @pytest.mark.parametrize("step", ["open_meta", "list_shards", "listed_files", "check_sizes", "MappedTokens"])
-def test_a_rebuild_while_opening_leaves_one_build(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reading: str, step: str, same_sizes: bool
-) -> None:
+def test_a_rebuild_while_opening_leaves_one_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, same_sizes: bool) -> None:
     folder, other = two_builds(tmp_path, same_sizes=same_sizes)
     exchange_before(opening, step, folder, other, monkeypatch)
     dataset = PretrainTokenStreamDataset(str(folder / "train"), T=3, device="cpu")
@@ -209,12 +189,11 @@ def test_files_stay_mapped_exactly_as_long_as_something_refers_to_them(tmp_path:
     assert str(tmp_path) not in maps.read_text()
 
 
-def test_a_system_that_refuses_the_range_gets_the_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_refuses_the_range_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "_libc_mmap", lambda: (lambda *_: mmap._MAP_FAILED, lambda *_: 0))
     numbered_shards(tmp_path, LENGTHS)
-    dataset = PretrainTokenStreamDataset(str(tmp_path), T=T, device="cpu")
-    assert len(dataset._reader._by_shard) == len(LENGTHS)
-    assert dataset.get_batch(B=2, generator=generator())[0].shape == (2, T)
+    with pytest.raises(NielsCacheError, match=r"reserve .* bytes of addresses"):
+        PretrainTokenStreamDataset(str(tmp_path), T=T, device="cpu")
 
 
 def test_meta_beside_the_split_is_read_and_agrees(tmp_path: Path) -> None:

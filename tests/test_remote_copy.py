@@ -9,7 +9,6 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -21,12 +20,10 @@ from torch.utils.data import DataLoader
 
 from niels_cache_assets.publish.push import local_build, prune, push
 from niels_cache_runtime import Blocks, Copy, NielsCacheError, TokenLoader
-from niels_cache_runtime.cache.slots import SlotTokens
-from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.remote.ranges import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
-from niels_cache_runtime.remote import fetcher, keeping, local_copy
+from niels_cache_runtime.remote import fetcher, local_copy
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.needs import Reader
@@ -35,7 +32,6 @@ from niels_cache_runtime.remote.upkeep import trim
 from tests.copied_caches import (
     ADDRESS,
     OVERHEAD,
-    SHARD_BYTES,
     SHARDS,
     Published,
     T,
@@ -185,14 +181,6 @@ def is_fetched(published: Published) -> bool:
     with Ledger(published.copy).changing() as state:
         wants = [want for reader in state.readers.values() for want in reader.wants if want.now]
         return all(state.is_ready(path) for want in wants for path in want.paths())
-
-
-def read_until_kept(published: Published, ours: Iterator[Batch], theirs: Iterator[Batch]) -> None:
-    """Read until the loader keeps all its shards mapped. Tails that no batch waits for may come epochs later."""
-    deadline = time.monotonic() + 60
-    while not any(reader.keeps for reader in readers(published)):
-        assert time.monotonic() < deadline
-        assert rows(ours, 32) == rows(theirs, 32)
 
 
 def used_bytes(published: Published) -> int:
@@ -456,68 +444,16 @@ def test_clocks_that_are_wrong_by_an_hour_change_nothing(published: Published) -
     assert copied(remote).copy.counts()["files"] == SHARDS + 1
 
 
-def test_shards_stay_mapped_while_everything_fits(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
-    remote, local = published.remote(limit=room(8)), published.local()
-    ours, theirs = iter(remote), iter(local)
-    batches = remote.samples_per_epoch["notes"] // remote.B + 40
-    read_until_kept(published, ours, theirs)
-    (reader,) = readers(published)
-    ((folder, size),) = reader.keeps.items()
-    assert folder.endswith("/train/")
-    assert size > SHARDS * SHARD_BYTES
-    assert not any("/shard_" in path for path in reader.maps)
-    mapped: list[int] = []
-    take = SlotTokens.map
-    monkeypatch.setattr(SlotTokens, "map", lambda self, shard, path, **more: (mapped.append(shard), take(self, shard, path, **more))[1])
-    looks: list[Ledger] = []
-    look = Ledger._load
-    monkeypatch.setattr(Ledger, "_load", lambda self: (looks.append(self), look(self))[1])
-    assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
-    assert mapped == []
-    assert copied(remote).copy._ledger not in looks
-    small = LocalCopy(published.copy, limit=room(3))
-    small.open(ADDRESS)
-    wait_until(lambda: used_bytes(published) <= room(3))  # the loader yields no batch meanwhile
-    assert rows(islice(ours, 1)) == rows(islice(theirs, 1))
-    assert not any(reader.keeps for reader in readers(published))
-    assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
-    assert len(mapped) > 0
-
-
-def test_a_reader_of_other_files_ends_the_keeping(published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
-    other = f"s3://{BUCKET}/at/other"
-    push(local_build(write_notes(tmp_path / "pretrain/other", first=7)), other)
-    limit = room(8)
-    remote, local = published.remote(limit=limit), published.local()
-    ours, theirs = iter(remote), iter(local)
-    read_until_kept(published, ours, theirs)
-    done = threading.Event()
-    copy = LocalCopy(published.copy, limit=limit)  # keeps what it fetches
-    folders: list[Path] = []
-
-    def fetch() -> None:
-        folders.append(copy.fetch_split(f"{other}/train"))
-        done.set()
-
-    threading.Thread(target=fetch, daemon=True).start()
-    while not done.wait(0.01):
-        assert rows(islice(ours, 1)) == rows(islice(theirs, 1))
-    assert len(list(folders[0].iterdir())) == SHARDS + 1
-    assert bytes_of(published.copy) <= limit
-
-
 def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A rank evaluates on another split while the loaders of all ranks stand still."""
-    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(local_copy, "_LOOK_AGAIN_SECONDS", 0.01)
     monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 60.0)
     other = f"s3://{BUCKET}/at/other"
     push(local_build(write_notes(tmp_path / "pretrain/other", first=7)), other)
     remote, local = published.remote(limit=room(8)), published.local()
     ours, theirs = iter(remote), iter(local)
     batches = remote.samples_per_epoch["notes"] // remote.B + 40
-    read_until_kept(published, ours, theirs)
+    assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
     copy = LocalCopy(published.copy, limit=room(8))
     folder = copy.fetch_split(f"{other}/train")
     assert len(list(folder.iterdir())) == SHARDS + 1
@@ -527,11 +463,11 @@ def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, m
 
 
 def test_the_thread_of_kept_shards_ends_with_its_loader(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(local_copy, "_LOOK_AGAIN_SECONDS", 0.01)
     earlier = threads()  # of the loaders of other tests: each looks once per second, and then ends
     remote = published.remote(limit=room(8))
     iterator = iter(remote)
-    read_until_kept(published, iterator, iter(published.local()))
+    assert rows(islice(iterator, 2)) == rows(published.local(), 2)
     assert len(threads() - earlier) == 1
     del iterator, remote
     gc.collect()

@@ -21,13 +21,11 @@ from niels_cache_assets.publish.push import local_build, prune, push
 from niels_cache_runtime import Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.safe_open import OwnFiles
-from niels_cache_runtime.remote import fetcher, keeping, ledger
+from niels_cache_runtime.remote import fetcher, ledger
 from niels_cache_runtime.remote.ledger import Ledger, Presence
-from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.needs import Reader
 from niels_cache_runtime.remote.pieces import pieces
 from niels_cache_runtime.remote.record import RemoteFile
-from niels_cache_runtime.remote.room import may_keep
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 from niels_cache_runtime.remote.upkeep import check, trim
 from tests.copied_caches import (
@@ -37,7 +35,6 @@ from tests.copied_caches import (
     Published,
     Watch,
     bytes_of,
-    copied,
     room,
     rows,
     wait_until,
@@ -203,8 +200,6 @@ def test_a_record_of_a_reader_that_was_cut_protects_every_file(published: Publis
         assert len(state.entries) > 1
         protected = state.mapped() == set(state.entries)
         assert protected is bool(content)
-        splits = dict([copied(loader).whole()])
-        assert not content or not may_keep(state, splits, sys.maxsize)
         presence.end()
 
 
@@ -477,24 +472,6 @@ def test_a_check_of_another_folder_is_refused(tmp_path: Path, make: Callable[[Pa
     make(tmp_path / "copy")
     with pytest.raises(NielsCacheError, match="local copy"):
         check(tmp_path / "copy")
-
-
-def test_the_position_of_a_reader_that_keeps_its_shards_is_recorded(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_LOOK_AGAIN_SECONDS", 0.01)
-    remote, local = iter(published.remote(limit=room(8))), iter(published.local())
-    while not reader_of(published).keeps:
-        assert rows(islice(remote, 32)) == rows(islice(local, 32))
-    before = reader_of(published)
-    assert rows(islice(remote, 100)) == rows(islice(local, 100))
-    assert reader_of(published) == before  # its batches record nothing
-    monkeypatch.setattr(keeping, "_RECORD_SECONDS", 0.0)
-    wait_until(lambda: reader_of(published).position >= before.position + 400)  # 100 batches of 4 rows
-    assert reader_of(published).wants[0].first > before.wants[0].first
-    small = LocalCopy(published.copy, limit=room(3))
-    small.open(ADDRESS)
-    wait_until(lambda: not any(reader.keeps for reader in readers(published)))
-    assert rows(islice(remote, 100)) == rows(islice(local, 100))
-    small.close()
 
 
 def readers(published: Published) -> list[Reader]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from niels_cache_runtime.remote import fetcher, room
+from niels_cache_runtime.remote import fetcher
 from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Entry, State, failure_key
-from niels_cache_runtime.remote.needs import Reader, Want, Whole
-from niels_cache_runtime.remote.room import Patience, first_needs, held_bytes, is_in_the_way, make_room, may_keep, stuck_bytes, surplus
+from niels_cache_runtime.remote.needs import Reader, Want
+from niels_cache_runtime.remote.room import Patience, first_needs, held_bytes, is_in_the_way, make_room, stuck_bytes, surplus
 
 BUILD = f"{'0' * 64}/pretrain/x"
 
@@ -52,23 +52,6 @@ def state(shards: Sequence[int], *readers: Reader, sizes: dict[int, int] | None 
 
 def numbers(paths: list[str] | None) -> list[int] | None:
     return None if paths is None else [int(path[-9:-4]) for path in paths]
-
-
-def test_shards_may_stay_mapped_if_all_files_are_there_and_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Want(0, 10, True, BUILD, "train", 1, 3, 4)
-    splits, tail = {f"builds/{BUILD}/train/": Whole(34, tuple(run.paths()))}, run.paths()[-1]
-    copy = state([1, 2, 9], reader(maps=[shard(9)]))
-    assert not may_keep(copy, splits, 39)  # the tail is missing, so it may need room
-    copy.entries[tail] = Entry(4, "", owner="g")
-    assert not may_keep(copy, splits, 39)
-    copy.entries[tail].owner = ""
-    assert may_keep(copy, splits, 39)
-    assert not may_keep(copy, splits, 38)
-    copy.unchecked.add(shard(2))
-    assert not may_keep(copy, splits, 39)
-    copy.unchecked.clear()
-    monkeypatch.setattr(room, "_MOST_KEPT", 2)
-    assert not may_keep(copy, splits, 39)
 
 
 def test_nothing_goes_while_there_is_room() -> None:

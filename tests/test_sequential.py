@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.cache import mmap, opening
+from niels_cache_runtime.cache import opening
 from niels_cache_runtime.samplers.sequential import DatasetLoader
 from tests.hand_made import (
     exchange,
@@ -170,9 +170,7 @@ def test_the_last_target_is_the_first_token_of_the_next_chunk_or_of_the_tail(tmp
     assert last[-1][-1] == 16
 
 
-@pytest.mark.parametrize("one_range", [True, False])
-def test_shards_are_read_by_number_and_npy_files_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_range: bool) -> None:
-    monkeypatch.setattr(mmap, "_can_map_one_range", lambda: one_range)
+def test_shards_are_read_by_number_and_npy_files_by_name(tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", [[1, 1], [2, 2]])
     (tmp_path / "arrays").mkdir()
     for name, token in (("z", 13), ("a", 12)):

@@ -19,10 +19,8 @@ from niels_cache_assets.show.reports.cache import cache_report, find_items
 from niels_cache_assets.show.reports.history import History
 from niels_cache_assets.show.reports.page import render_page
 from niels_cache_assets.show.shared_texts import SharedTexts, shared_texts
-from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, SplitState, WriterState
 from niels_cache_assets.strings import Strings, hashes_of
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.corpora import write_jsonl
@@ -120,15 +118,6 @@ def test_the_hashes_are_those_of_the_whole_texts_and_do_not_count_for_the_conten
     assert hashes == hashes_of([text.replace("\r\n", "\n") for text in texts])[: len(hashes)].tolist()
     assert len(hashes) > 2
     assert verify_dataset(tmp_path / "cut") == []
-
-
-def test_a_build_that_an_older_version_has_begun_goes_on_without_hashes(tmp_path: Path) -> None:
-    old = WriterState(splits={split: SplitState() for split in SPLITS})
-    with PretrainWriter(tmp_path, dtype=np.dtype("<u2"), shard_bytes=1024, state=old) as writer:
-        state, _ = writer.checkpoint()
-        writer.seal()
-    assert not state.hashes
-    assert "text_hash" not in pq.read_schema(tmp_path / "train_documents.parquet").names
 
 
 def test_parts_join_their_hashes(tmp_path: Path, tiny_model: Path) -> None:

@@ -616,8 +616,8 @@ def test_list_pages_of_the_source_and_of_cleaning_are_masked_examples_in_one_chu
     source = Wikipedia(files=file(tmp_path, "pages.xml", dump([])))
     work = ChunkWork(source=source, seed=7, cleaning=settings, num_perm=None, ngram=None)
     documents = [Document(text, str(row), "pages.xml", row, f"Page {row}") for row, text in enumerate([listed, bullets, listed])]
-    assert work(Chunk(0, documents[:2])).report.dropped == {"list_page": 1}  # both have the first place among their own
-    report = work(Chunk(0, documents)).report
+    assert work(Chunk(0, documents[:2])).counts.report.dropped == {"list_page": 1}  # both have the first place among their own
+    report = work(Chunk(0, documents)).counts.report
     assert report.dropped == {"list_page": 1}
     assert sorted((row["reason"], row["title"]) for row in report.rows()) == [("list_page", f"Page {row}") for row in range(3)]
     assert sum("[email]" in row["excerpt"] for row in report.rows()) == 2

@@ -181,12 +181,12 @@ def test_pages_of_an_old_dump_without_ns_get_the_namespace_of_their_title(tmp_pa
     assert len(documents) == 7, "without siteinfo, as before"
 
 
-@pytest.mark.parametrize("language", REDIRECT_WORDS)
-def test_redirects_of_every_language_are_known_by_their_text(tmp_path: Path, language: str) -> None:
-    words = REDIRECT_WORDS[language].split()
+def test_redirects_of_every_language_are_known_by_their_text(tmp_path: Path) -> None:
+    words = sorted(REDIRECT_WORDS)
+    assert len(words) > 70
     spellings = [*words, *(word.upper() for word in words), *(word.capitalize() for word in words)]
     pages = [page(number, f"#{word}{' :'[number % 2]}[[Oak]]") for number, word in enumerate(spellings)]
-    documents, context = read(Wikipedia(files=files(tmp_path, w=dump([*pages, page(99, "#item [[Oak]]")]))))
+    documents, context = read(Wikipedia(files=files(tmp_path, w=dump([*pages, page(999, "#item [[Oak]]")]))))
     assert [document.text for document in documents] == ["- item Oak"]
     assert context.report.facts["redirects"] == len(spellings)
     assert context.report.dropped == {}

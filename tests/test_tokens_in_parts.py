@@ -134,7 +134,7 @@ def test_each_document_is_in_one_part(project: PartsProject) -> None:
     streams, dropped = [], SourceReport().dropped
     for ordinals in corpus.parts:
         context = StreamContext(seed=7, revision=None)
-        streams.append([document.source_id for batch in corpus.stream_of(ordinals, context) for document in batch])
+        streams.append([document.source_id for batch in corpus.stream(context, ordinals) for document in batch])
         dropped += context.report.dropped
     assert len(streams) == PARTS
     assert all(streams)

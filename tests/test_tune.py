@@ -315,12 +315,11 @@ def test_the_report_and_the_metadata_have_the_same_limits(books: tuple[Registry,
     assert "limits_table" not in documents_metadata(outcome)
 
 
-def test_a_corpus_without_measures_says_so(books: tuple[Registry, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cleaned_corpus_without_measures_is_one_line(books: tuple[Registry, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     registry, root = books
     monkeypatch.setattr(facts, "MEASURES_NAME", "none.json")
-    found = tuning(registry, "books", root=root)
-    assert found["cleaning"]["rules"] == []
-    assert "not measured" in render_tuning(found)
+    with pytest.raises(NielsCacheError, match=r"none\.json"):
+        tuning(registry, "books", root=root)
 
 
 def test_damaged_measures_are_one_line(tmp_path: Path) -> None:

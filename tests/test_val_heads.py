@@ -13,8 +13,7 @@ import pytest
 from niels_cache_assets.documents import Document, DocumentBatch, Drops, SourceReport
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.heads import encoded_head
-from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
+from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
 from niels_cache_runtime.format.meta import read_meta
 from tests.parts_project import NAME, PartsProject, build

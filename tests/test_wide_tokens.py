@@ -21,7 +21,7 @@ from niels_cache_runtime import (
     TokenLoader,
     open_cache,
 )
-from niels_cache_runtime.cache import gather, mmap
+from niels_cache_runtime.cache import gather
 from niels_cache_runtime.format.foreign_meta import _warned
 from niels_cache_runtime.format.layout import CACHE_FORMS, META_NAME, TOKEN_DTYPES
 from niels_cache_runtime.format.meta import read_meta
@@ -92,10 +92,8 @@ def assert_widened(ours: Batch, theirs: Batch) -> None:
         assert torch.equal(found, expected) if isinstance(expected, torch.Tensor) else found == expected
 
 
-@pytest.mark.parametrize("one_range", [True, False])
 @pytest.mark.parametrize("name", ["pretrain/notes", "pretrain/books"])
-def test_random_windows(narrow: Path, wide: Path, name: str, one_range: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mmap, "_can_map_one_range", lambda: one_range)
+def test_random_windows(narrow: Path, wide: Path, name: str) -> None:
     theirs, ours = (PretrainTokenStreamDataset(str(root / name / "train"), T=T, device="cpu") for root in (narrow, wide))
     assert ours.total_windows == theirs.total_windows
     for dataset in (ours, pickle.loads(pickle.dumps(ours))):

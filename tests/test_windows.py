@@ -33,14 +33,6 @@ LAYOUTS = {
 T = 8
 
 
-@pytest.fixture(params=["one range", "shard by shard"])
-def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways to map: all shards in one range, and the fallback for systems that cannot."""
-    if request.param == "shard by shard":
-        monkeypatch.setattr(mmap, "_can_map_one_range", lambda: False)
-    return str(request.param)
-
-
 def drawn_stream(tokens: int) -> np.ndarray:
     return torch.randint(65_536, (tokens,), generator=torch.Generator().manual_seed(tokens)).numpy().astype(TOKEN_DTYPE)
 
@@ -64,7 +56,7 @@ def read_all(windows: PretrainWindows) -> np.ndarray:
 
 @pytest.mark.parametrize("stride", [1, 3, T, T + 5])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_window_is_a_slice_of_the_stream_wherever_shards_end(tmp_path: Path, reading: str, layout: str, stride: int) -> None:
+def test_every_window_is_a_slice_of_the_stream_wherever_shards_end(tmp_path: Path, layout: str, stride: int) -> None:
     stream = write_stream(tmp_path, LAYOUTS[layout])
     windows = PretrainWindows(str(tmp_path / "train"), T=T, stride=stride)
     expected = windows_of(stream, T=T, stride=stride)
@@ -79,22 +71,18 @@ def test_every_window_is_a_slice_of_the_stream_wherever_shards_end(tmp_path: Pat
     lengths=st.lists(st.integers(0, 30) | st.sampled_from([PAGE_TOKENS, PAGE_TOKENS + 1]), min_size=1, max_size=8),
     T=st.integers(1, 40),
     stride=st.integers(1, 45),
-    one_range=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_any_window_in_any_order_is_right(
-    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], T: int, stride: int, one_range: bool, seed: int
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], T: int, stride: int, seed: int
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     stream = write_stream(folder, lengths)
-    with pytest.MonkeyPatch.context() as patch:
-        if not one_range:
-            patch.setattr(mmap, "_can_map_one_range", lambda: False)
-        if len(stream) <= T:
-            with pytest.raises(NielsCacheError):
-                PretrainWindows(str(folder / "train"), T=T, stride=stride)
-            return
-        windows = PretrainWindows(str(folder / "train"), T=T, stride=stride)
+    if len(stream) <= T:
+        with pytest.raises(NielsCacheError):
+            PretrainWindows(str(folder / "train"), T=T, stride=stride)
+        return
+    windows = PretrainWindows(str(folder / "train"), T=T, stride=stride)
     numbers = torch.randint(windows.samples, (17,), generator=torch.Generator().manual_seed(seed)).numpy()
     expected = windows_of(stream, T=T, stride=stride)[numbers]
     assert np.array_equal(windows.read(numbers, epoch=3, boundaries=False).tokens, expected)
@@ -119,7 +107,7 @@ def test_samples_do_not_depend_on_the_size_of_shards(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["full shards", "odd sizes"])
-def test_origins_say_which_bytes_on_disk_and_which_document(tmp_path: Path, reading: str, layout: str) -> None:
+def test_origins_say_which_bytes_on_disk_and_which_document(tmp_path: Path, layout: str) -> None:
     lengths = LAYOUTS[layout]
     documents = [1, 1, 700, T, T + 1, 2]
     documents.append(sum(lengths) - sum(documents))
@@ -299,7 +287,7 @@ def two_builds(tmp_path: Path) -> tuple[Path, Path]:
     return folders
 
 
-def test_a_swap_while_open_keeps_the_old_files(tmp_path: Path, reading: str) -> None:
+def test_a_swap_while_open_keeps_the_old_files(tmp_path: Path) -> None:
     folder, other = two_builds(tmp_path)
     windows = PretrainWindows(str(folder / "train"), T=3)
     fingerprint = PretrainWindows(str(folder / "train"), T=3).fingerprint
@@ -321,9 +309,7 @@ def test_a_rebuild_while_opening_leaves_one_build(tmp_path: Path, monkeypatch: p
     assert np.unique(windows.origins(np.arange(windows.samples), epoch=0).documents).tolist() == [0, 1]
 
 
-def test_a_file_replaced_by_another_size_while_it_is_opened_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reading: str
-) -> None:
+def test_a_file_replaced_by_another_size_while_it_is_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shards(tmp_path, [[1] * 9, [2] * 9])
     plain_open = os.open
 

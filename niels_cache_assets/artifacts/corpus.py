@@ -22,7 +22,7 @@ from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unma
 from niels_cache_assets.build_cache.resuming import Reached
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, new_report
+from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
     corpus_made_of,
@@ -33,7 +33,6 @@ from niels_cache_assets.corpus.identity import (
     signature_identity,
 )
 from niels_cache_assets.corpus.layout import CODE_VERSION, TEXT_BYTES_PER_RECORD, corpus_dir, corpus_parts_dir
-from niels_cache_assets.corpus.source_chunks import SourceChunks
 from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_counts, write_measures, write_rejected
 from niels_cache_assets.corpus.store import Written as WrittenDocuments
 from niels_cache_assets.disk.space import Need, corpus_need
@@ -280,7 +279,7 @@ def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -
     ):
         for chunk in results:
             finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
-            counts.add(chunk)
+            counts.add(chunk.counts)
             reached = chunks.next_reached()
             if finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
                 recorded_bytes = counts.before.bytes

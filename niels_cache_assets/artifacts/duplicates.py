@@ -14,7 +14,7 @@ and removes all of them at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,6 @@ from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplica
 from niels_cache_assets.corpus.near_val import drop_near_val
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
-from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_assets.disk.journal import SCRATCH_NAME, clear_directory
 from niels_cache_assets.disk.space import Need
 from niels_cache_assets.disk.staging import finished_meta, work_on
@@ -178,13 +177,12 @@ def _write(duplicates: Duplicates, work: Work) -> Written:
     registry, wanted = duplicates.registry, duplicates.wanted
     dedup = registry.dedup
     files: Files = {}
-    with wanted.unchanged(duplicates.root) as require_same, ExitStack() as opened:
+    with wanted.unchanged(duplicates.root) as require_same:
         scratch = work.directory / SCRATCH_NAME
 
         def similarity(compared: np.ndarray) -> Callable[[int, int], float]:
             work.log(f"comparing the texts of {len(compared):,} documents")
-            shingles = opened.enter_context(ShingleFile(inputs, compared, ngram=dedup.ngram, path=scratch / "shingles"))
-            return shingles.similarity
+            return inputs.similarity(compared, ngram=dedup.ngram, path=scratch / "shingles")
 
         verify = Verify(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
         if duplicates.ranges == 1:

@@ -43,7 +43,7 @@ from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.disk.attempts import lease_path
 from niels_cache_assets.disk.journal import real_path
 from niels_cache_assets.parts.layout import PART_KINDS, number_in
-from niels_cache_assets.sources.types import PretrainSource, SftSource
+from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names, tokenizer_dir
@@ -113,13 +113,10 @@ class Graph:
         own = {key: value for key, value in given.items() if key not in BuildSettings.model_fields}
         build = apply_run_settings(self.registry.build, shared)
         source = apply_run_settings(self.registry.source(name), own)
+        kind: type[Dataset] = Pretrain if isinstance(source, PretrainSource) else Sft
         if isinstance(source, SourceWithParts) and source.is_in_parts:
             kind = PreparedSealed if source.prepare else Sealed
-            return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
-        if isinstance(source, PretrainSource):
-            return Pretrain(registry=self.registry, root=self.root, name=name, source=source, build=build)
-        assert isinstance(source, SftSource)
-        return Sft(registry=self.registry, root=self.root, name=name, source=source, build=build)
+        return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
 
     def cache(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Artifact:
         """Return the artifact that a build of a data set makes. This is the cache of the data set, or an empty cache if the data set is

@@ -81,7 +81,9 @@ class _Comparison:
         source = self.registry.source(self.judged.name.removeprefix("corpus/"))
         reads_corpus = self.judged.kind != "corpus" and is_prepared(source)
         now = None if reads_corpus else revision_on_this_machine(source, with_prepared(self.registry, self.root))
-        return self._compared(artifact.journal((self.recorded.made_of or {}).get("revision") if now is None else now[0]))
+        if self.recorded.made_of is None:  # a builder that was called directly
+            return _NOT_TOLD
+        return self._compared(artifact.journal(self.recorded.made_of.get("revision") if now is None else now[0]))
 
     def _artifact(self) -> Artifact | None:
         """Return the artifact of the unfinished build, or None if it is not in the configuration."""
@@ -92,12 +94,10 @@ class _Comparison:
         return found[key] if key in found.keys else None
 
     def _compared(self, would_be: JournalFingerprint) -> Unfinished:
-        then, now = self.recorded.made_of, would_be.made_of
         if self.recorded.fingerprint == would_be.fingerprint:
             tokenizer = None if self.judged.kind == "corpus" else load_tokenizer(self.registry, self.root)
             return Unfinished(stale=why_not_resumed(self.recorded.notes, tokenizer))
-        told = [] if then is None or now is None else differences(then, now)
-        return Unfinished(stale="; ".join(told) or _OTHER_BUILD)
+        return Unfinished(stale="; ".join(differences(self.recorded.made_of or {}, would_be.made_of or {})) or _OTHER_BUILD)
 
 
 def revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:

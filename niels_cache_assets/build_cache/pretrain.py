@@ -145,7 +145,7 @@ class PretrainBuild(CacheBuild):
 
     @cached_property
     def _decontamination(self) -> dict[str, Any]:
-        """The settings of decontamination. Empty if decontamination is off, so that caches of older versions stay current."""
+        """The settings of decontamination. Empty if decontamination is off, the default."""
         against = {} if self.references is None else {"decontaminate_against": self.references.identity}
         kind, threshold = self.decontaminate, self.decontaminate_threshold
         return {**decontamination_identity(kind, threshold, val_is_given=self.val_texts is not None), **against}

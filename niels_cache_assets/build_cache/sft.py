@@ -16,8 +16,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
-from niels_cache_assets.build_cache.conversations import ConversationEncoder, characters, drops_of, example_name, without_text
-from niels_cache_assets.build_cache.pairs import paired, problem_of_pair
+from niels_cache_assets.build_cache.conversations import (
+    ConversationEncoder,
+    characters,
+    drops_of,
+    example_name,
+    paired,
+    problem_of_pair,
+    without_text,
+)
 from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.templates import Template

@@ -10,8 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from niels_cache_assets.chats.compiled import CompiledTemplate, Made, Messages, Refused, Unfit
-from niels_cache_assets.chats.words import TAG, WORD
+from niels_cache_assets.chats.compiled import TAG, WORD, CompiledTemplate, Made, Messages, Refused, Unfit
 
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same key in messages, the first one is the usual one
 _RENDERED = 100_000  # messages that may be rendered to prove the targets of one conversation, or

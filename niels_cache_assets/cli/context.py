@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from niels_cache_assets.artifacts.state import CacheState
-from niels_cache_assets.cli.console import PROGRAM, diagnostics, explain, tell, warnings
+from niels_cache_assets.cli.console import PROGRAM, diagnostics, explain, tell
 from niels_cache_assets.config.registry import Registry, cache_root, load_registry
 from niels_cache_assets.disk.staging import work_on
 from niels_cache_runtime.errors import NielsCacheError
@@ -45,7 +45,6 @@ class Place(NamedTuple):
 def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
     """Return the configuration and the cache root."""
     registry = load_registry(profile=arguments.profile, config=arguments.config)
-    tell_warnings(registry)
     root = cache_root(registry, arguments.cache_dir)
     _refuse_inside(root)
     explain(f"settings: {registry.settings_origin}; caches in {root.absolute()}")
@@ -76,12 +75,6 @@ def tell_advice(registry: Registry) -> None:
     """Print advice about the configuration on stderr, one line each. Print nothing with --quiet."""
     for line in (*([registry.without_file] if registry.is_fallback else []), *registry.advice):
         tell(diagnostics(), line, style="yellow")
-
-
-def tell_warnings(registry: Registry) -> None:
-    """Print warnings about the configuration on stderr, also with --quiet."""
-    for line in registry.notify.warnings(registry.origin):
-        tell(warnings(), f"WARNING: {line}", style="yellow")
 
 
 def is_listed(state: CacheState, registry: Registry) -> bool:

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -36,6 +35,7 @@ from rich.progress import (
 from rich.text import Text
 
 from niels_cache_assets.cli.console import diagnostics, is_quiet, tell, warnings
+from niels_cache_assets.defs.listening import LaunchListener, LaunchResult
 from niels_cache_assets.show.progress import HowFar, Pace, Throttle, describe
 from niels_cache_assets.show.wording import file_size
 
@@ -46,23 +46,8 @@ OnProgress = Callable[[int, int], None]
 OnStep = Callable[[str, int, int], None]
 
 
-class Listener:
-    """A receiver of the progress of builds, as `LaunchListener` of the launcher. This one ignores it.
-
-    result: the end of one build, with its name, state, seconds and message.
-    """
-
-    def started(self, name: str, family: Any) -> None: ...
-
-    def progressed(self, name: str, progress: HowFar) -> None: ...
-
-    def logged(self, name: str, message: str) -> None: ...
-
-    def finished(self, result: Any) -> None: ...
-
-
 @contextmanager
-def build_listener(console: Console) -> Iterator[Listener]:
+def build_listener(console: Console) -> Iterator[LaunchListener]:
     """Yield the listener (the receiver of progress) that suits this console. With --quiet, yield the quiet listener."""
     if is_quiet():
         yield QuietListener()
@@ -75,7 +60,7 @@ def build_listener(console: Console) -> Iterator[Listener]:
         yield listener
 
 
-def outcome_line(result: Any) -> str:
+def outcome_line(result: LaunchResult) -> str:
     """Return `built in 4.2 s`. If the build failed, the message follows. The table at the end repeats the message."""
     state = result.state.replace("_", " ")
     if result.state == "skipped":
@@ -93,7 +78,7 @@ class _MemoryColumn(TextColumn):
         return Text("" if task.finished else memory_now() or "", style="dim")
 
 
-class BarListener(Listener):
+class BarListener(LaunchListener):
     """A listener that shows bars of Rich. A bar pulses while the share is unknown."""
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
@@ -110,7 +95,7 @@ class BarListener(Listener):
         self._clock = clock
         self._tasks: dict[str, tuple[TaskID, Pace]] = {}
 
-    def started(self, name: str, family: Any) -> None:
+    def started(self, name: str, family: str) -> None:
         if name in self._tasks:  # a part that was passed over before
             self.bars.remove_task(self._tasks[name][0])
         self._tasks[name] = (self.bars.add_task(name, total=None, detail="working"), Pace())
@@ -126,7 +111,7 @@ class BarListener(Listener):
     def logged(self, name: str, message: str) -> None:
         self.bars.console.print(f"{name}: {message}", style="yellow" if message.startswith(_WARNING) else "dim", markup=False)
 
-    def finished(self, result: Any) -> None:
+    def finished(self, result: LaunchResult) -> None:
         if result.name not in self._tasks:
             return  # this build never started; the table at the end has the reason
         task, _ = self._tasks[result.name]
@@ -137,7 +122,7 @@ class BarListener(Listener):
             self.bars.update(task, total=1.0, completed=1.0, detail=result.state.replace("_", " "))
 
 
-class QuietListener(Listener):
+class QuietListener(LaunchListener):
     """A listener that prints only warnings. The table at the end lists failures."""
 
     def logged(self, name: str, message: str) -> None:
@@ -145,7 +130,7 @@ class QuietListener(Listener):
             tell(warnings(), f"{name}: {message}")
 
 
-class LineListener(Listener):
+class LineListener(LaunchListener):
     """A listener that prints plain lines, for logs and CI."""
 
     def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
@@ -154,7 +139,7 @@ class LineListener(Listener):
         self._paces: dict[str, Pace] = {}
         self._throttles: dict[str, Throttle] = {}
 
-    def started(self, name: str, family: Any) -> None:
+    def started(self, name: str, family: str) -> None:
         self._paces[name] = Pace()
         self._throttles[name] = Throttle(self._clock())
         self._print(name, "started")
@@ -168,7 +153,7 @@ class LineListener(Listener):
     def logged(self, name: str, message: str) -> None:
         self._print(name, message)
 
-    def finished(self, result: Any) -> None:
+    def finished(self, result: LaunchResult) -> None:
         self._print(result.name, outcome_line(result))
 
     def _print(self, name: str, message: str) -> None:

@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import WHERE
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, guarded, print_error
 from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, FAILED, TERMINATED, WRONG_USE
 from niels_cache_assets.corpus.layout import HASHES
+from niels_cache_assets.defs.listening import LaunchListener, LaunchResult
 from niels_cache_assets.processes import Interrupted, stop_on_signals
 from niels_cache_assets.show.wording import listed
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
     from niels_cache_assets.artifacts.parts.seal import Sealed
     from niels_cache_assets.artifacts.tokenizer import Tokenizer
-    from niels_cache_assets.cli.progress import Listener
     from niels_cache_assets.config.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
@@ -41,15 +41,6 @@ class Failed(Exception):
     """A failure of a build. A NielsCacheError outside of a build is wrong use, a wrong setting, or a missing input."""
 
 
-class Ended(NamedTuple):
-    """The end of a build, for people."""
-
-    name: str
-    state: str
-    seconds: float
-    message: str | None
-
-
 class Lines:
     """The output of one build: JSON lines on stdout, and the same for people through a listener. `key`: the name of the artifact.
     `tells`: whether the people whom [notify] names are told.
@@ -58,7 +49,7 @@ class Lines:
     def __init__(self, *, tells: bool = True) -> None:
         self.tells = tells
         self.key: str | None = None
-        self.listener: Listener | None = None
+        self.listener: LaunchListener | None = None
         self._last = -_SECONDS
 
     def say(self, event: str, **values: Any) -> None:
@@ -109,7 +100,9 @@ class Lines:
         )
         if self.listener is not None:
             with guarded(sys.stderr):
-                self.listener.finished(Ended(self.key or "", outcome.state, outcome.seconds, outcome.warning))
+                self.listener.finished(
+                    LaunchResult(name=self.key or "", family="parts", state=outcome.state, seconds=outcome.seconds, message=outcome.warning)
+                )
         for line in outcome.drops.warnings:
             self._tell("logged", f"WARNING: {line}")
 

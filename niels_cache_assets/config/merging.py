@@ -78,7 +78,7 @@ def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables
                         raise NielsCacheError(f"{where}: unknown table {section!r}; write [{family}.{section}]")
             refuse_choice(where, "unknown table", section, _SECTIONS)
         if not isinstance(tables, Mapping):
-            shown = "" if section == "notify" else f", not {tables!r}"  # an address of a webhook is a secret
+            shown = "" if section == "notify" else f", not {tables!r}"  # an argument of its command may be a secret
             raise NielsCacheError(f"{where}: {section} must be a table{shown}")
         merged[section] = dict(merged.get(section, {}))
         for key, value in tables.items():

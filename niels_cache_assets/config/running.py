@@ -2,105 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import re
-from typing import Literal, Self
-from urllib.parse import urlsplit
+import shlex
+from typing import Self
 
-from pydantic import ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from niels_cache_assets.config.tables import Table
 from niels_cache_runtime.format.layout import Family
 from niels_cache_runtime.remote.store import check_address
 
 HOST = "{host}"
-TEXT = "{text}"
-_INTERPRETERS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "fish", "csh", "tcsh", "python", "python3", "perl", "ruby", "node")
-_REMOTE = ("ssh", "rsh", "eval")  # all their words go to a shell
-_SCRIPT_OPTION = re.compile(r"-[A-Za-z]*[ceE]|--(command|eval)")  # the next word is a script
-Event = Literal["failure", "stall", "done"]
-_EVENTS: tuple[Event, ...] = ("failure", "stall", "done")
-_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%\[\]-]*")
 _LEAST_RENEWALS = 3  # a lease ends after so many missed renewals at the earliest
 _CORES_OF_A_PART = 8  # above this number, more threads in one process gain little (docs/cluster.md)
 
 
 class NotifySettings(Table):
-    """[notify]: the place of messages about builds that have failed, stand still or are done. A message is one line of text."""
+    """[notify]: a command that gets a message when a build has failed, has made no progress for 30 minutes, or a data set is done."""
 
-    model_config = ConfigDict(hide_input_in_errors=True)
-    webhook: SecretStr | None = Field(
-        None,
-        description='Address that gets a POST with the JSON `{"text": LINE}`, as Slack and Mattermost take it; '
-        "`$NAME` stands for an environment variable that holds the address",
-        examples=["https://hooks.example.org/services/NAME"],
-        repr=False,
-    )
+    model_config = ConfigDict(hide_input_in_errors=True)  # arguments may be secrets
     command: tuple[str, ...] = Field(
         (),
         strict=False,
-        description="A program and its arguments, which gets the line on stdin; `{text}` in an argument stands for the line",
+        description="A program and its arguments, as a list or as a line in the quoting of a shell; it gets a JSON object with `event`, "
+        "`host`, `name` and `text` on stdin, and nothing is replaced in it",
+        repr=False,
     )
-    on: tuple[Event, ...] = Field(
-        _EVENTS, strict=False, description="The events: a failure, a stall (no progress in `stall_minutes`), and a data set that is done"
-    )
-    stall_minutes: float = Field(30.0, gt=0, le=10_080, allow_inf_nan=False, strict=False, description="Minutes without progress")
 
-    @field_validator("webhook")
+    @field_validator("command", mode="before")
     @classmethod
-    def _is_an_address(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None and not _VARIABLE.fullmatch(value.get_secret_value()):
-            _require_address(value.get_secret_value())
-        return value
-
-    def warnings(self, where: str) -> list[str]:
-        """Return a warning if a program runs the line: `{text}` is in a script or in the words for a remote shell. where: the file.
-
-        The line holds names of files and texts of sources, which strangers may have written. The warning does not show the words, because
-        they may be secrets.
-        """
-        names = [os.path.basename(word) for word in self.command]
-        for place, word in enumerate(self.command):
-            before = names[:place]
-            runs = {*_REMOTE} & {*before} or ({*_INTERPRETERS} & {*before} and _SCRIPT_OPTION.fullmatch(self.command[place - 1]))
-            if TEXT in word and runs:
-                program = next(name for name in before if name in (*_REMOTE, *_INTERPRETERS))
-                return [
-                    f"{where}: [notify] command: {program} runs the words with {TEXT} as code, and the line may hold what strangers wrote; "
-                    f"read the line from stdin there, and take {TEXT} out"
-                ]
-        return []
-
-    def tells(self, event: Event) -> bool:
-        """Return whether somebody is told about an event of this kind."""
-        return event in self.on and (self.webhook is not None or bool(self.command))
-
-    def address(self) -> str | None:
-        """Return the address of the webhook, or None without one. Raises ValueError, whose text shows no address, if there is none in the
-        environment variable.
-        """
-        said = None if self.webhook is None else self.webhook.get_secret_value()
-        named = None if said is None else _VARIABLE.fullmatch(said)
-        if named is None:
-            return said
-        if named[1] not in os.environ:
-            raise ValueError(f"the environment variable {named[1]} is not set")
-        _require_address(os.environ[named[1]])
-        return os.environ[named[1]]
-
-
-def _require_address(text: str) -> None:
-    """Raise ValueError if the text is not the address of a web server. The error does not show the text, because it may be a secret."""
-    try:
-        parts = urlsplit(text)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        is_address = False
-    if not is_address or not text.isprintable() or " " in text:
-        raise ValueError("is not the address of a web server; write it as 'https://HOST/PATH', or as '$NAME'")
-    if "@" in parts.netloc:
-        raise ValueError("has a user or a password, which a webhook cannot take; use `command` with a program that can")
+    def _split(cls, value: object) -> object:
+        return shlex.split(value) if isinstance(value, str) else value
 
 
 class ClusterSettings(Table):

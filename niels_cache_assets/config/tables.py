@@ -304,7 +304,7 @@ class DedupSettings(Table):
         1,
         ge=1,
         le=1024,
-        description="Ranges of hashes, each of which can be a job. A higher number takes less memory, and more disk. "
+        description="Ranges of hashes, each of which can be a job. A higher number takes less memory. "
         "It never changes which documents are dropped",
     )
 
@@ -365,21 +365,12 @@ class DagsterSettings(Table):
         description="Draw PNGs of each build for the UI, one or two seconds and about 100 kB in the database for each; "
         "the page of `niels-cache report` has the same pictures",
     )
-    repository: str | None = Field(
-        None,
-        description='Where code links of assets lead: to a fork on the web ("https://github.com/NAME/niels-cache"); None: to local files',
-    )
-    branch: str = Field("main", min_length=1, description="The branch of `repository`")
-
     upstream_builds: bool = Field(
         False,
         description="If upstream has changed since a finished build, `upstream_revision_sensor` requests a new build, "
         "even an expensive one",
     )
     notes_quiet_seconds: int = Field(300, ge=0, description="A folder of notes is built after this many seconds without a change")
-    automatic_sft: tuple[str, ...] | None = Field(
-        None, strict=False, description="SFT data sets that `sft_automation` builds when their inputs change; None: all of them"
-    )
 
     @field_validator("owners")
     @classmethod
@@ -396,10 +387,3 @@ class DagsterSettings(Table):
             if not _TAG.fullmatch(key) or not (text == "" or _TAG.fullmatch(text)):
                 raise ValueError(f"{key!r} = {text!r}: a tag has at most 63 letters, digits, _ - .")
         return value
-
-    @field_validator("repository")
-    @classmethod
-    def _on_the_web(cls, value: str | None) -> str | None:
-        if value is not None and not (value.startswith("https://") and ("github" in value or "gitlab" in value)):
-            raise ValueError("is not an address of GitHub or GitLab; write it as 'https://github.com/NAME/REPOSITORY'")
-        return None if value is None else value.rstrip("/").removesuffix(".git")

@@ -1,4 +1,4 @@
-"""The work on a chunk of documents (convert, clean, sign, count), and the sums of the counts over all chunks.
+"""The chunks of a source, the work on a chunk of documents (convert, clean, sign, count), and the sums of the counts over all chunks.
 
 The work is a pure function of the chunk and the settings, so the result does not depend on the number of processes. The work uses no file,
 and takes twice the memory of the chunk.
@@ -6,20 +6,23 @@ and takes twice the memory of the chunk.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from niels_cache_assets.build_cache.resuming import Reached, take_up
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
-from niels_cache_assets.documents import Document, Drops
+from niels_cache_assets.documents import Document, DocumentBatch, Documents, Drops
 from niels_cache_assets.sources.reading.files import writable
-from niels_cache_assets.sources.types import PretrainSource
-from niels_cache_assets.streaming.encode import INVALID_UNICODE, has_lone_surrogate
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.streaming.encode import INVALID_UNICODE, document_chunks, has_lone_surrogate
+from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.streaming.types import Mark
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.chain import Cleaner
@@ -46,12 +49,7 @@ class TextTotals:
         return cls(documents=len(counts), characters=sum(counts), bytes=sum(sizes), lengths=bins)
 
     def __add__(self, other: TextTotals) -> TextTotals:
-        return TextTotals(
-            documents=self.documents + other.documents,
-            characters=self.characters + other.characters,
-            bytes=self.bytes + other.bytes,
-            lengths=self.lengths + other.lengths,
-        )
+        return TextTotals(**{name: value + getattr(other, name) for name, value in vars(self).items()})
 
     def state(self) -> dict[str, Any]:
         """Return JSON values for `from_state`."""
@@ -73,19 +71,50 @@ class Chunk(NamedTuple):
         return sum(len(document.text) for document in self.documents)
 
 
+class SourceChunks:
+    """The unconverted documents of a source after `reached`, in chunks of 256 documents or about a megabyte.
+
+    They can be iterated only once. Chunks do not depend on the batches of the source. Each chunk has its own position in the stream,
+    because new chunks are made before earlier chunks are finished. A stream that resumes at a position gives the same chunks as a pass
+    from the beginning. At the end, `context.report` is the same as after such a pass.
+    """
+
+    def __init__(
+        self, unconverted: Callable[[StreamContext], Iterator[Documents]], context: StreamContext, reached: Reached | None
+    ) -> None:
+        self._feed: Feed[Documents] = Feed(unconverted, context)
+        self._log, self._reached = context.log, reached
+        self._under_way: deque[Reached] = deque()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        def opened(mark: Mark | None) -> Iterator[DocumentBatch]:
+            return map(DocumentBatch.of, self._feed.open(mark))
+
+        documents, first = opened(None), 0
+        if self._reached is not None:
+            documents = take_up(opened, self._reached, log=self._log)
+            first = self._reached.items
+        chunks = document_chunks(documents)
+        for chunk, position in self._feed.positioned(chunks, first=first):
+            self._under_way.append(Reached(items=position.items, mark=position.mark, share=position.share))
+            yield Chunk(position.items - len(chunk), list(chunk))
+
+    def next_reached(self) -> Reached:
+        """Return the position in the source after the next chunk. Each call moves on by one chunk, in the order in which the chunks were
+        yielded.
+        """
+        return self._under_way.popleft()
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedChunk:
     """The result for a chunk. `rows`, `hashes`, `digests` and `slots` describe the documents that stay (see CorpusWriter.write)."""
 
-    dropped_by_source: Drops
-    report: CleaningReport
+    counts: CorpusCounts
     rows: list[DocumentRow]
     hashes: bytes
     digests: np.ndarray | None
     slots: np.ndarray | None
-    before: TextTotals
-    after: TextTotals
-    words: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,16 +144,20 @@ class ChunkWork:
         signed = None
         if self.num_perm is not None and self.ngram is not None:
             signed = _signer(self.num_perm, self.ngram).sign([document.text for document in kept])
-        return PreparedChunk(
-            dropped_by_source=dropped_by_source,
+        counts = CorpusCounts(
             report=report,
+            before=TextTotals.of((len(document.text) for document in given), (_size(document.text) for document in given)),
+            after=TextTotals.of((row.characters for row in rows), (row.bytes for row in rows)),
+            words=sum(len(document.text.split()) for document in kept),
+            dropped_by_source=dropped_by_source,
+            splits=Counter(row.split or "unknown" for row in rows),
+        )
+        return PreparedChunk(
+            counts=counts,
             rows=rows,
             hashes=b"".join(document_hash(row) for row in rows),
             digests=signed.digests if signed is not None else None,
             slots=signed.slots if signed is not None else None,
-            before=TextTotals.of((len(document.text) for document in given), (_size(document.text) for document in given)),
-            after=TextTotals.of((row.characters for row in rows), (row.bytes for row in rows)),
-            words=sum(len(document.text.split()) for document in kept),
         )
 
     def _readable(self, document: Document) -> Document:
@@ -154,7 +187,7 @@ class ChunkWork:
 
 @dataclass(kw_only=True)
 class CorpusCounts:
-    """Sums over the chunks so far.
+    """Sums over the documents of a chunk, of all chunks so far, or of a part.
 
     `dropped_by_source` counts documents that `convert` dropped; the report of the stream counts documents that the source dropped earlier.
     `splits` counts the documents that stay, by the split that upstream gives to them ("unknown": upstream gives no split).
@@ -167,23 +200,17 @@ class CorpusCounts:
     dropped_by_source: Drops = field(default_factory=Drops)
     splits: Counter[str] = field(default_factory=Counter)
 
-    def add(self, chunk: PreparedChunk) -> None:
-        """Add the next chunk of the input."""
-        self.report.merge(chunk.report)
-        self.before, self.after, self.words = self.before + chunk.before, self.after + chunk.after, self.words + chunk.words
-        self.dropped_by_source.join(chunk.dropped_by_source)
-        self.splits.update(row.split or "unknown" for row in chunk.rows)
-
-    def join(self, later: CorpusCounts) -> None:
-        """Add the counts of a part whose documents come later."""
-        self.report.join(later.report)
+    def add(self, later: CorpusCounts, *, is_part: bool = False) -> None:
+        """Add the counts of documents that come later. `is_part`: whether their places were counted from the beginning of their part."""
+        (self.report.join if is_part else self.report.merge)(later.report)
         self.before, self.after, self.words = self.before + later.before, self.after + later.after, self.words + later.words
         self.dropped_by_source.join(later.dropped_by_source)
         self.splits.update(later.splits)
 
     def meta(self) -> dict[str, Any]:
         """Return the keys of meta.json."""
-        before, after = self.before, self.after
+        before, after, report = self.before, self.after, self.report
+        masked = {"documents": report.masked_documents, "places": dict(report.masked), "examples": report.mask_examples()}
         return {
             "documents": {"read": before.documents, "kept": after.documents},
             "characters": {"before": before.characters, "after": after.characters},
@@ -192,15 +219,8 @@ class CorpusCounts:
             "lengths": {"before": before.lengths.tolist(), "after": after.lengths.tolist()},
             "splits": dict(self.splits),
             "languages": dict(self.report.languages),
-            **self._masked(),
+            **({"masked": masked} if report.masked else {}),
         }
-
-    def _masked(self) -> dict[str, Any]:
-        """Return the entry of masked places, or nothing if there are none."""
-        report = self.report
-        if not report.masked:
-            return {}
-        return {"masked": {"documents": report.masked_documents, "places": dict(report.masked), "examples": report.mask_examples()}}
 
     def state(self) -> dict[str, Any]:
         """Return all values for `from_state`."""

@@ -19,7 +19,6 @@ import numpy as np
 
 from niels_cache_assets.config.tables import DedupSettings
 from niels_cache_assets.corpus.order import Inputs
-from niels_cache_assets.corpus.texts import ShingleFile
 from niels_cache_runtime.format.layout import SPLITS
 
 if TYPE_CHECKING:
@@ -45,10 +44,10 @@ def drop_near_val(inputs: Inputs, dropped: Dropped, settings: DedupSettings, *, 
     positions = np.unique(np.concatenate([later, earlier])).astype(dtype)
     log(f"comparing the texts of {len(positions):,} documents of train and val")
     because: dict[int, tuple[int, float]] = {}
-    with ShingleFile(inputs, positions, ngram=settings.ngram, path=path) as shingles:
-        for one, other in zip(later.tolist(), earlier.tolist(), strict=True):
-            if one not in because and other not in because and (measured := shingles.similarity(other, one)) >= settings.threshold:
-                because[one] = (other, measured)
+    similarity = inputs.similarity(positions, ngram=settings.ngram, path=path)
+    for one, other in zip(later.tolist(), earlier.tolist(), strict=True):
+        if one not in because and other not in because and (measured := similarity(other, one)) >= settings.threshold:
+            because[one] = (other, measured)
     if not because:
         return dropped
     ones, others = np.array([*because], dtype=dtype), np.array([other for other, _ in because.values()], dtype=dtype)
@@ -96,10 +95,10 @@ def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: D
 
     bands, rows = bands_for_recall(settings.threshold, settings.num_perm)
     least = settings.threshold - _SIGMAS * (settings.threshold * (1 - settings.threshold) / settings.num_perm) ** 0.5
-    slots = _slots_at(inputs, chosen)
+    slots = inputs.slots(chosen)
     hashes = band_hashes(slots, bands, rows)
     known = _known(hashes)
-    indexes = [HashIndex([hashes[:, band]], [np.arange(len(chosen))]) for band in range(bands)]
+    indexes = [HashIndex(hashes[:, band], np.arange(len(chosen))) for band in range(bands)]
     del hashes
     found = [np.empty((2, 0), dtype=np.int64)]
     start = 0
@@ -127,13 +126,3 @@ def _known(hashes: np.ndarray) -> np.ndarray:
     known = np.zeros((bands, size), dtype=bool)
     known[np.arange(bands), hashes & np.uint64(size - 1)] = True
     return known
-
-
-def _slots_at(inputs: Inputs, positions: np.ndarray) -> np.ndarray:
-    """Return the slots of the documents at these positions, (n, num_perm) uint32."""
-    corpora, ordinals = inputs.places(positions)
-    parts = []
-    for corpus, each in enumerate(inputs.all):
-        with each.slots() as slots:
-            parts.append(slots[ordinals[corpora == corpus]])
-    return np.concatenate(parts)  # positions ascend, so the corpora do, too

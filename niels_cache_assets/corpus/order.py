@@ -8,8 +8,9 @@ dropped document while they are sorted, and one or two blocks of signatures (8 M
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -21,10 +22,12 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir
-from niels_cache_assets.corpus.prepared import document_splits
+from niels_cache_assets.corpus.prepared import document_files, document_rows, document_splits
+from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.reading import available_threads
 
 if TYPE_CHECKING:
     from niels_cache_assets.dedup.greedy import Dropped
@@ -165,18 +168,16 @@ class Inputs:
         """
         corpora, ordinals = self.places(dropped.ordinals)
         because_corpora, because_ordinals = self.places(dropped.because)
-        drops = Drops(
+        return Drops(
             corpora=corpora,
             ordinals=ordinals,
             splits=self._splits(corpora, ordinals),
             exact=dropped.exact,
-            similarity=dropped.similarity.astype(np.float64),
+            similarity=self._similarities(dropped),
             because_corpora=because_corpora,
             because_ordinals=because_ordinals,
             because_splits=self._splits(because_corpora, because_ordinals),
         ).where(np.lexsort((ordinals, corpora)))
-        self._estimate(drops)
-        return drops
 
     def places(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return (corpus, ordinal) for positions in the order of all corpora, (n,) int16 and (n,) int64."""
@@ -195,19 +196,64 @@ class Inputs:
             splits[own] = each.splits[ordinals[own]]
         return splits
 
-    def _estimate(self, drops: Drops) -> None:
+    def slots(self, positions: np.ndarray) -> np.ndarray:
+        """Return the slots of the documents at these positions, (n, num_perm) uint32."""
+        corpora, ordinals = self.places(positions)
+        with ExitStack() as opened:
+            every = [opened.enter_context(each.slots()) for each in self.all]
+            slots = np.empty((len(positions), every[0].width), dtype=np.uint32)
+            for corpus, rows in enumerate(every):
+                own = corpora == corpus
+                slots[own] = rows[ordinals[own]]
+        return slots
+
+    def _similarities(self, dropped: Dropped) -> np.ndarray:
+        """Return the similarity of each dropped document. It is estimated if it was not measured."""
         from niels_cache_assets.dedup.signatures import estimated_jaccard
 
-        unknown = np.flatnonzero(np.isnan(drops.similarity))
-        with ExitStack() as opened:
-            slots = [opened.enter_context(each.slots()) for each in self.all]
-            for first in range(0, len(unknown), _BLOCK):
-                block = unknown[first : first + _BLOCK]
-                own = np.empty((len(block), slots[0].width), dtype=np.uint32)
-                others = np.empty_like(own)
-                for corpus, rows in enumerate(slots):
-                    mine = drops.corpora[block] == corpus
-                    own[mine] = rows[drops.ordinals[block][mine]]
-                    theirs = drops.because_corpora[block] == corpus
-                    others[theirs] = rows[drops.because_ordinals[block][theirs]]
-                drops.similarity[block] = estimated_jaccard(own, others)
+        similarity = dropped.similarity.astype(np.float64)
+        unknown = np.flatnonzero(np.isnan(similarity))
+        for first in range(0, len(unknown), _BLOCK):
+            block = unknown[first : first + _BLOCK]
+            similarity[block] = estimated_jaccard(self.slots(dropped.ordinals[block]), self.slots(dropped.because[block]))
+        return similarity
+
+    def similarity(self, positions: NDArray[Any], *, ngram: int, path: Path) -> Callable[[int, int], float]:
+        """Return a function that returns the exact Jaccard similarity of the documents at two positions in the order of all corpora.
+
+        Each text at `positions` ((n,) ascending) is read once, in the order of the corpora, and cut into shingles (runs of words), on all
+        cores. The sets of shingles, 8 bytes a word, are written to `path`, and mapped into memory. The caller removes the file. The memory
+        is 24 bytes for each document, and a few row groups of text.
+        """
+        from niels_cache_assets.dedup.signatures import Signer, jaccard
+
+        corpora, ordinals = self.places(positions)
+        order = np.lexsort((ordinals, corpora))
+        place_in_file = np.empty(len(order), dtype=np.int64)
+        place_in_file[order] = np.arange(len(order))
+        ends = np.zeros(len(order) + 1, dtype=np.int64)  # places in the file, in shingles; element 0 is the start of the file
+        groups = (texts for corpus, each in enumerate(self.all) for texts in _texts(each, np.sort(ordinals[corpora == corpus])))
+        filled = 0
+        sets = map_in_order(
+            Signer(ngram=ngram).shingle_sets, groups, threads=available_threads(), size_of=lambda texts: sum(map(len, texts))
+        )
+        with open(path, "wb") as file, closing(sets) as found:
+            for hashes, ends_of_group in found:
+                ends[filled + 1 : filled + 1 + len(ends_of_group)] = ends[filled] + ends_of_group
+                filled += len(ends_of_group)
+                file.write(hashes.data)
+        shingles = np.memmap(path, np.uint64, "r", shape=(int(ends[-1]),)) if ends[-1] else np.empty(0, np.uint64)
+
+        def of(position: int) -> NDArray[np.uint64]:
+            place = place_in_file[bisect_left(positions, position)]
+            return shingles[ends[place] : ends[place + 1]]
+
+        return lambda position, other: jaccard(of(position), of(other))
+
+
+def _texts(corpus: Input, ordinals: NDArray[np.int64]) -> Iterator[list[str]]:
+    """Yield the texts of the documents with these ascending ordinals, one list for each row group. Row groups without such documents are
+    not read.
+    """
+    for _, rows in document_rows(document_files(corpus.directory, corpus.meta), ordinals, ["text"]):
+        yield rows["text"].to_pylist()

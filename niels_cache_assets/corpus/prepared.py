@@ -126,16 +126,38 @@ class PreparedCorpus:
             "splits": split_identity(self.source, self.seed),
         }
 
-    def stream(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        """Yield the batches of `documents`. Report dropped documents, facts and places in `context.report`, as every source does.
+    def stream(self, context: StreamContext, ordinals: range | None = None) -> Iterator[DocumentBatch]:
+        """Yield the documents that stay, in batches of about 2 MB of text, in the order of the corpus.
 
-        Dropped documents and facts are those of the whole corpus, even if only a part of the corpus is read. A stream can start at a
-        reported place. The `row` of a place is the ordinal of a document, which determines the file and the row group.
+        Report dropped documents, facts and places in `context.report`, as every source does. A stream can start at a reported place. The
+        `row` of a place is the ordinal of a document, which determines the file and the row group. `ordinals`: those of one of `parts`.
+        None: all documents. Only the duplicates of a part count as dropped, because documents that the source or the cleaning have dropped
+        belong to no part.
+
+        Raises NielsCacheError if a file cannot be read, and if another corpus has replaced this corpus. A file that is already open is
+        still read to its end.
         """
-        if context.start is None:
+        part = range(self.meta["documents"]["kept"]) if ordinals is None else ordinals
+        if context.start is None and ordinals is None:
             context.report.dropped.update(self.dropped)
             context.report.facts.update(facts_of(self.meta))
-        yield from self._placed(context, range(self.meta["documents"]["kept"]))
+        elif context.start is None:
+            within = slice(*np.searchsorted(self._drop_list[0], [part.start, part.stop]))
+            exact = int(self._drop_list[1][within].sum())
+            near = int(within.stop - within.start) - exact
+            context.report.dropped.update(+Counter({"exact_duplicate": exact, "near_duplicate": near}))
+            context.report.facts.update(field_of(self.meta))
+        for first, table in self._groups(context.start["row"] if context.start else part.start, part.stop):
+            end = first + len(table)
+            stays = ~self.gone[first:end]
+            if stays.any():
+                context.report.place = {"file": self.name, "row": end}
+                batch = self._as_documents(slice(first, end), table)
+                yield batch if stays.all() else batch[stays]
+
+    def documents(self) -> Iterator[DocumentBatch]:
+        """Yield what `stream` yields from the beginning."""
+        return self.stream(StreamContext(seed=self.seed))
 
     @property
     def parts(self) -> list[range]:
@@ -143,56 +165,20 @@ class PreparedCorpus:
         ends = [0, *accumulate(part["documents"] for part in self.meta["parts"])]
         return [range(start, end) for start, end in pairwise(ends)]
 
-    def stream_of(self, ordinals: range, context: StreamContext) -> Iterator[DocumentBatch]:
-        """Yield the documents of one part, as `stream` does for all. `ordinals`: one of `parts`.
-
-        Only the duplicates of this part count as dropped. Documents that the source or the cleaning have dropped belong to no part.
-        """
-        if context.start is None:
-            within = slice(*np.searchsorted(self._drop_list[0], [ordinals.start, ordinals.stop]))
-            exact = int(self._drop_list[1][within].sum())
-            near = within.stop - within.start - exact
-            context.report.dropped.update(+Counter({"exact_duplicate": exact, "near_duplicate": int(near)}))
-            context.report.facts.update(field_of(self.meta))
-        yield from self._placed(context, ordinals)
-
-    def _placed(self, context: StreamContext, ordinals: range) -> Iterator[DocumentBatch]:
-        """Yield the documents with these ordinals, from the place where `context` begins, and report places."""
-        start = context.start["row"] if context.start else ordinals.start
-        for end, batch in self._batches(start, ordinals.stop):
-            context.report.place = {"file": self.name, "row": end}
-            yield batch
-
-    def documents(self) -> Iterator[DocumentBatch]:
-        """Yield the documents that stay, in batches of about 2 MB of text, in the order of the corpus.
-
-        Raises NielsCacheError if a file cannot be read, and if another corpus has replaced this corpus. A file that is already open is
-        still read to its end.
-        """
-        for _, batch in self._batches(0):
-            yield batch
-
-    def _batches(self, start: int, stop: int | None = None) -> Iterator[tuple[int, DocumentBatch]]:
-        """Yield (ordinal after a row group, documents of this row group that stay). Begin with the row group whose first ordinal is
-        `start`, and end before the one whose first ordinal is `stop`.
-        """
-        for first, table in self._groups(start=start, stop=stop):
-            end = first + len(table)
-            stays = ~self.gone[first:end]
-            if stays.any():
-                batch = self._as_documents(first, table)
-                yield end, batch if stays.all() else batch[stays]
-
     def select(self, ordinals: np.ndarray) -> list[Document]:
         """Return the documents with these ascending ordinals, including documents in the drop list."""
         selected: list[Document] = []
-        for first, table in self._groups(ordinals):
-            inside = ordinals[np.searchsorted(ordinals, first) : np.searchsorted(ordinals, first + len(table))]
-            documents = self._as_documents(first, table)
-            selected += documents[inside.astype(np.int64) - first]
+        with _of_meta(self.directory, self.meta):
+            for inside, rows in document_rows(document_files(self.directory, self.meta), ordinals, self._columns):
+                require_unchanged(self.directory, self.meta)
+                selected += self._as_documents(inside, rows)
         return selected
 
-    def _as_documents(self, first: int, table: pa.Table) -> DocumentBatch:
+    @property
+    def _columns(self) -> list[str]:
+        return [*_COLUMNS, *(["kept"] if self.keep else [])]
+
+    def _as_documents(self, ordinals: slice | np.ndarray, table: pa.Table) -> DocumentBatch:
         count = len(table)
         texts, source_ids, files, titles = (column_values(table[name]) for name in ("text", "source_id", "file", "title"))
         return DocumentBatch(
@@ -200,28 +186,25 @@ class PreparedCorpus:
             source_id=object_array(source_ids, count),
             file=object_array(files, count),
             row=table["row"].to_numpy(),
-            split=self.splits[first : first + count],
+            split=self.splits[ordinals],
             characters=np.fromiter(map(len, texts), np.int64, count),
             title=object_array(titles, count),
             kept=object_array(column_values(table["kept"]), count) if self.keep else None,
         )
 
-    def _groups(self, wanted: np.ndarray | None = None, *, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield (ordinal of the first row, columns of a document) for each row group from ordinal `start` to `stop`, in order.
-
-        With `wanted` (ascending ordinals), only row groups that contain one of these ordinals are yielded.
-        """
+    def _groups(self, start: int, stop: int) -> Iterator[tuple[int, pa.Table]]:
+        """Yield (ordinal of the first row, columns of a document) for each row group from ordinal `start` to `stop`, in order."""
         first, documents = 0, self.meta["documents"]["kept"]
         for path in document_files(self.directory, self.meta):
-            if stop is not None and documents > first >= stop:  # a part of a corpus ends with a file
+            if documents > first >= stop:  # a part of a corpus ends with a file
                 return
             with _open_part(path, self.meta) as parquet:
                 for group in range(parquet.num_row_groups):
                     end = first + parquet.metadata.row_group(group).num_rows
                     if first < start < end:
                         raise NielsCacheError(f"{path}: no row group begins at document {start}; build the data set again with force")
-                    if first >= start and (wanted is None or np.searchsorted(wanted, first) < np.searchsorted(wanted, end)):
-                        yield first, parquet.read_row_group(group, columns=[*_COLUMNS, *(["kept"] if self.keep else [])])
+                    if first >= start:
+                        yield first, parquet.read_row_group(group, columns=self._columns)
                     first = end
         if first != documents:
             raise NielsCacheError(f"{self.directory}: the corpus holds {first} documents, its meta.json says {documents}; prepare it again")

@@ -33,9 +33,9 @@ from niels_cache_assets.corpus.layout import (
     documents_file,
 )
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES
-from niels_cache_assets.disk.journal import SCRATCH_NAME
+from niels_cache_assets.disk.journal import SCRATCH_NAME, write_whole
 from niels_cache_assets.disk.table_file import TableFile, closing_table
-from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, Sizes
+from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, Sizes, add_file
 from niels_cache_runtime.format.layout import META_NAME
 
 if TYPE_CHECKING:
@@ -252,13 +252,8 @@ def write_measures(root: Path, report: CleaningReport, files: Files) -> None:
 
 
 def _write_json(root: Path, name: str, value: Mapping[str, Any], files: Files) -> None:
-    written = HashedFile(root, name, files)
-    try:
-        written.append(json.dumps(value, sort_keys=True).encode())
-    except BaseException:
-        written.abandon()
-        raise
-    written.seal()
+    write_whole(root / name, json.dumps(value, sort_keys=True).encode())
+    add_file(root / name, name, files)
 
 
 def document_hash(row: DocumentRow) -> bytes:

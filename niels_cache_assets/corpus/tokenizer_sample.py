@@ -128,23 +128,14 @@ class _Lines:
         self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[bytes]:
-        lines = self._read()
-        while True:
-            try:
-                line = next(lines)
-            except StopIteration:
-                return
-            except Exception as error:  # catches any error of a source; errors of the sample file are not raised in this loop
-                self.error = error
-                return
-            yield line
-
-    def _read(self) -> Iterator[bytes]:
-        for text in noting(map(_as_built, self._texts()), self._beginning):
-            for line in text.split("\n"):
-                if line:
-                    for piece in split_long_line(line):
-                        yield piece.encode() + b"\n"
+        try:
+            for text in noting(map(_as_built, self._texts()), self._beginning):
+                for line in text.split("\n"):
+                    if line:
+                        for piece in split_long_line(line):
+                            yield piece.encode() + b"\n"
+        except Exception as error:  # any error of a source; errors of the sample file are not raised in this generator
+            self.error = error
 
     def _texts(self) -> Iterator[str]:
         source = self._registry.source(self._name)

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.cleaning.measures import Measures, Rule
 
 PAIRS = 20  # on each side of the threshold
-NOT_MEASURED = "not measured: this corpus was made by an earlier release; prepare it again with --force"
 EXCERPT_CHARACTERS = 700
 MOST = 100_000
 BELOW = 0.25  # pairs are looked for down to the threshold less this
@@ -70,13 +69,13 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
         "documents": documents_given(meta),
         "kept": meta["documents"]["kept"],
         "dropped": dict(meta["dropped"]),
-        "cleaning": _cleaning(corpus.directory, meta) if "clean" in source.prepare else None,
+        "cleaning": _cleaning(corpus.directory) if "clean" in source.prepare else None,
         "duplicates": _duplicates(registry, name, meta, root=root) if "dedup" in source.prepare else None,
     }
 
 
 def read_measures(directory: Path) -> Measures | None:
-    """Return what the filters measured for a corpus, or None for a corpus without measures. Raises NielsCacheError for a damaged file."""
+    """Return what the filters measured for a corpus, or None if it was not cleaned. Raises NielsCacheError for a damaged file."""
     from niels_cache_assets.cleaning.measures import Measures
 
     path = directory / MEASURES_NAME
@@ -104,12 +103,11 @@ def _rules(found: Measures) -> list[dict[str, Any]]:
     return [_rule(rule, found) for rule in RULES if rule.key in found.limits]
 
 
-def _cleaning(directory: Path, meta: Meta) -> dict[str, Any]:
+def _cleaning(directory: Path) -> dict[str, Any]:
     found = read_measures(directory)
     if found is None:
-        return {"note": NOT_MEASURED, "measured": 0, "counted": 0, "languages": dict(meta["languages"]), "rules": []}
+        raise NielsCacheError(f"{directory / MEASURES_NAME}: no such file; prepare this data set again with --force")
     return {
-        "note": None,
         "measured": found.measured,
         "counted": found.documents,
         "languages": dict(found.languages.most_common()),

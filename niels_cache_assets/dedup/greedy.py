@@ -253,13 +253,6 @@ def _representatives(
 
 
 def _dropped(documents: int, found: list[_Columns], dtype: np.dtype) -> Dropped:
-    def column(index: int, dtype: type[Any] | np.dtype) -> NDArray[Any]:
-        return np.concatenate([np.empty(0, dtype=dtype), *(columns[index].astype(dtype, copy=False) for columns in found)])
-
-    return Dropped(
-        documents=documents,
-        ordinals=column(0, dtype),
-        because=column(1, dtype),
-        exact=column(2, np.bool_),
-        similarity=column(3, np.float32),
-    )
+    nothing = (np.empty(0, dtype), np.empty(0, dtype), np.empty(0, np.bool_), np.empty(0, np.float32))
+    ordinals, because, exact, similarity = (np.concatenate(columns) for columns in zip(nothing, *found, strict=True))
+    return Dropped(documents=documents, ordinals=ordinals, because=because, exact=exact, similarity=similarity)

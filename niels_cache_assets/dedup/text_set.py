@@ -35,7 +35,7 @@ set.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -85,11 +85,9 @@ class NGrams(NamedTuple):
 class HashIndex:
     """A table of hashes and their owners. A hash may have several owners, and an owner several hashes."""
 
-    def __init__(self, hashes: Iterable[NDArray[Any]], owners: Iterable[NDArray[Any]]) -> None:
-        """hashes, owners: arrays of the same lengths."""
-        every, of = np.concatenate([*hashes]), np.concatenate([*owners])
-        order = np.argsort(every, kind="stable")
-        self._hashes, self._owners = every[order], of[order]
+    def __init__(self, hashes: NDArray[Any], owners: NDArray[Any]) -> None:
+        order = np.argsort(hashes, kind="stable")
+        self._hashes, self._owners = hashes[order], owners[order]
 
     def has(self, asked: NDArray[Any]) -> NDArray[np.bool_]:
         """Return for each hash whether it has an owner, (n,)."""
@@ -297,7 +295,7 @@ def _index_of(hashes: list[Hashes]) -> tuple[HashIndex, NDArray[np.int64]]:
     counts = np.fromiter(map(len, hashes), np.int64, len(hashes))
     every = np.concatenate([*hashes, np.empty(0, np.uint64)])
     hashes.clear()
-    return HashIndex([every], [np.repeat(np.arange(len(counts), dtype=np.int32), counts)]), counts
+    return HashIndex(every, np.repeat(np.arange(len(counts), dtype=np.int32), counts)), counts
 
 
 def _counts(shingles: Shingles) -> list[int]:

@@ -1,6 +1,6 @@
 """Everything that uses Dagster (assets, checks, jobs, resources, the instance and the launcher).
 
-    assembly --> assets/, checks/, jobs, sensors, automation      every definition over one registry
+    assembly --> assets/, checks/, jobs, sensors                  every definition over one registry
     keys, config, resources, progress, turns                      shared by the definitions
     launcher                                                      runs without the UI
     metadata/    the UI's view of an asset     ui/    the web UI and its guard     home/    the instance and its records

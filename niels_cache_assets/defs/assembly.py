@@ -25,7 +25,6 @@ from niels_cache_assets.defs.assets.published import published_assets
 from niels_cache_assets.defs.assets.reports import reports_assets
 from niels_cache_assets.defs.assets.tokenizer import tokenizer_asset
 from niels_cache_assets.defs.assets.upstream import upstream_specs
-from niels_cache_assets.defs.automation import Asset, automated, build_automation
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.jobs import build_jobs, build_schedules
 from niels_cache_assets.defs.progress import ProgressSink
@@ -33,6 +32,7 @@ from niels_cache_assets.defs.resources import CacheRoot, recorded_executor, unco
 from niels_cache_assets.defs.sensors import build_sensors
 
 _LOG = logging.getLogger(__name__)
+Asset = dg.AssetsDefinition | dg.AssetSpec
 _ANCHOR = Path(niels_cache_assets.__file__)
 _ROOT = re.compile(r'"cache(?=[/"])')
 
@@ -51,32 +51,28 @@ def build_defs(
     """
     if registry is None:
         registry = load_registry()
-        warnings = registry.notify.warnings(registry.origin)
-        for line in (*([registry.without_file] if registry.is_fallback else []), *warnings, *registry.advice):
+        for line in (*([registry.without_file] if registry.is_fallback else []), *registry.advice):
             _LOG.warning(line)
     defaults = {"cache_root": CacheRoot(root=str(cache_root(registry))), "progress_sink": ProgressSink()}
     return dg.Definitions(
-        assets=automated(
-            _presented(
-                [
-                    *upstream_specs(registry),
-                    tokenizer_asset(registry),
-                    *corpus_parts_assets(registry),
-                    *corpus_assets(registry),
-                    *parts_assets(registry),
-                    pretrain_assets(registry),
-                    sft_assets(registry),
-                    *index_assets(registry),
-                    *published_assets(registry),
-                    *reports_assets(registry),
-                ],
-                registry,
-            ),
+        assets=_presented(
+            [
+                *upstream_specs(registry),
+                tokenizer_asset(registry),
+                *corpus_parts_assets(registry),
+                *corpus_assets(registry),
+                *parts_assets(registry),
+                pretrain_assets(registry),
+                sft_assets(registry),
+                *index_assets(registry),
+                *published_assets(registry),
+                *reports_assets(registry),
+            ],
             registry,
         ),
         asset_checks=build_checks(registry),
         jobs=build_jobs(registry),
-        sensors=[*build_sensors(registry), build_automation()],
+        sensors=build_sensors(registry),
         schedules=build_schedules(),
         resources={name: unconfigured(value) for name, value in {**defaults, **(resources or {})}.items()},
         executor=executor or recorded_executor(registry),
@@ -97,9 +93,6 @@ def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dg.BetaWarning)  # code references are a beta feature; an asset also works without them
         linked: list[Asset] = list(dg.with_source_code_references(owned))  # type: ignore[arg-type]
-        if settings.repository is not None:
-            anchor = dg.AnchorBasedFilePathMapping(_ANCHOR, f"{_ANCHOR.parent.name}/{_ANCHOR.name}")
-            linked = list(dg.link_code_references_to_git(linked, settings.repository, settings.branch, anchor))  # type: ignore[arg-type]
         return [_with_configuration(asset, registry) if isinstance(asset, dg.AssetSpec) else asset for asset in linked]
 
 

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, cast
 
 import dagster as dg
 from dagster._core.definitions.job_base import InMemoryJob  # execute_in_process wraps a job in this class, which has no public name
@@ -33,7 +33,7 @@ from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals
-from niels_cache_assets.defs.home.run_files import make_small_run_file
+from niels_cache_assets.defs.listening import LaunchFamily, LaunchListener, LaunchResult, LaunchState
 from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
@@ -46,11 +46,7 @@ from niels_cache_assets.show.reports.page import page_path
 from niels_cache_assets.sources.inputs import require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
-from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.reading import available_threads
-
-LaunchFamily = Literal["tokenizer", "corpus", "parts", "pretrain", "sft", "index"]
-LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]
 
 _TOKENIZER_NAME, _DUPLICATES_NAME = "tokenizer", keys.DUPLICATES.to_user_string()
 _RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: family in the results, job, and op with the results
@@ -77,38 +73,6 @@ _INSTANCE_OVERRIDES = {
 # A retry by the daemon would use the settings and cache root of the code server, which may differ from the settings of this program.
 _NO_RETRY = {MAX_RETRIES_TAG: "0"}
 _REPOSITORY = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin(keys.LOCATION), repository_name="__repository__")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchResult:
-    """The result of building one data set, or of one step before that. `message`: why the build failed or was skipped, or a remark.
-    `left_out`: what the settings asked to leave out, or None. `drop_warnings`: what was left out otherwise, a line for each reason.
-
-    `meta`: the content of the current meta.json. For a report, it is the content of report.json. For an index, a plan, and a step of a
-    search that another process has finished, it is None.
-    """
-
-    name: str
-    family: LaunchFamily
-    state: LaunchState
-    meta: Meta | None = None
-    directory: Path | None = None
-    seconds: float = 0.0
-    message: str | None = None
-    left_out: str | None = None
-    drop_warnings: Sequence[str] = ()
-
-
-class LaunchListener(Protocol):
-    """A receiver of events during a launch. Its methods are called in the main thread of this process."""
-
-    def started(self, name: str, family: LaunchFamily) -> None: ...
-
-    def progressed(self, name: str, progress: HowFar) -> None: ...
-
-    def logged(self, name: str, message: str) -> None: ...
-
-    def finished(self, result: LaunchResult) -> None: ...
 
 
 def launch_builds(
@@ -168,23 +132,11 @@ def record_index(registry: Registry, name: str, *, root: Path, home: Path) -> No
     fails.
     """
     with home_refusals(home), ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance, ending_abandoned_runs(instance):
-        launcher = _Launcher(registry, root, instance, _Nobody(), wait=True)
+        launcher = _Launcher(registry, root, instance, LaunchListener(), wait=True)
         launcher.launch(graph(registry, root).index(name), force=False)
     [result] = launcher.results
     if result.state == "failed":
         raise NielsCacheError(str(result.message))
-
-
-class _Nobody(LaunchListener):
-    """A listener that does nothing."""
-
-    def started(self, name: str, family: LaunchFamily) -> None: ...
-
-    def progressed(self, name: str, progress: HowFar) -> None: ...
-
-    def logged(self, name: str, message: str) -> None: ...
-
-    def finished(self, result: LaunchResult) -> None: ...
 
 
 class _ListenerSink(ProgressSink):
@@ -352,8 +304,6 @@ class _Launcher:
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
         """Execute a run and return its result. If the run was interrupted, end it as canceled, and raise KeyboardInterrupt."""
         run_id = str(uuid.uuid4())
-        if job in (keys.PARTS_JOB, keys.CORPUS_PARTS_JOB, keys.RANGES_JOB):
-            make_small_run_file(self._instance, run_id)
         with recorded_run(self._instance, run_id):
             run = self._execute(self._defs.resolve_job_def(job), partition, run_id, run_config)
             if was_interrupted(run):

@@ -10,27 +10,17 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.parts.sharing import FreeFirst
 from niels_cache_assets.cluster.child import build_apart
 from niels_cache_assets.cluster.command import Apart, PartCommand
+from niels_cache_assets.defs.listening import LaunchListener
 from niels_cache_assets.defs.places import HostPlace
 from niels_cache_assets.notify.watch import watched
-from niels_cache_assets.show.progress import HowFar
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy
-
-
-class Listens(Protocol):
-    """The part of a listener (launcher.py) that follows builds."""
-
-    def started(self, name: str, family: Literal["parts"]) -> None: ...
-
-    def progressed(self, name: str, progress: HowFar) -> None: ...
-
-    def logged(self, name: str, message: str) -> None: ...
 
 
 class Event(NamedTuple):
@@ -136,7 +126,9 @@ def _failure(key: str, error: Exception) -> NielsCacheError:
     return NielsCacheError(f"{key}: {type(error).__name__}: {error}")
 
 
-def told_to(listener: Listens, events: Iterable[Event], started: dict[str, float]) -> Iterator[tuple[str, Outcome | NielsCacheError]]:
+def told_to(
+    listener: LaunchListener, events: Iterable[Event], started: dict[str, float]
+) -> Iterator[tuple[str, Outcome | NielsCacheError]]:
     """Pass the events to a listener, and yield the key and the end of each part. started: gets the times when the parts began."""
     for event in events:
         if event.key not in started:

@@ -12,6 +12,7 @@ The staging folder of an export (`export_stage`) is locked itself, because its f
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,7 +22,6 @@ from rich.filesize import decimal as file_size
 
 from niels_cache_assets.disk.journal import JOURNAL_NAME, SCRATCH_NAME, partial_directory, read_journal, real_path
 from niels_cache_assets.disk.space import bytes_below, naming, refusal
-from niels_cache_assets.disk.waiting import wait_until_free
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
@@ -46,6 +46,7 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.safe_open import link_problem, require_utf8
 
+_WAIT_SECONDS = 0.2
 _NAMES_BY_SPLIT = (
     doc_ends_name,
     documents_folder,
@@ -136,7 +137,7 @@ def locked(
     def wait_for(writer: Writer) -> None:
         nonlocal waited
         waited = True
-        wait_until_free(target, writer, log)
+        _wait_until_free(target, writer, log)
 
     with ExitStack() as held:
         try:
@@ -145,6 +146,20 @@ def locked(
         except OSError as error:
             raise NielsCacheError(f"{refusal(error, target)}; {_state_of(target)}: {target}") from error
         yield waited
+
+
+def _wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], None]) -> None:
+    """Wait until no process builds `target` (`--wait`). `writer`: the process that builds it now. Each such process is logged once.
+
+    `artifacts/materialize.py` then checks again whether a build is still needed.
+    """
+    told: Writer | None = None
+    while writer is not None:
+        if writer != told:
+            log(f"waiting for the other build of {target}: {writer}")
+            told = writer
+        time.sleep(_WAIT_SECONDS)
+        writer = writer_of(target)
 
 
 @contextmanager

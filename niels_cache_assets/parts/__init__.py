@@ -1,7 +1,6 @@
 """Data sets in parts: the plan that divides a data set, the lease of one part, and the seal that joins the parts.
 
-    plan.py     files, parts, budgets: written once as plan.json, read by all others
-    shares.py   division of files and budgets
+    plan.py     files, parts, budgets, and their division: written once as plan.json, read by all others
     layout.py   names of folders and files
     lease.py    which process builds a part, on whichever machine; lease_files.py has its files
     attempts.py the staging directory of an attempt, and what it takes over from the attempt before

@@ -7,13 +7,15 @@ Everything that is built afterwards reads this file, and no one lists the files 
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 from niels_cache_assets.disk.space import BYTES_PER_TOKEN
 from niels_cache_assets.parts.layout import part_name
-from niels_cache_assets.parts.shares import contiguous_runs, shares
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
@@ -83,14 +85,9 @@ class Plan:
     def of(cls, meta: Meta) -> Plan:
         """Return the plan in the content of its file. Raises NielsCacheError if the content has a different form."""
         try:
-            groups, first, listed = [], 0, 0
-            whole = {**meta, "parts": len(meta["parts"]), "files": len(meta["listed"])}
-            for group in meta.get("groups", [whole]):
-                entries, files = meta["parts"][first : first + group["parts"]], meta["listed"][listed : listed + group["files"]]
-                groups.append(_group(group, entries, files, first_part=first, first_file=listed))
-                first, listed = first + len(entries), listed + len(files)
-            if (first, listed) != (len(meta["parts"]), len(meta["listed"])):
-                raise ValueError(f"{first} parts of {listed} files")
+            groups = list[PlannedGroup]()
+            for entry in meta["groups"]:
+                groups.append(_group(entry, first=sum(len(group.parts) for group in groups)))
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise NielsCacheError(f"the plan of {meta.get('dataset_name')} has an unknown form ({error!r}); make it again") from error
         return cls(meta=meta, groups=tuple(groups))
@@ -117,53 +114,38 @@ class Plan:
         return revision
 
 
-def _group(
-    group: Mapping[str, Any], entries: Sequence[Mapping[str, Any]], listed: Sequence[Mapping[str, Any]], *, first_part: int, first_file: int
-) -> PlannedGroup:
-    """Return a group from its entry, from the entries of its parts, and from its files."""
-    files = tuple(ListedFile(**entry) for entry in listed)
-    of_all: dict[str, Any] = {"revision": group["dataset_revision"], "text_field": group["text_field"]}
+def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
+    """Return a group from its entry in the file of a plan. first: the number of its first part."""
+    listed = tuple(ListedFile(**file) for file in entry["listed"])
+    of_all: dict[str, Any] = {"revision": entry["dataset_revision"], "text_field": entry["text_field"]}
     parts = tuple(
         PlannedPart(
             number=number,
-            plan=group["fingerprint"],
-            files=tuple(files[index - first_file] for first, stop in entry["files"] for index in range(first, stop)),
-            train_tokens=entry["train_tokens"],
-            val_tokens=entry["val_tokens"],
+            plan=entry["fingerprint"],
+            files=tuple(listed[index] for begin, stop in part["files"] for index in range(begin, stop)),
+            train_tokens=part["train_tokens"],
+            val_tokens=part["val_tokens"],
             **of_all,
         )
-        for number, entry in enumerate(entries, start=first_part)
+        for number, part in enumerate(entry["parts"], start=first)
     )
-    return PlannedGroup(fingerprint=group["fingerprint"], made_of=group.get("made_of", {}), listed=files, parts=parts, **of_all)
+    return PlannedGroup(fingerprint=entry["fingerprint"], made_of=entry["made_of"], listed=listed, parts=parts, **of_all)
 
 
-def joined_groups(groups: Sequence[PlannedGroup]) -> dict[str, Any]:
-    """Return the keys `listed` and `parts` of a plan, and `groups` if there are several."""
-    listed: list[dict[str, Any]] = []
-    parts: list[dict[str, Any]] = []
-    for group in groups:
-        number = {id(file): index for index, file in enumerate(group.listed, start=len(listed))}
-        for part in group.parts:
-            parts.append(
-                {
-                    "files": _runs([number[id(file)] for file in part.files]),
-                    "train_tokens": part.train_tokens,
-                    "val_tokens": part.val_tokens,
-                }
-            )
-        listed += [file._asdict() for file in group.listed]
-    described = [
-        {
-            "parts": len(group.parts),
-            "files": len(group.listed),
-            "fingerprint": group.fingerprint,
-            "made_of": dict(group.made_of),
-            "dataset_revision": group.revision,
-            "text_field": group.text_field,
-        }
-        for group in groups
-    ]
-    return {"listed": listed, "parts": parts, **({"groups": described} if len(groups) > 1 else {})}
+def entry_of_group(group: PlannedGroup) -> dict[str, Any]:
+    """Return the entry of a group in the file of a plan, which `Plan.of` reads."""
+    number = {id(file): index for index, file in enumerate(group.listed)}
+    return {
+        "fingerprint": group.fingerprint,
+        "made_of": dict(group.made_of),
+        "dataset_revision": group.revision,
+        "text_field": group.text_field,
+        "listed": [file._asdict() for file in group.listed],
+        "parts": [
+            {"files": _runs([number[id(file)] for file in part.files]), "train_tokens": part.train_tokens, "val_tokens": part.val_tokens}
+            for part in group.parts
+        ],
+    }
 
 
 def _runs(indices: Sequence[int]) -> list[list[int]]:
@@ -177,43 +159,47 @@ def _runs(indices: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def plan_parts(files: Sequence[ListedFile], parts: int, *, train_tokens: int | None, val_tokens: int | None) -> dict[str, Any]:
-    """Return the keys `listed` and `parts` of a plan. Each part has a contiguous run of the files of each split, balanced by bytes.
+def plan_parts(
+    files: Sequence[ListedFile],
+    parts: int,
+    *,
+    train_tokens: int | None,
+    val_tokens: int | None,
+    fingerprint: str = "",
+    made_of: Mapping[str, Any] = MappingProxyType({}),
+    **of_all: Any,
+) -> PlannedGroup:
+    """Return a group of parts. Each part has a contiguous run of the files of each split, balanced by bytes.
 
-    Raises NielsCacheError if there are fewer files than parts, or if a part gets no token of a budget.
+    of_all: `revision` and `text_field`. All of these fields are those of PlannedGroup. Raises NielsCacheError if there are fewer files than
+    parts, or if a part gets no token of the budget of train.
     """
     splits: list[Split | None] = list(dict.fromkeys(file.split for file in files))
     main = "train" if "train" in splits else None
     count = sum(file.split == main for file in files)
     if parts > count:
         raise NielsCacheError(f"parts is {parts}, but there are only {count} files to divide; set parts to at most {count}")
-    runs: list[list[tuple[int, int]]] = [[] for _ in range(parts)]
+    divided: list[list[ListedFile]] = [[] for _ in range(parts)]
     for split in splits:
-        chosen = [index for index, file in enumerate(files) if file.split == split]  # the files of a split are listed together
-        for number, run in enumerate(contiguous_runs([files[index].bytes for index in chosen], parts)):
-            if len(run):
-                runs[number].append((chosen[run.start], chosen[run.stop - 1] + 1))
-    weights = [sum(file.bytes for first, stop in run for file in files[first:stop]) for run in runs]
-    budgets = {name: None if total is None else shares(total, weights) for name, total in _budgets(train_tokens, val_tokens).items()}
-    for name, of_parts in budgets.items():
-        if of_parts is not None and name == "train_tokens" and not all(of_parts):
-            number = of_parts.index(0)
-            untold = next((file.name for first, stop in runs[number] for file in files[first:stop] if not file.bytes), None)
-            why = "" if untold is None else f" ({untold} is empty, or its server tells no size)"
-            raise NielsCacheError(
-                f"{part_name(number)} has so few bytes that it gets no share of the {sum(of_parts):,} {name}{why}; lower parts"
-            )
-    return {
-        "listed": [file._asdict() for file in files],
-        "parts": [
-            {"files": run, **{name: None if of_parts is None else of_parts[number] for name, of_parts in budgets.items()}}
-            for number, run in enumerate(runs)
-        ],
-    }
-
-
-def _budgets(train_tokens: int | None, val_tokens: int | None) -> Mapping[str, int | None]:
-    return {"train_tokens": train_tokens, "val_tokens": val_tokens or None}
+        chosen = [file for file in files if file.split == split]
+        for part, run in zip(divided, contiguous_runs([file.bytes for file in chosen], parts), strict=True):
+            part += chosen[run.start : run.stop]
+    weights = [sum(file.bytes for file in part) for part in divided]
+    budgets: list[list[Any]] = [[None] * parts if total is None else shares(total, weights) for total in (train_tokens, val_tokens or None)]
+    train, val = budgets
+    if 0 in train:
+        number = train.index(0)
+        untold = next((file.name for file in divided[number] if not file.bytes), None)
+        why = "" if untold is None else f" ({untold} is empty, or its server tells no size)"
+        raise NielsCacheError(
+            f"{part_name(number)} has so few bytes that it gets no share of the {train_tokens:,} train_tokens{why}; lower parts"
+        )
+    shared: dict[str, Any] = {"revision": None, "text_field": None, **of_all}
+    planned = tuple(
+        PlannedPart(number=number, files=tuple(part), plan=fingerprint, train_tokens=train[number], val_tokens=val[number], **shared)
+        for number, part in enumerate(divided)
+    )
+    return PlannedGroup(fingerprint=fingerprint, made_of=made_of, listed=tuple(files), parts=planned, **shared)
 
 
 def is_compressed(name: str) -> bool:
@@ -239,3 +225,38 @@ def proposed_shard_bytes(
     if tokens * token_bytes <= MOST_SHARDS * shard_bytes:
         return None
     return -(-tokens * token_bytes // (MOST_SHARDS * _EVEN)) * _EVEN
+
+
+def contiguous_runs(sizes: Sequence[int], parts: int) -> list[range]:
+    """Return for each part a range of files, balanced by size. The ranges follow each other and cover all files.
+
+    sizes: the size of each file. Every range has at least one file, if there are as many files as parts. Each cut is at the start of the
+    file that is nearest to the ideal cut. If all sizes are 0 (unknown), files count as equal.
+    """
+    weights = list(sizes) if any(sizes) else [1] * len(sizes)
+    before = [0, *accumulate(weights)]
+    total, count = before[-1], len(weights)
+    cuts = [0]
+    for number in range(1, parts):
+        ideal = total * number  # in units of 1/parts, like before[...] * parts
+        cut = bisect_left(before, ideal, key=lambda size: size * parts)
+        if cut > 0 and ideal - before[cut - 1] * parts <= before[min(cut, count)] * parts - ideal:
+            cut -= 1
+        spare = count >= parts
+        least, most = (cuts[-1] + 1, count - (parts - number)) if spare else (cuts[-1], count)
+        cuts.append(min(max(cut, least), most))
+    return [range(first, stop) for first, stop in zip(cuts, [*cuts[1:], count], strict=True)]
+
+
+def shares(total: int, weights: Sequence[int]) -> list[int]:
+    """Return `total` divided in proportion to the weights, by the method of the largest remainder. The shares sum to `total` exactly.
+
+    Of equal remainders, the first counts as larger. If all weights are 0, they count as equal.
+    """
+    weights = list(weights) if any(weights) else [1] * len(weights)
+    whole = sum(weights)
+    found = [total * weight // whole for weight in weights]
+    order = sorted(range(len(weights)), key=lambda index: -(total * weights[index] % whole))
+    for index in order[: total - sum(found)]:
+        found[index] += 1
+    return found

@@ -64,17 +64,22 @@ def seal(members: Sequence[Member], directory: Path, *, target: Path, log: Calla
     Raises NielsCacheError if the document ends of a part do not fit its tokens, or if copies are needed and there is no room for them.
     """
     files: Files = {}
-    links = _Links(members, directory, files, target=target, log=log)
+    links = Links(_sizes(members), target=target, log=log)
+
+    def link(member: Member, path: str, name: str) -> None:
+        files[name] = dict(member.meta["files"][path])
+        links.add(member.directory / path, directory / name, files[name]["bytes"])
+
     for split in SPLITS:
         (directory / split).mkdir()
         number = 0
         for member in members:
             for path in member.shards(split):
-                links.add(member, path, f"{split}/{shard_name(number)}")
+                link(member, path, f"{split}/{shard_name(number)}")
                 number += 1
         _join_doc_ends(members, split, directory, files)
         for member, name in _lineage(members, split):
-            links.add(member, documents_name(split), name)
+            link(member, documents_name(split), name)
     counted = {key: {split: sum(member.count(key, split) for member in members) for split in SPLITS} for key in ("documents", "characters")}
     cut = {split: [*_cut_documents(members, split)] for split in SPLITS}
     return {
@@ -107,32 +112,35 @@ def link_all(meta: Meta, source: Path, directory: Path, *, target: Path, log: Ca
 
     Raises NielsCacheError if copies are needed and there is no room for them.
     """
-    member = Member(name=source.name, directory=source, meta=meta)
-    links = _Links([member], directory, {}, target=target, log=log)
-    for path in meta["files"]:
-        links.add(member, path, path)
+    sizes = {path: int(entry["bytes"]) for path, entry in meta["files"].items()}
+    links = Links(sum(sizes.values()), target=target, log=log)
+    for path, size in sizes.items():
+        links.add(source / path, directory / path, size)
 
 
-class _Links:
-    """Hard links from the parts into the sealed cache. After the file system has refused a link, all further files are copied."""
+def _sizes(members: Sequence[Member]) -> int:
+    """Return the bytes of all shards and lineage that are taken."""
+    return sum(
+        member.meta["files"][path]["bytes"]
+        for member in members
+        for split in member.splits
+        for path in (*member.shards(split), documents_name(split))
+    )
 
-    def __init__(self, members: Sequence[Member], directory: Path, files: Files, *, target: Path, log: Callable[[str], None]) -> None:
-        self._directory, self._files, self._target, self._log = directory, files, target, log
-        self._left = sum(
-            member.meta["files"][path]["bytes"]
-            for member in members
-            for split in member.splits
-            for path in (*member.shards(split), documents_name(split))
-        )
+
+class Links:
+    """Hard links from parts into what joins them. After the file system has refused a link, all further files are copied.
+
+    size: the bytes of all files. target: what joins the parts, for messages.
+    """
+
+    def __init__(self, size: int, *, target: Path, log: Callable[[str], None]) -> None:
+        self._left, self._target, self._log = size, target, log
         self._copies = False
-        self._folders: set[Path] = set()
 
-    def add(self, member: Member, path: str, name: str) -> None:
-        entry = member.meta["files"][path]
-        source, link = member.directory / path, self._directory / name
-        if link.parent not in self._folders:
-            link.parent.mkdir(exist_ok=True)
-            self._folders.add(link.parent)
+    def add(self, source: Path, link: Path, size: int) -> None:
+        """Link a file of `size` bytes. Raises NielsCacheError if copies are needed and there is no room for them."""
+        link.parent.mkdir(exist_ok=True)
         if not self._copies:
             try:
                 os.link(source, link)
@@ -146,8 +154,7 @@ class _Links:
         if self._copies:
             with naming(link):
                 shutil.copyfile(source, link)
-        self._left -= entry["bytes"]
-        self._files[name] = dict(entry)
+        self._left -= size
 
 
 def _join_doc_ends(members: Sequence[Member], split: Split, directory: Path, files: Files) -> None:

@@ -2,8 +2,8 @@
 
 Reads 8 bytes of each document, and no token. Memory: 24 bytes for each document of val, and a row group of lineage. A billion documents
 take minutes. Only equal texts count (after the conversion of newlines), and no empty texts. So this promises less than
-`streaming/disjoint.py`, which compares the canonical texts of train and val of one cache. A cache of an older version has no hashes, and
-neither has a cache that was made from tokens: such caches are not checked.
+`streaming/disjoint.py`, which compares the canonical texts of train and val of one cache. A cache that was made from tokens has no
+hashes, and is not checked.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Vals:
             hashes.append(own[own != hashes_of([""])[0]])
             owners.append(np.full(len(hashes[-1]), len(names), np.int64))
             names.append(name)
-        return cls(index=HashIndex(hashes, owners), names=tuple(names), not_checked=tuple(not_checked))
+        return cls(index=HashIndex(np.concatenate(hashes), np.concatenate(owners)), names=tuple(names), not_checked=tuple(not_checked))
 
 
 def shared_texts(folders: Mapping[str, Path]) -> SharedTexts:
@@ -106,7 +106,7 @@ def shared_texts(folders: Mapping[str, Path]) -> SharedTexts:
     for name in vals.names:
         try:
             found += _shared(name, folders[name], vals)
-        except NielsCacheError:  # a part of train was built by an older version
+        except NielsCacheError:  # its lineage is damaged
             not_checked.append(name)
     return SharedTexts(found=tuple(found), not_checked=tuple(not_checked))
 

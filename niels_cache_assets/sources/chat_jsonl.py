@@ -294,10 +294,10 @@ class ChatJsonl(DecodesText, SftSource):
                 if state["unseen"]:
                     state["unseen"] = [key for key in state["unseen"] if configured[key] not in values]
                 state["labels"] = state["labels"] or has_label(values)
-                for key in [key for key, name in unproven.items() if _is_right(key, values.get(name))]:
-                    del unproven[key]
-                for key, name in unproven.items():
-                    if values.get(name) is not None and key not in wrong:
+                for key, name in [*unproven.items()]:
+                    if _is_right(key, values.get(name)):
+                        del unproven[key]
+                    elif values.get(name) is not None and key not in wrong:
                         others = [other for other, value in values.items() if value is not None and _is_right(key, value)]
                         wrong[key] = (file.name, row, values[name], others[:_FIELDS_NAMED])
                 missing = next((key for key, name in needed.items() if name not in values), None)

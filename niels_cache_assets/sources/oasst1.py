@@ -101,13 +101,13 @@ class Oasst1(HubData, SftSource):
                         context.report.drop_row("missing_prompt", file.name, row)
             return
         grouped: dict[str, list[Node]] = {}
-        for values, file, row, damage in self.rows(part, context, self._columns, texts=("text",)):
-            replaced = decoding.count(file, damage)
-            message_id, parent_id, tree_id, *others = map(values.get, (*_NEEDED, *_OPTIONAL))
-            if all(value is None or isinstance(value, str) for value in (parent_id, tree_id)):
-                grouped.setdefault(tree_id, []).append(Node(message_id, parent_id, tree_id, *others, file, row, replaced))
+        for values, name, row, damage in self.rows(part, context, self._columns, texts=("text",)):
+            replaced = decoding.count(name, damage)
+            given: list[Any] = [values.get(field) for field in (*_NEEDED, *_OPTIONAL)]
+            if all(value is None or isinstance(value, str) for value in given[1:3]):
+                grouped.setdefault(given[2], []).append(Node._make([*given, name, row, replaced]))
             else:
-                context.report.drop_row("malformed_message", file, row)
+                context.report.drop_row("malformed_message", name, row)
         yield from grouped.values()
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:

@@ -147,14 +147,17 @@ class Parquet(RowFileSource):
         values, texts, damaged = texts_of_column(
             table[text_field], encoding=self.encoding, limit=self.max_document_bytes, judged=self.reads_files
         )
-        kept = zip(rows.rows_in(table.select(list(self.keep)), self.encoding), numbers.tolist(), strict=True) if self.keep else None
+        kept = None
+        if self.keep:
+            values_of_rows = zip(rows.rows_in(table.select(list(self.keep)), self.encoding), numbers.tolist(), strict=True)
+            kept = [self.kept_of(each, name, number) for each, number in values_of_rows]
         batch = batch_of(
             texts,
             files=names[: len(numbers)],
             numbers=numbers,
             ids=None if id_field is None else ids_of_column(table[id_field], self.encoding),
             titles=rows.column_values(table["title"], self.encoding) if has_title else None,
-            kept=kept and [self.kept_of(each, name, number) for each, number in kept],
+            kept=kept,
         )
         return _Checked(decoded.nbytes, batch, values, texts.odd, damaged)
 

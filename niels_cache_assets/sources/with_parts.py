@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.sources.added import added_problem
 from niels_cache_assets.sources.reading.listed import ListedFile
 from niels_cache_assets.sources.types import PretrainSource
 
 if TYPE_CHECKING:
-    from niels_cache_assets.sources.reading.file_source import RowFileSource
     from niels_cache_assets.sources.reading.files import SourceFile
 
 
@@ -39,8 +38,8 @@ class SourceWithParts(PretrainSource):
         """Return listed files with addresses that open them. Raises NielsCacheError for a missing file."""
 
     @abstractmethod
-    def file_reader(self, names: Sequence[str]) -> RowFileSource:
-        """Return the reader of the files in `StreamContext.files`, which have these names. It keeps their order; the builder shuffles."""
+    def file_reader(self, names: Sequence[str]) -> Any:
+        """Return the RowFileSource that reads `StreamContext.files`, which have these names. It keeps their order; the builder shuffles."""
 
     def every_file(self) -> list[SourceFile]:
         """Return the files of the user, with those of the tables `added`."""

@@ -163,7 +163,7 @@ class _Documents:
         self._lineage = folder / documents_name(split)
         self._end_tokens = 1 if meta.get("append_eot") else 0
         self._begin_tokens = 0 if meta["special_token_ids"].get(BOS) is None else 1
-        self.cut = _cut_documents(meta, split, len(self.ends))
+        self.cut = set(cut_ordinals(meta, split))
         self._decode = _decoder(tokenizer)
 
     def __len__(self) -> int:
@@ -222,16 +222,6 @@ def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:
     if decontaminate["kind"] == "near" and threshold is not None and decontaminate["threshold"] <= threshold:
         return {"exact", "near"}
     return {"exact"}
-
-
-def _cut_documents(meta: Meta, split: Split, documents: int) -> set[int]:
-    """Return the ordinals of the documents that token budgets have cut.
-
-    Older caches do not record the ordinal. In those caches, the cut document is the last one of the split.
-    """
-    if "cut_document" in meta:
-        return set(cut_ordinals(meta, split))
-    return {documents - 1} if meta.get("cut", {}).get(split) else set()
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:

@@ -43,10 +43,9 @@ from niels_cache_assets.streaming.decontaminate import (
 )
 from niels_cache_assets.streaming.encode import encode_documents, has_lone_surrogate
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.heads import encoded_head
 from niels_cache_assets.streaming.intake import as_documents, in_lists
 from niels_cache_assets.streaming.shuffle import shuffled
-from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter
+from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPES, token_dtype_name

@@ -14,7 +14,6 @@ from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, SPLITS, Split, doc
 
 TEXT_HASH = "text_hash"  # the column of hashes of texts
 LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "tokens": "int64"}
-HASH = {TEXT_HASH: "int64"}
 KEPT = {"kept": "string"}  # one more column with `keep`: the kept values as a JSON object
 
 
@@ -31,20 +30,17 @@ class SplitState:
 
 @dataclass(frozen=True, kw_only=True)
 class WriterState:
-    """The state of a PretrainWriter at a checkpoint. The list of finished files is recorded separately. `hashes`: whether lineage has the
-    hashes of texts.
-    """
+    """The state of a PretrainWriter at a checkpoint. The list of finished files is recorded separately."""
 
     splits: dict[Split, SplitState]
-    hashes: bool = False
 
 
 class _SplitWriter:
     def __init__(
-        self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState, keeps: bool, hashes: bool
+        self, root: Path, split: Split, *, dtype: np.dtype, shard_bytes: int, files: Files, state: SplitState, keeps: bool
     ) -> None:
-        self._root, self._split, self._files, self._keeps, self._hashes = root, split, files, keeps, hashes
-        schema = LINEAGE | (HASH if hashes else {}) | (KEPT if keeps else {})
+        self._keeps = keeps
+        schema = {**LINEAGE, TEXT_HASH: "int64", **(KEPT if keeps else {})}
         self.shards = ShardWriter(root, split, dtype=dtype, shard_bytes=shard_bytes, files=files, resume_at=state.tokens)
         self.doc_ends = NpyWriter(root, doc_ends_name(split), DOC_ENDS_DTYPE, files, resume_at=state.documents)
         self._spool = RowSpool(root, f"{SCRATCH_NAME}/{split}.arrow", schema, resume_at=state.spool_bytes)
@@ -64,9 +60,7 @@ class _SplitWriter:
             self.cut = self.doc_ends.items + part.cut
         self.doc_ends.write(np.cumsum(part.lengths) + self.shards.tokens)
         self.shards.write(part.tokens)
-        columns = {"source_id": part.source_id, "file": part.file, "row": part.row, "tokens": part.lengths}
-        if self._hashes:
-            columns[TEXT_HASH] = part.hashes
+        columns = {"source_id": part.source_id, "file": part.file, "row": part.row, "tokens": part.lengths, TEXT_HASH: part.hashes}
         if self._keeps:
             columns["kept"] = np.full(len(part.lengths), None, dtype=object) if part.kept is None else part.kept
         self._lineage.write_batch(self._spool.write(columns))
@@ -111,7 +105,6 @@ class PretrainWriter:
         keeps: bool = False,
     ) -> None:
         self.files: Files = dict(files or {})
-        self._hashes = state is None or state.hashes
         self._splits: dict[Split, _SplitWriter] = {
             split: _SplitWriter(
                 root,
@@ -121,7 +114,6 @@ class PretrainWriter:
                 files=self.files,
                 state=state.splits[split] if state else SplitState(),
                 keeps=keeps,
-                hashes=self._hashes,
             )
             for split in SPLITS
         }
@@ -149,7 +141,7 @@ class PretrainWriter:
         """
         sizes = Sizes()
         splits = {split: writer.checkpoint(sizes) for split, writer in self._splits.items()}
-        return WriterState(splits=splits, hashes=self._hashes), sizes
+        return WriterState(splits=splits), sizes
 
     def seal(self) -> None:
         """Finish every file of the cache, and flush it to the disk. Scratch files stay, because an interrupted build resumes from them."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,34 +29,16 @@ _STRINGS = ("text", "source_id", "file")
 _COLUMNS = (*_STRINGS, "row", "split", "characters")
 
 
-class Buffer(Protocol):
-    """The documents of a shuffle, each in a slot."""
-
-    def __len__(self) -> int: ...
-
-    def exchange(self, incoming: DocumentBatch, slots: NDArray[np.int64]) -> DocumentBatch | None:
-        """Put each incoming document into its slot, one after the other, and return the documents that the slots held before.
-
-        Return None if this buffer cannot take the documents. Nothing has changed then; use the buffer that `with_objects` returns.
-        """
-
-    def documents(self, slots: NDArray[np.int64]) -> DocumentBatch:
-        """Return the documents in these slots."""
-
-    def with_objects(self) -> Buffer:
-        """Return a buffer with the same documents in the same slots, which takes any documents."""
-
-
 def buffer_of(batches: list[DocumentBatch]) -> Buffer:
     """Return a buffer with the documents of `batches`, in their order. The list is emptied.
 
     Each batch is freed when it was converted, so that a large buffer is not in memory in two forms.
     """
     if any(isinstance(batch.text, Strings) for batch in batches) and sum(map(_text_bytes, batches)) <= _MOST_BYTES:
-        columns = [_Columns.of(batch) for batch in batches]
+        columns = [_as_columns(batch) for batch in batches]
         if None not in columns:
             batches.clear()
-            return ColumnBuffer(cast("list[_Columns]", columns))
+            return ColumnBuffer(cast("list[DocumentBatch]", columns))
     batches.reverse()
     converted = []
     while batches:
@@ -69,20 +51,18 @@ def _text_bytes(batch: DocumentBatch) -> int:
     return len(batch.text.buffers()[0]) if isinstance(batch.text, Strings) else int(batch.characters.sum())
 
 
-class _Exchange:
-    """The moves of an exchange, for which some slots are drawn twice.
+def _moves(slots: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+    """Return the moves of an exchange, for which some slots are drawn twice.
 
     stays: bool (n,), the incoming documents that stay in the buffer. before, after: pairs of incoming documents with the same slot, one
     directly after the other.
     """
-
-    def __init__(self, slots: NDArray[np.int64]) -> None:
-        order = np.argsort(slots, kind="stable")
-        in_order = slots[order]
-        again = in_order[1:] == in_order[:-1]
-        self.before, self.after = order[:-1][again], order[1:][again]
-        self.stays = np.ones(len(slots), dtype=bool)
-        self.stays[self.before] = False
+    order = np.argsort(slots, kind="stable")
+    again = slots[order][1:] == slots[order][:-1]
+    before, after = order[:-1][again], order[1:][again]
+    stays = np.ones(len(slots), dtype=bool)
+    stays[before] = False
+    return stays, before, after
 
 
 class ObjectBuffer:
@@ -102,14 +82,15 @@ class ObjectBuffer:
         return self._held[slots]
 
     def exchange(self, incoming: DocumentBatch, slots: NDArray[np.int64]) -> DocumentBatch:
-        incoming, moved = incoming.with_objects(), _Exchange(slots)
+        incoming = incoming.with_objects()
+        stays, before, after = _moves(slots)
         if self._held.kept is not None or incoming.kept is not None:
             incoming, self._held = _with_kept(incoming), _with_kept(self._held)
         leaving = self._held[slots]
         for name in _COLUMNS if self._held.kept is None else (*_COLUMNS, "kept"):
             column, new = getattr(leaving, name), getattr(incoming, name)
-            column[moved.after] = new[moved.before]
-            getattr(self._held, name)[slots[moved.stays]] = new[moved.stays]
+            column[after] = new[before]
+            getattr(self._held, name)[slots[stays]] = new[stays]
         return leaving
 
 
@@ -120,7 +101,7 @@ def _with_kept(documents: DocumentBatch) -> DocumentBatch:
 class ColumnBuffer:
     """A buffer of columns, in which a slot is the number of a document."""
 
-    def __init__(self, batches: list[_Columns]) -> None:
+    def __init__(self, batches: list[DocumentBatch]) -> None:
         """batches: the documents, in the order of their slots. The list is emptied."""
         self._arrivals = _Arrivals.of(batches)
         self._arrived = np.arange(self._arrivals.count)  # for each slot, the number of its document
@@ -135,56 +116,45 @@ class ColumnBuffer:
         return self._arrivals.documents(self._arrived[slots])
 
     def exchange(self, incoming: DocumentBatch, slots: NDArray[np.int64]) -> DocumentBatch | None:
-        columns = _Columns.of(incoming)
+        columns = _as_columns(incoming)
         if columns is None:
             return None
         new = self._arrivals.append(columns)
         if new is None:
-            if self._arrivals.text_bytes(self._arrived) + columns.text_bytes > _MOST_BYTES:
+            if self._arrivals.text_bytes(self._arrived) + _bytes(columns.text) > _MOST_BYTES:
                 return None
             self._arrivals, self._arrived = self._arrivals.compacted(self._arrived, columns), np.arange(len(self))
             new = self._arrivals.append(columns)
             assert new is not None
-        moved = _Exchange(slots)
+        stays, before, after = _moves(slots)
         leaving = self._arrived[slots]
-        leaving[moved.after] = new[moved.before]
-        self._arrived[slots[moved.stays]] = new[moved.stays]
+        leaving[after] = new[before]
+        self._arrived[slots[stays]] = new[stays]
         return self._arrivals.documents(leaving)
 
 
-class _Columns(NamedTuple):
-    """The columns of documents, all of them in Arrow's form. text and source_id are arrays of their own. See DocumentBatch."""
+Buffer = ObjectBuffer | ColumnBuffer
 
-    text: Strings
-    source_id: Strings
-    file: Strings
-    row: NDArray[np.int64]
-    split: NDArray[np.int8]
-    characters: NDArray[np.int64]
 
-    @classmethod
-    def of(cls, documents: DocumentBatch) -> _Columns | None:
-        """Return the columns of documents. Return None if a string is not valid Unicode, if texts are long on average, or if documents have
-        kept values.
-        """
-        if documents.kept is not None:
-            return None
-        strings = [getattr(documents, name) for name in _STRINGS]
-        if not isinstance(documents.text, Strings) and int(documents.characters.sum()) > _SHORT_CHARACTERS * len(documents):
-            return None
-        columns = [column if isinstance(column, Strings) else Strings.of(column.tolist()) for column in strings]
-        if any(column is None for column in columns):
-            return None
-        text, source_id, file = (cast(Strings, column) for column in columns)
-        return cls(text.copied(), source_id.copied(), file, documents.row, documents.split, documents.characters)
+def _as_columns(documents: DocumentBatch) -> DocumentBatch | None:
+    """Return documents with all strings in Arrow's form, texts and ids in arrays of their own.
 
-    @property
-    def text_bytes(self) -> int:
-        return len(self.text.buffers()[0])
+    Return None if a string is not valid Unicode, if texts are long on average, or if documents have kept values.
+    """
+    if documents.kept is not None:
+        return None
+    strings = [getattr(documents, name) for name in _STRINGS]
+    if not isinstance(documents.text, Strings) and int(documents.characters.sum()) > _SHORT_CHARACTERS * len(documents):
+        return None
+    columns = [column if isinstance(column, Strings) else Strings.of(column.tolist()) for column in strings]
+    if any(column is None for column in columns):
+        return None
+    text, source_id, file = (cast(Strings, column) for column in columns)
+    return replace(documents, text=text.copied(), source_id=source_id.copied(), file=file)
 
-    @property
-    def id_bytes(self) -> int:
-        return len(self.source_id.buffers()[0])
+
+def _bytes(strings: Any) -> int:
+    return len(strings.buffers()[0])
 
 
 class _Recycled:
@@ -262,21 +232,21 @@ class _Arrivals:
         self.count = 0
 
     @classmethod
-    def of(cls, batches: list[_Columns]) -> _Arrivals:
+    def of(cls, batches: list[DocumentBatch]) -> _Arrivals:
         """Return the columns of these documents, with room for others. The list is emptied: each batch is freed when it is copied."""
         arrivals = cls(
             cast(Strings, Strings.of([])),
             (_Recycled(), _Recycled()),
             rows=2 * sum(len(documents.row) for documents in batches) + _ROOM_ROWS,
-            text_bytes=2 * sum(documents.text_bytes for documents in batches) + _ROOM_BYTES,
-            id_bytes=2 * sum(documents.id_bytes for documents in batches) + _ROOM_BYTES,
+            text_bytes=2 * sum(_bytes(documents.text) for documents in batches) + _ROOM_BYTES,
+            id_bytes=2 * sum(_bytes(documents.source_id) for documents in batches) + _ROOM_BYTES,
         )
         batches.reverse()
         while batches:
             arrivals.append(batches.pop())
         return arrivals
 
-    def compacted(self, numbers: NDArray[np.int64], incoming: _Columns) -> _Arrivals:
+    def compacted(self, numbers: NDArray[np.int64], incoming: DocumentBatch) -> _Arrivals:
         """Return columns of the documents with these numbers only, with room for others, and for `incoming` too.
 
         The documents are copied in pieces, so that their texts are in memory only twice: in these columns and in the new ones.
@@ -286,12 +256,12 @@ class _Arrivals:
             Strings(self._names, places),
             self._memory,
             rows=2 * len(numbers) + _ROOM_ROWS + len(incoming.row),
-            text_bytes=2 * self.text_bytes(numbers) + _ROOM_BYTES + incoming.text_bytes,
-            id_bytes=2 * self._source_id.size(numbers) + _ROOM_BYTES + incoming.id_bytes,
+            text_bytes=2 * self.text_bytes(numbers) + _ROOM_BYTES + _bytes(incoming.text),
+            id_bytes=2 * self._source_id.size(numbers) + _ROOM_BYTES + _bytes(incoming.source_id),
         )
         for start in range(0, len(numbers), _COPIED_TOGETHER):
             piece = slice(start, start + _COPIED_TOGETHER)
-            held = _Columns.of(replace(self.documents(numbers[piece]), file=Strings(arrivals._names, file[piece])))
+            held = _as_columns(replace(self.documents(numbers[piece]), file=Strings(arrivals._names, file[piece])))
             assert held is not None
             arrivals.append(held)
         return arrivals
@@ -300,17 +270,18 @@ class _Arrivals:
         """Return the bytes of the texts of the documents with these numbers."""
         return self._text.size(numbers)
 
-    def append(self, documents: _Columns) -> NDArray[np.int64] | None:
+    def append(self, documents: DocumentBatch) -> NDArray[np.int64] | None:
         """Append documents, and return their numbers, (n,). Return None if there is no room."""
         import pyarrow as pa
 
         first, end = self.count, self.count + len(documents.row)
-        if not (self._text.append(first, *documents.text.buffers()) and self._source_id.append(first, *documents.source_id.buffers())):
+        text, source_id, file = (cast(Strings, getattr(documents, name)) for name in _STRINGS)
+        if not (self._text.append(first, *text.buffers()) and self._source_id.append(first, *source_id.buffers())):
             return None
-        if documents.file.values is not self._added:
-            self._base, self._added = len(self._names), documents.file.values
+        if file.values is not self._added:
+            self._base, self._added = len(self._names), file.values
             self._names = pa.concat_arrays([self._names, self._added])
-        new = (documents.row, documents.split, documents.characters, documents.file.rows + self._base)
+        new = (documents.row, documents.split, documents.characters, file.rows + self._base)
         for column, values in zip(self._numbers, new, strict=True):
             column[first:end] = values
         self.count = end

@@ -63,24 +63,14 @@ class WindowReader:
     def __init__(self, mapped: MappedTokens, *, length: int) -> None:
         self._length = length
         self._dtype = mapped.dtype
-        self._shard_starts = mapped.shard_starts
         self._tokens = mapped.tokens
-        self._all = None if mapped.tokens is None else _overlapping_windows(mapped.tokens, length)
-        self._by_shard = [_overlapping_windows(tokens, length) for tokens in mapped.shards] if self._all is None else []
+        self._all = _overlapping_windows(mapped.tokens, length)
 
     def read(self, positions: NDArray[np.int64]) -> Tokens:
         """Return the windows (B, length) that begin at `positions` (B,), which count tokens. Each window must lie inside one shard."""
-        if self._all is not None and self._tokens is not None:
-            # Reading one token of each window first fetches all their pages at once. This is a quarter faster.
-            self._tokens[positions]
-            return self._all[positions].view(self._dtype).reshape(-1, self._length)
-        rows = np.empty((len(positions), self._length), dtype=self._dtype)
-        shard_of_row = self._shard_starts.searchsorted(positions, side="right") - 1
-        for shard in np.unique(shard_of_row).tolist():
-            chosen = np.flatnonzero(shard_of_row == shard)
-            windows = self._by_shard[shard][positions[chosen] - self._shard_starts[shard]]
-            rows[chosen] = windows.view(self._dtype).reshape(-1, self._length)
-        return rows
+        # Reading one token of each window first fetches all their pages at once. This is a quarter faster.
+        self._tokens[positions]
+        return self._all[positions].view(self._dtype).reshape(-1, self._length)
 
 
 def _overlapping_windows(tokens: Tokens, length: int) -> NDArray[np.void]:

@@ -3,8 +3,7 @@
 All shards of a split are mapped into one reserved address range, so the split is one array. A batch of windows is then one gather (one
 indexed read), for any number of shards. Opening costs a few system calls per shard, one file descriptor at a time, and no memory but page
 cache. The size of a full shard is a multiple of the page size, so full shards lie back to back. After a shard of any other size, zeros fill
-the rest of the page. If the system cannot reserve such a range, `tokens` is None, and each shard has its own map, which may keep a
-descriptor.
+the rest of the page.
 
 This module samples nothing and does not need torch. Maps are never pickled: their owner opens the files again.
 """
@@ -14,7 +13,6 @@ import errno
 import mmap
 import os
 import stat
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
@@ -48,8 +46,7 @@ class MappedTokens:
     dtype: the dtype of the tokens, uint16 or uint32. `layout.token_dtype_of` takes it from meta.json.
 
     `shard_starts` and `shard_lengths` (int64, in tokens) give the place of each shard. `tokens` (1-D, read-only) is the whole
-    range, or None if each shard has its own map. `shards` is the list of shards and always set. There may be positions between two shards;
-    they read as 0 and belong to no shard.
+    range, and `shards` is the list of shards. There may be positions between two shards; they read as 0 and belong to no shard.
 
     The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a file does not disturb
     its map. Truncating the file does.
@@ -62,20 +59,13 @@ class MappedTokens:
         self.dtype = dtype
         sizes = [_tokens_size(path, dtype) for path in paths]
         _require_maps(paths, sum(size > 0 for size in sizes))
-        self.shard_lengths = np.array(sizes, dtype=np.int64) // dtype.itemsize
-        buffer = _map_one_range(paths, sizes)
-        self.tokens: Tokens | None = None
-        if buffer is not None:
-            self._set_range(buffer, sizes)
-        else:
-            self.shard_starts = np.cumsum(self.shard_lengths) - self.shard_lengths
-            count = sum(size > 0 for size in sizes)
-            self.shards = [_map_alone(path, size, dtype, count=count) for path, size in zip(paths, sizes, strict=True)]
+        self._set_range(_map_one_range(paths, sizes), sizes)
 
-    def _set_range(self, buffer: "ctypes.Array[Any]", sizes: Sequence[int]) -> None:
+    def _set_range(self, buffer: "ctypes.Array[Any] | None", sizes: Sequence[int]) -> None:
         """Make the views of all shards in one range."""
+        self.shard_lengths = np.array(sizes, dtype=np.int64) // self.dtype.itemsize
         self.shard_starts = np.cumsum([0, *map(page_end, sizes)], dtype=np.int64)[:-1] // self.dtype.itemsize
-        self.tokens = np.frombuffer(memoryview(buffer), dtype=self.dtype)
+        self.tokens: Tokens = np.frombuffer(memoryview(b"" if buffer is None else buffer), dtype=self.dtype)
         self.tokens.flags.writeable = False  # the pages are read-only: a write would be a segmentation fault
         self.shards = [
             self.tokens[start : start + length]
@@ -86,9 +76,7 @@ class MappedTokens:
     def stream(self) -> Tokens | None:
         """All tokens as one array, or None if the shards do not lie back to back."""
         gaps = self.shard_starts - (np.cumsum(self.shard_lengths) - self.shard_lengths)
-        if self.tokens is None or gaps[self.shard_lengths > 0].any():
-            return None
-        return self.tokens[: int(self.shard_lengths.sum())]
+        return None if gaps[self.shard_lengths > 0].any() else self.tokens[: int(self.shard_lengths.sum())]
 
 
 def slice_pieces(pieces: Iterable[NDArray[Any]], start: int, stop: int) -> Iterator[NDArray[Any]]:
@@ -155,28 +143,8 @@ def open_tokens(path: str | Path, size: int, *, open_file: Callable[[Any], int] 
     return descriptor
 
 
-def _map_alone(path: str | Path, size: int, dtype: np.dtype[Any], *, count: int) -> Tokens:
-    """Map one file. `count`: the number of files of its split, for a message."""
-    if size == 0:  # an empty file cannot be mapped
-        return np.empty(0, dtype=dtype)
-    descriptor = open_tokens(path, size)
-    try:
-        return np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), dtype=dtype)
-    except OSError as error:
-        if error.errno == errno.ENOMEM:
-            _require_maps([path], count, was_refused=True)
-        raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
-    finally:
-        os.close(descriptor)
-
-
 def page_end(size: int) -> int:
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _can_map_one_range() -> bool:
-    """Return whether all files can be mapped as one range: the system must be Linux or macOS, with the byte order of the files."""
-    return sys.platform in ("linux", "darwin") and sys.byteorder == "little"
 
 
 @cache
@@ -190,17 +158,19 @@ def _libc_mmap() -> tuple[Callable[..., int | None], Callable[..., int]]:
 
 
 def reserve_range(sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
-    """Reserve addresses for files of `sizes` bytes at consecutive pages. Nothing is readable yet. Return None if the system refuses.
+    """Reserve addresses for files of `sizes` bytes at consecutive pages. Nothing is readable yet. Return None if all sizes are 0.
 
     The returned array owns the range. numpy and torch views keep the array alive, and the range is unmapped when the last view is gone.
+    Raises NielsCacheError if the system cannot reserve the range.
     """
-    if not any(sizes) or not _can_map_one_range():
+    total = sum(map(page_end, sizes))
+    if not total:
         return None
     map_pages, unmap_pages = _libc_mmap()
-    total = sum(map(page_end, sizes))
     base = map_pages(None, total, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if base is None or base == _MAP_FAILED:
-        return None
+        why = os.strerror(ctypes.get_errno())
+        raise NielsCacheError(f"cannot reserve {total:,} bytes of addresses for shards: {why}; raise the limit of this process (ulimit -v)")
     buffer = (ctypes.c_ubyte * total).from_address(base)
     # Not at interpreter exit: views may still exist after the finalizers, and the system unmaps the pages anyway.
     weakref.finalize(buffer, unmap_pages, base, total).atexit = False
@@ -220,23 +190,22 @@ def map_at(address: int, size: int, descriptor: int | None, *, is_readable: bool
 
 
 def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
-    """Map all files at consecutive pages of one reserved range. `sizes` are their sizes in bytes. Return None if the system refuses.
+    """Map all files at consecutive pages of one reserved range. `sizes` are their sizes in bytes. Return None if all files are empty.
 
     Only one file is open at a time, because a map needs no descriptor, and a process may have few descriptors.
     """
     buffer = reserve_range(sizes)
-    if buffer is None:
-        return None
-    address = ctypes.addressof(buffer)
+    address = 0 if buffer is None else ctypes.addressof(buffer)
     for path, size in zip(paths, sizes, strict=True):
         if not size:
             continue
         descriptor = open_tokens(path, size)
         try:
             if not map_at(address, size, descriptor):
-                if ctypes.get_errno() == errno.ENOMEM:
+                code = ctypes.get_errno()
+                if code == errno.ENOMEM:
                     _require_maps(paths, sum(size > 0 for size in sizes), was_refused=True)
-                return None
+                raise NielsCacheError(f"{path}: cannot be mapped: {os.strerror(code)}")
         finally:
             os.close(descriptor)
         address += page_end(size)
@@ -262,14 +231,16 @@ def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     Raises NielsCacheError if the file is missing or unreadable, or has a different dtype or shape.
     """
     offsets = map_numbers(path, if_missing="build this data set first")
-    check_offsets_form(path, offsets.dtype, offsets.shape, wanted=dtype)
+    check_offsets_form(path, offsets, dtype)
     return offsets
 
 
-def check_offsets_form(path: str | Path, dtype: object, shape: tuple[int, ...], *, wanted: np.dtype[Any]) -> None:
-    """Raise NielsCacheError unless an array of offsets has one dimension and the dtype `wanted`."""
-    if not isinstance(dtype, np.dtype) or dtype != wanted or len(shape) != 1:
-        raise NielsCacheError(f"{path}: holds {dtype} of shape {shape}, expected one dimension of {wanted}; rebuild this data set")
+def check_offsets_form(path: str | Path, offsets: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Raise NielsCacheError unless an array of offsets has one dimension and this dtype."""
+    if offsets.dtype != dtype or offsets.ndim != 1:
+        raise NielsCacheError(
+            f"{path}: holds {offsets.dtype} of shape {offsets.shape}, expected one dimension of {dtype}; rebuild this data set"
+        )
 
 
 def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int64]:

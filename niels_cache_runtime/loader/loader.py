@@ -20,7 +20,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Side, Split
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks import BlockVisit
-from niels_cache_runtime.loader.grown.caches import resumed_phases
+from niels_cache_runtime.loader.grown import resumed_phases
 from niels_cache_runtime.loader.map_style import SampleDataset
 from niels_cache_runtime.loader.mixture import Mixture, plan_batches
 from niels_cache_runtime.loader.preference.batch import make_maker
@@ -260,7 +260,7 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         for name in allowed:
             check_choice("allow_changed", name, self.names)
         mixture = self._mixture.grown({})
-        phases = resumed_phases(state, self.names, self._sources, mixture, grown=grown)
+        phases = resumed_phases(state, self.names, self._sources, mixture.blend.counts(position.samples).tolist(), grown=grown)
         check_sources(state, self._source_states(), allow_changed={*allowed, *phases})
         check_order(state, self.names)
         check_weights(state, self.names, self._sources, mixture, self._settings, allow_changed=bool(allowed))

@@ -22,7 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
 from niels_cache_runtime.loader.blend import Blend, BlendInRounds
 from niels_cache_runtime.loader.blocks import BlockOrder, BlockVisit, block_visits
-from niels_cache_runtime.loader.grown.epochs import Epochs, Phases
+from niels_cache_runtime.loader.grown import Epochs, Phases
 from niels_cache_runtime.loader.order import MAX_SAMPLES, Order
 from niels_cache_runtime.loader.source import SourceBlocks
 from niels_cache_runtime.loader.steps import Position, Steps, samples_of_rank

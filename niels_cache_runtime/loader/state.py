@@ -5,7 +5,7 @@ batches.
 """
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from niels_cache_runtime.cache.checks import as_int
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.loader.blocks import BLOCK_ORDER_VERSION
-from niels_cache_runtime.loader.grown.epochs import Epochs
+from niels_cache_runtime.loader.grown import Epochs
 from niels_cache_runtime.loader.mixture import Mixture
 from niels_cache_runtime.loader.order import ORDER_VERSION
 from niels_cache_runtime.loader.settings import LoaderSettings, check_shares, name_sources, row_weights, saved_arguments
@@ -28,60 +28,31 @@ State = dict[str, Any]
 Weights = list[tuple[int, dict[str, float]]]
 
 
-def _are_settings(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+_FORMS: dict[str, Any] = {"settings": {str: object}, "weights": [(int, {str: float})], "sources": {str: Mapping}, "names": [str]}
 
 
-def _are_sources(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(
-        isinstance(name, str)
-        and isinstance(source, Mapping)
-        and isinstance(source.get("folder"), str)
-        and isinstance(source.get("fingerprint"), str)
-        and _are_phases(source.get("phases"))
-        for name, source in value.items()
-    )
+def _has_form(value: Any, form: Any) -> bool:
+    """Return whether a value that `check_values` accepted has a form: a type, {str: form}, [form] or (form, form)."""
+    if isinstance(form, dict):
+        return isinstance(value, Mapping) and all(isinstance(name, str) and _has_form(item, form[str]) for name, item in value.items())
+    if isinstance(form, list | tuple):
+        if not isinstance(value, list | tuple):
+            return False
+        forms = form * len(value) if isinstance(form, list) else form
+        return len(value) == len(forms) and all(map(_has_form, value, forms))
+    if form is int:
+        return as_int(value) is not None
+    return type(value) in (int, float) if form is float else isinstance(value, form)
 
 
-def _are_phases(value: Any) -> bool:
-    if value is None:
-        return True
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    if not is_list or not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in value):
-        return False
-    return all(as_int(number) is not None for pair in value for number in pair) and Epochs.is_valid(value)
-
-
-def _are_names(value: Any) -> bool:
-    return value is None or (isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value))
-
-
-def _are_weights(value: Any) -> bool:
-    return isinstance(value, Sequence) and all(
-        isinstance(segment, Sequence)
-        and len(segment) == 2
-        and as_int(segment[0]) is not None
-        and isinstance(segment[1], Mapping)
-        and all(isinstance(name, str) and type(weight) in (int, float) for name, weight in segment[1].items())
-        for segment in value
-    )
+def _is_source(source: Mapping[str, Any]) -> bool:
+    told = (source.get("folder"), source.get("fingerprint"), source.get("samples"))
+    phases = source.get("phases", [(0, 1)])
+    return _has_form(told, (str, str, int)) and _has_form(phases, [(int, int)]) and Epochs.is_valid(phases)
 
 
 def _is_worker(value: Any) -> bool:
-    if value is None:
-        return True
-    if not isinstance(value, Sequence) or len(value) != 3 or any(as_int(number) is None for number in value):
-        return False
-    return 0 <= value[0] < value[1] and value[2] >= 0
-
-
-_FORMS: dict[str, Callable[[Any], bool]] = {
-    "settings": _are_settings,
-    "sources": _are_sources,
-    "names": _are_names,
-    "weights": _are_weights,
-    "worker": _is_worker,
-}
+    return _has_form(value, (int, int, int)) and 0 <= value[0] < value[1] and value[2] >= 0
 
 
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
@@ -141,12 +112,16 @@ def check_form(state: Any) -> None:
         raise NielsCacheError(f"state: not the state of a TokenLoader (found {found}); give the result of loader.state_dict()")
     known = state.get("version") == VERSION
     if known:
-        missing = [key for key in ("settings", "weights", "sources", "batches") if not state.get(key)]
+        missing = [key for key in (*_FORMS, "batches") if not state.get(key)]
         if missing:
             raise NielsCacheError(f"state: cannot be read, it has no {', '.join(missing)}; it was cut or edited")
-        wrong = [key for key, is_of_form in _FORMS.items() if not is_of_form(state.get(key))]
-        if not wrong and state.get("names") is not None and sorted(state["names"]) != sorted(state["sources"]):
+        wrong = [key for key, form in _FORMS.items() if not _has_form(state[key], form)]
+        if not wrong and not all(map(_is_source, state["sources"].values())):
+            wrong = ["sources"]
+        if not wrong and sorted(state["names"]) != sorted(state["sources"]):
             wrong = ["names"]
+        if not wrong and "worker" in state and not _is_worker(state["worker"]):
+            wrong = ["worker"]
         if wrong:
             raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
         in_blocks = state["settings"].get("order", "split") == "blocks"
@@ -166,7 +141,7 @@ def arguments_of_state(
     """Return the folders and the keyword arguments of a loader with the settings of a state; see `TokenLoader.from_state`."""
     check_form(state)
     sizes = read_position(state).batches[-1]
-    folders: dict[str, str] = {name: state["sources"][name]["folder"] for name in state.get("names") or state["sources"]}
+    folders: dict[str, str] = {name: state["sources"][name]["folder"] for name in state["names"]}
     if isinstance(sources, str | os.PathLike):
         folders |= {
             name: str(sources) for name in (folders if len(folders) == 1 else name_sources(sources, changes.get("split", SPLITS[0])))
@@ -204,7 +179,7 @@ def read_position(state: State) -> Position:
 
 def check_settings(state: State, settings: State) -> None:
     """Raise NielsCacheError for the first setting in `settings` whose value in the state is different. The message names the setting."""
-    saved = state.get("settings", {})
+    saved = state["settings"]
     for name, value in {"kind": "tokens", **settings}.items():
         of_state = saved.get(name, {"order": "split", "kind": "tokens"}.get(name))
         if of_state != value:
@@ -217,21 +192,21 @@ def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: 
 
     allow_changed: names of sources that may have changed.
     """
-    saved = state.get("sources", {})
+    saved = state["sources"]
     for name in saved:
         if name not in sources:
             raise NielsCacheError(
-                f"{name}: the state has read {saved[name].get('folder')} under this name, but this loader has {', '.join(sources)}; "
+                f"{name}: the state has read {saved[name]['folder']} under this name, but this loader has {', '.join(sources)}; "
                 f"give it too (with weight 0 from sample {state['samples']} on, to stop reading it)"
             )
         if name in allow_changed:
             continue
-        if saved[name].get("fingerprint") != sources[name]["fingerprint"]:
+        if saved[name]["fingerprint"] != sources[name]["fingerprint"]:
             longer = "give grown=True if files were added to it, "
-            is_longer = state.get("worker") is None and sources[name]["samples"] > (as_int(saved[name].get("samples")) or 0) > 0
+            is_longer = "worker" not in state and sources[name]["samples"] > saved[name]["samples"] > 0
             raise NielsCacheError(
                 f"{name}: {sources[name]['folder']} is not the cache that this state was saved with "
-                f"(fingerprint {str(saved[name].get('fingerprint'))[:12]}, now {sources[name]['fingerprint'][:12]}); "
+                f"(fingerprint {saved[name]['fingerprint'][:12]}, now {sources[name]['fingerprint'][:12]}); "
                 f"restore it, {longer if is_longer else ''}or accept other samples from here on with allow_changed=({name!r},)"
             )
 
@@ -241,8 +216,8 @@ def check_order(state: State, names: Sequence[str]) -> None:
 
     The samples of a blend depend on the order of the sources.
     """
-    saved = [name for name in state.get("names") or () if name in names]
-    if saved and saved != [name for name in names if name in saved]:
+    saved = [name for name in state["names"] if name in names]
+    if saved != [name for name in names if name in saved]:
         raise NielsCacheError(
             f"sources: come in the order {', '.join(names)}, the state was saved with {', '.join(state['names'])}; "
             f"other samples would follow; give them in that order"

@@ -2,7 +2,7 @@
 
     IndexedDataset --split_ranges--> sequences of train, valid, test --MegatronGPTDataset--> samples --MegatronBlendedDataset--> blend
 
-Only numpy and torch are needed. If numba is installed, large indices are built faster (`kernels`). Each name loads its module at first use.
+Only numpy and torch are needed. If numba is installed, large blends are built faster (`kernels`). Each name loads its module at first use.
 """
 
 import importlib

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from niels_cache_runtime.cache.checks import MOST, check_index, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.megatron.blend_indices import Advance, build_blending_indices, build_exhaustive_blending_indices, normalized
+from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
 from niels_cache_runtime.megatron.cache_split import open_indexed
 from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array, split_ranges, tokens_of
@@ -42,7 +42,6 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
 
     size: the number of samples. With None, the weights are counts, and each data set gives exactly its count of samples.
     index_cache: where the two index arrays are kept. Without it, the arrays are pickled together with the data set.
-    advance: the function that computes the steps of the blend, see `blend_indices.advance_lanes`.
     progress: called with (name of the array, done, total).
 
     Raises NielsCacheError for weights or counts that are not above 0, and if a data set has fewer samples than the blend takes from it.
@@ -55,7 +54,6 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
         size: int | None,
         *,
         index_cache: IndexCache | None = None,
-        advance: Advance | None = None,
         progress: Progress | None = None,
     ) -> None:
         if not datasets or len(datasets) != len(weights):
@@ -74,9 +72,9 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
 
         def build(allocate: Allocate) -> object:
             if size is None:
-                built = build_exhaustive_blending_indices(counts, advance=advance, allocate=allocate, progress=progress)
+                built = build_exhaustive_blending_indices(counts, allocate=allocate, progress=progress)
             else:
-                built = build_blending_indices(shares, size, advance=advance, allocate=allocate, progress=progress)
+                built = build_blending_indices(shares, size, allocate=allocate, progress=progress)
             self._check_sizes(*built)  # checked before the cache keeps the arrays
             return built
 
@@ -165,7 +163,6 @@ def open_blend(
     part: str = "train",
     surplus: float = SURPLUS,
     index_cache: IndexCache | None = None,
-    advance: Advance | None = None,
     progress: Progress | None = None,
     remote: Copy | None = None,
     **settings: Any,
@@ -222,10 +219,10 @@ def open_blend(
         built_of = [math.ceil(math.ceil(num_samples * share) * (1 + surplus)) for share in shares]
     datasets = [dataset(prefix, samples) for prefix, samples in zip(prefixes, built_of, strict=True)]
     if shares is not None:
-        return MegatronBlendedDataset(datasets, shares, sum(taken), index_cache=index_cache, advance=advance, progress=progress)
+        return MegatronBlendedDataset(datasets, shares, sum(taken), index_cache=index_cache, progress=progress)
     lengths = [len(found) for found in datasets]
     most = None if num_samples is None else min(num_samples, sum(lengths))
-    return MegatronBlendedDataset(datasets, lengths, most, index_cache=index_cache, advance=advance, progress=progress)
+    return MegatronBlendedDataset(datasets, lengths, most, index_cache=index_cache, progress=progress)
 
 
 def prebuild_blend(

@@ -27,7 +27,6 @@ from niels_cache_runtime.megatron.gpt_indices import (
     Allocate,
     Documents,
     GPTIndices,
-    Place,
     Progress,
     as_indices,
     build_gpt_indices,
@@ -55,8 +54,6 @@ class MegatronGPTDataset(Dataset[Sample]):
     pad_token: fills the last partial sample. Every token of this id, padding or not, becomes 0 in tokens and labels and is not in the loss.
     eod_token: the id of the token that ends a document. Needed for eod_mask_loss and reset_position_ids.
     eod_mask_loss: an input that ends a document is not in the loss. reset_position_ids: positions begin again after such an input.
-    place: the function that fills the sample index. By default it is the compiled loop of `kernels`, if this loop is faster and numba is
-        installed. The numbers are the same.
     index_cache: where the indices are kept. Without it, the indices are built here, in memory, and are pickled together with the data set.
     progress: called with (name of the array, done, total) while indices are built.
 
@@ -77,7 +74,6 @@ class MegatronGPTDataset(Dataset[Sample]):
         eod_token: int | None = None,
         eod_mask_loss: bool = False,
         reset_position_ids: bool = False,
-        place: Place | None = None,
         index_cache: IndexCache | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -102,7 +98,7 @@ class MegatronGPTDataset(Dataset[Sample]):
         self.parameters = {"data": indexed.fingerprint, "documents": _describe(documents), **settings}
 
         def build(allocate: Allocate) -> GPTIndices:
-            return build_gpt_indices(indexed.sequence_lengths, documents, place=place, allocate=allocate, progress=progress, **settings)
+            return build_gpt_indices(indexed.sequence_lengths, documents, allocate=allocate, progress=progress, **settings)
 
         if index_cache is None:
             self.index_directory: str | None = None

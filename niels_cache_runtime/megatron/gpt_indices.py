@@ -9,10 +9,8 @@ of epochs are the same. The shuffles use numpy's legacy RandomState, which no ot
 last partial sample is kept, Megatron counts samples in 32-bit floats, which is inexact beyond 2^24 tokens. Here the count uses whole
 numbers.
 
-Shuffling takes most of the time. The sample index takes about 10 ns per document and 5 ns per sample. This is faster than Megatron's
-compiled helper if there are at least as many samples as documents, and slower with far fewer samples. In the slower case `kernels` builds a
-large index faster than the helper, if numba is installed. Beside the output, memory is needed for one block only. `index_cache` keeps the
-arrays, and `gpt_dataset` uses them to read samples.
+Shuffling takes most of the time. The sample index takes about 10 ns per document and 5 ns per sample. Beside the
+output, memory is needed for one block only. `index_cache` keeps the arrays, and `gpt_dataset` uses them to read samples.
 """
 
 import re
@@ -26,12 +24,11 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import MOST, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.megatron.kernels import Int32s, place_for
 
 Documents = range | NDArray[np.integer[Any]]
 Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 Progress = Callable[[str, int, int], None]
-Place = Callable[..., tuple[int, int]]  # a function with the parameters of `place_samples`
+Int32s = NDArray[np.int32]
 
 DOCUMENT_DTYPE = np.dtype(np.int32)
 _FINAL_EPOCH_THRESHOLD = 0.80
@@ -158,7 +155,6 @@ def build_gpt_indices(
     seed: int,
     add_extra_token: bool = True,
     drop_last: bool = True,
-    place: Place | None = None,
     allocate: Allocate = new_array,
     progress: Progress | None = None,
 ) -> GPTIndices:
@@ -167,7 +163,7 @@ def build_gpt_indices(
 
     num_samples: at least this many samples are made; None and 0 mean one epoch.
     drop_last: False keeps the last partial sample. Megatron keeps it for valid without drop_last_partial_validation_sequence.
-    place: see `build_sample_index`. allocate: gives the memory of each array, such as a file.
+    allocate: gives the memory of each array, such as a file.
     progress: called with (name of the array, done, total).
     Raises NielsCacheError for settings out of range, and if there is no token to read.
     """
@@ -188,7 +184,6 @@ def build_gpt_indices(
         samples=plan.samples,
         sequence_length=sequence_length,
         add_extra_token=add_extra_token,
-        place=place,
         allocate=allocate,
         progress=tell,
     )
@@ -250,7 +245,6 @@ def build_sample_index(
     samples: int,
     sequence_length: int,
     add_extra_token: bool = True,
-    place: Place | None = None,
     allocate: Allocate = new_array,
     progress: Progress | None = None,
 ) -> NDArray[Any]:
@@ -260,18 +254,14 @@ def build_sample_index(
     token, otherwise 0. Sample i reads tokens i * L to i * L + L + a - 1 of the documents in their order. Row i + 1 has the document of the
     last token of sample i. An empty document appears only in row 0. If the tokens end before the last sample is complete, the last row is
     the end of the last document minus a.
-
-    place: the function that handles each block of documents, see `place_samples`. By default it is the compiled function of `kernels`, if
-        that function is faster and numba is installed.
     """
     extra = int(add_extra_token)
     rows = samples + 1
     index = allocate("sample_index", (rows, 2), np.dtype(np.int64 if len(document_index) > _INT32_MAX else np.int32))
-    place = place or place_for(documents=len(document_index), samples=samples) or place_samples
     done, tokens = 0, 0  # number of rows written, number of tokens before the block
     for start in range(0, len(document_index), _DOCUMENTS_PER_BLOCK):
         block = document_index[start : start + _DOCUMENTS_PER_BLOCK]
-        done, tokens = place(sequence_lengths, block, index, start, tokens, done, sequence_length, extra)
+        done, tokens = place_samples(sequence_lengths, block, index, start, tokens, done, sequence_length, extra)
         if progress is not None:
             progress("sample_index", done, rows)
         if done == rows:

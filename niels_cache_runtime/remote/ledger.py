@@ -150,7 +150,7 @@ def _reader_of(content: bytes) -> Reader:
         said = json.loads(content)
         return Reader(**{**said, "wants": [Want(*want) for want in said["wants"]]})
     except (ValueError, TypeError, KeyError):
-        return Reader(pid=0, limit=sys.maxsize, group="", keeps={"": 0}, boot=boot())
+        return Reader(pid=0, limit=sys.maxsize, group="", holds_all=True, boot=boot())
 
 
 class Ledger:

@@ -17,27 +17,45 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
 from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build, write_meta_file
 from niels_cache_runtime.remote.fetcher import group_of_environment, start_fetcher
-from niels_cache_runtime.remote.keeping import Keeper, Kept, Owner
 from niels_cache_runtime.remote.ledger import Ledger, Presence, State, end_presences, failure_key, once_unlocked
-from niels_cache_runtime.remote.needs import Reader, Want, Whole
+from niels_cache_runtime.remote.needs import Reader, Want
 from niels_cache_runtime.remote.record import TOKENIZER, published_of, read_meta_of, read_record
-from niels_cache_runtime.remote.room import Patience, held_bytes, is_in_the_way, may_keep, nothing_changed, surplus, too_small
+from niels_cache_runtime.remote.room import Patience, held_bytes, is_in_the_way, nothing_changed, surplus, too_small
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
 _PAUSES = (0.001, 0.005)  # seconds between two looks at the time of the manifest, the first and the longest
 _LOOK_SECONDS = 0.5  # at most so long without a look at the ledger
 GIVE_UP_SECONDS = 1800.0  # without any change of the copy
 
+_LOOK_AGAIN_SECONDS = 1.0  # between two looks whether this process is in the way of another one (rule 4 of `room`)
+
 _copies: weakref.WeakSet[LocalCopy] = weakref.WeakSet()
+
+
+class Owner(Protocol):
+    """An object that maps files of the copy, such as a source of a loader.
+
+    Its methods are called while `LocalCopy.reading` is held, or in a forked child.
+    """
+
+    def leave(self) -> Collection[str]:
+        """Unmap what is not in use, and return it."""
+
+    def leave_all(self) -> Collection[str]:
+        """Unmap everything, and return it."""
+
+    def forget(self) -> None:
+        """Unmap everything, and read without a feed. The copy need not know."""
 
 
 class LocalCopy:
@@ -57,11 +75,12 @@ class LocalCopy:
         self._ledger.make()
         self.files = self._ledger.files
         self._lock = threading.RLock()
+        self._is_watched = False  # whether a thread gives way
         self.reading, self.is_fed = threading.RLock(), False
         self._held: set[str] = set()
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
         self._patience, self._owners, self._gave_way = Patience(), weakref.WeakSet[Owner](), False
-        self._keeper = Keeper(self._give_way)
+        self._keep(None, 0)
         self._presence: list[Presence] = []  # one, in a process that has used this object
         self._addresses: dict[str, str] = {}  # of the builds that this object has opened
         self._reader = self._new_reader()
@@ -230,46 +249,53 @@ class LocalCopy:
         wants: Sequence[Want],
         *,
         owners: Sequence[Owner] = (),
-        splits: Mapping[str, Whole] | None = None,
         again: Callable[[], None] | None = None,
     ) -> None:
         """Record what this process needs next, in a run whose processes on this machine need the same files in the same order.
 
         position: the next sample of the run for this process. wants: the next parts of the run, in order. owners: they unmap what is not in
-        use. splits: all that the run reads, if shards may ever stay mapped. again: a method that a thread calls when other processes have
-        needed something since: it calls `need` with later values, or unmaps everything if `is_in_the_way`.
+        use. again: a method that a thread calls when other processes have needed something since: it unmaps everything if
+        `is_in_the_way`.
         """
-        with self._lock:
-            with self._ledger.changing() as state:
-                self._enter(state)
-                reader = self._reader
-                reader.run, reader.position, reader.wants = run, position, list(wants)
-                is_kept = bool(splits) and may_keep(state, splits or {}, state.limit() or self.limit)
-                reader.keeps = {folder: whole.bytes for folder, whole in (splits or {}).items()} if is_kept else {}
-                for owner in owners:
-                    self._untake(owner.leave(is_kept))
-                self._write()
-                self._shrink(state)
-                is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
-                is_served = is_idle or self._ledger.is_alive("fetchers", self._reader.group)
-                woken = self._ledger.woken()  # under the lock, so that every later change is seen
-                self._keeper.keep(Kept(weakref.WeakMethod(again), woken, time.monotonic()) if again else None)
-            for owner in owners if is_kept else ():  # the record says that this process may have mapped all of them
-                self._taken.update(owner.map_kept())
+        with self._lock, self._ledger.changing() as state:
+            self._enter(state)
+            reader = self._reader
+            reader.run, reader.position, reader.wants = run, position, list(wants)
+            for owner in owners:
+                self._untake(owner.leave())
+            self._write()
+            self._shrink(state)
+            is_idle = all(state.is_ready(path) for want in wants if want.now for path in want.paths())
+            is_served = is_idle or self._ledger.is_alive("fetchers", self._reader.group)
+            woken = self._ledger.woken()  # under the lock, so that every later change is seen
+            self._keep(again, woken)
+            if again and not self._is_watched:
+                threading.Thread(target=_watch, args=[weakref.WeakMethod(self._give_way)], name="local copy", daemon=True).start()
+                self._is_watched = True
         if not is_idle:
             self._ledger.wake()
         if not is_served:
             start_fetcher(self._ledger, self._reader.group)
 
-    def is_keeping(self) -> bool:
-        """Return whether shards of this process may stay mapped (rule 6 of `room`)."""
-        return bool(self._reader.keeps)
+    def _keep(self, again: Callable[[], None] | None, woken: int) -> None:
+        """Set the method that gives shards back, or None without any, and the value of `Ledger.woken` at the last record or look."""
+        self._again, self._woken = again and weakref.WeakMethod(again), woken
 
     def _give_way(self) -> bool:
-        """Give shards back if they may be in the way of another process. Return whether to look again later."""
+        """Give shards back if they may be in the way of another process. Return whether to look again later.
+
+        A thread calls this, because a process can yield no batch for a long time, for example while it waits for the evaluation of another
+        rank. If that rank needs room, the shards must go meanwhile. After an error, the next look tries again.
+        """
         with self.reading, self._lock:
-            self._keeper.look(self._ledger.woken())
-            return self._keeper.is_needed()
+            again, woken = self._again, self._ledger.woken()
+            if again is not None and woken != self._woken:
+                if (call := again()) is not None:
+                    call()
+                if self._again is again:  # nothing had to be recorded
+                    self._woken = woken
+            self._is_watched = self._again is not None
+            return self._is_watched
 
     def is_in_the_way(self) -> bool:
         """Return whether a slower process of the run waits for room that this process could give back."""
@@ -307,7 +333,7 @@ class LocalCopy:
             self._taken.clear()
             self._held.clear()
             self._reader = self._new_reader()
-            self._keeper.keep(None)
+            self._keep(None, 0)
 
     def _open(self, address: str) -> CopiedBuild:
         with self._lock, self._ledger.changing() as state:
@@ -356,7 +382,7 @@ class LocalCopy:
     def _write(self) -> None:
         """Record this reader. The caller holds the lock of the ledger."""
         reader = self._reader
-        reader.maps = sorted(path for path in self._taken if not path.startswith(tuple(reader.keeps)))
+        reader.maps = sorted(self._taken)
         self._presence[0].write(reader)
 
     def _enter(self, state: State) -> None:
@@ -364,7 +390,7 @@ class LocalCopy:
         if not self._presence:
             self._presence.append(Presence(self._ledger, "readers"))
             self._write()
-            self._ledger.wake()  # a reader that keeps files mapped looks whether they still fit
+            self._ledger.wake()  # a reader that is in the way looks whether it has to unmap files
             self._shrink(state)
         state.readers[self._presence[0].name] = self._reader
 
@@ -383,7 +409,20 @@ class LocalCopy:
             owner.forget()
         self._taken = Counter(self._held)
         self._reader = self._new_reader()
-        self._keeper = Keeper(self._give_way)
+        self._keep(None, 0)
+        self._is_watched = False
+
+
+def _watch(give_way: weakref.WeakMethod[Callable[[], bool]]) -> None:
+    """Give way once per second, until nothing is mapped for a run or the copy is gone."""
+    is_needed = True
+    while is_needed:
+        time.sleep(_LOOK_AGAIN_SECONDS)
+        call = give_way()
+        if call is None:
+            return
+        with suppress(NielsCacheError, OSError):  # a full disk, or somebody has removed the folder: the next look may succeed
+            is_needed = call()
 
 
 def _after_fork() -> None:

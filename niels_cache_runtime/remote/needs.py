@@ -38,13 +38,6 @@ class Want(NamedTuple):
         return [*shards, tail_path(self.build, self.split, self.stop, self.tail)] if self.tail else shards
 
 
-class Whole(NamedTuple):
-    """A split with its tails. bytes: of all shards and tails together. paths: the shards and tails that a run reads."""
-
-    bytes: int
-    paths: tuple[str, ...]
-
-
 def split_folder(build: str, split: str) -> str:
     """Return the folder of the shards of a split, with a slash at its end."""
     return f"{BUILDS}/{build}/{split}/"
@@ -63,7 +56,7 @@ class Reader:
     waits for a read beside the batches of its run, as in `trace`.
     run, position: the run that it takes part in, and its next sample. limit: that of its copy. group: the fetchers that may serve it.
     addresses: the address of each build that it has opened.
-    keeps: the bytes of each split of which it may have mapped any shard, by folder. boot: of its machine (`ledger.boot`).
+    holds_all: whether it may have mapped any file, because its record cannot be read. boot: of its machine (`ledger.boot`).
     """
 
     pid: int
@@ -76,7 +69,7 @@ class Reader:
     maps: list[str] = field(default_factory=list)
     starved: bool = False
     aside: bool = False
-    keeps: dict[str, int] = field(default_factory=dict)
+    holds_all: bool = False
     boot: str = ""
     addresses: dict[str, str] = field(default_factory=dict)
 
@@ -86,7 +79,7 @@ class Reader:
 
     def mapped(self, paths: set[str]) -> set[str]:
         """Return the files that this process may have mapped. paths: all files of the copy."""
-        return {*self.maps, *(path for path in paths if path.startswith(tuple(self.keeps)))} if self.keeps else {*self.maps}
+        return paths if self.holds_all else {*self.maps}
 
 
 def next_files(readers: list[Reader]) -> Iterator[tuple[str, Reader | None]]:

@@ -11,25 +11,22 @@
        download for the slower reader begins, or rule 5 applies.
     5. A reader that has waited for a minute may also take files of rule 4: a reader that stopped must not block the others for ever. It
        waits for a second only while a reader of its run stands where it stood then.
-    6. If everything that the live readers need fits below the limit, nothing has to go. A reader then keeps its shards mapped, because it
-       costs time to map a shard again for each block. When another process needs room, it gives them back within about a second.
 
 A reader records what it needs next: as much as fits below its limit (`needs.Want`). The decisions need no clock and no files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.ledger import Entry, State, failure_key
-from niels_cache_runtime.remote.needs import Reader, Want, Whole
+from niels_cache_runtime.remote.needs import Reader, Want
 
 PATIENCE_SECONDS = 60.0
 _IMPATIENCE_SECONDS = 1.0
 _SOONEST = -1
-_MOST_KEPT = 10_000  # files: Linux allows 65,530 mappings in a process, and a shard can cost two
 
 
 class Patience:
@@ -120,26 +117,6 @@ def nothing_changed(folder: Path, path: str, seconds: float) -> NielsCacheError:
         f"{folder}: nothing has changed for {seconds / 60:.0f} minutes, and this process waits for {path}; other processes hold all the "
         "room, or the store hangs; raise the limit, or give each job a copy of its own"
     )
-
-
-def may_keep(state: State, splits: Mapping[str, Whole], limit: int) -> bool:
-    """Return whether a reader may keep all shards of these splits mapped (rule 6).
-
-    All their files must be there, and need no check. So a reader that keeps shards never waits for a file while it holds this room.
-    """
-    paths = [path for whole in splits.values() for path in whole.paths]
-    if len(paths) > _MOST_KEPT or not all(map(state.is_ready, paths)):
-        return False
-    kept, others = {folder: whole.bytes for folder, whole in splits.items()}, set[str]()
-    for reader in state.readers.values():
-        if "" in reader.keeps:
-            return False  # its record cannot be read
-        kept |= reader.keeps
-        others.update(reader.maps, reader.demand, *(want.paths() for want in reader.wants))
-    others = {path for path in others if not path.startswith(tuple(kept))}
-    if not others <= state.entries.keys():
-        return False  # a file is missing, so its download may need room
-    return sum(kept.values()) + sum(state.entries[path].size for path in others) + state.overhead <= limit
 
 
 def surplus(state: State, limit: int) -> list[str]:

@@ -38,8 +38,7 @@ from niels_cache_runtime.verify.invariants import (
     tokens_of,
     total_problems,
 )
-from niels_cache_runtime.verify.offset_file import OffsetFile
-from niels_cache_runtime.verify.target_files import check_target_files
+from niels_cache_runtime.verify.offset_file import OffsetFile, check_target_files
 
 
 def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:

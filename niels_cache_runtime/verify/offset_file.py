@@ -1,8 +1,8 @@
-"""Sorted offsets of an .npy file, read in pieces, for a verifier.
+"""The offsets of an .npy file, read in pieces, for a verifier: ends of documents, starts of examples, and spans of targets.
 
 The memory of a verifier must not grow with the file, and a bad disk must not end it. If a disk fails under a memory map, a signal ends the
-process; here the failure is an error. Opening costs one pass, which keeps every 4096th offset in memory. Then each range costs one small
-read. Training maps its offsets instead (`mmap`).
+process; here the failure is an error. Opening sorted offsets costs one pass, which keeps every 4096th offset in memory. Then each range
+costs one small read. Training maps its offsets instead (`mmap`).
 """
 
 import os
@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.mmap import check_doc_ends, check_example_starts, check_offsets_form
+from niels_cache_runtime.cache.mmap import check_doc_ends, check_example_starts
+from niels_cache_runtime.cache.targets import check_bounds, check_target_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TARGETS_DTYPE, Split, target_ends_name, targets_name
 from niels_cache_runtime.format.npy_files import read_npy_header
 from niels_cache_runtime.format.safe_open import open_regular
 
@@ -22,28 +23,28 @@ Kind = Literal["doc_ends", "example_starts"]
 
 _STEP = 4096
 _KINDS = {"doc_ends": (DOC_ENDS_DTYPE, check_doc_ends), "example_starts": (IDX_DTYPE, check_example_starts)}
+_BLOCK_EXAMPLES = 1 << 18
 
 
-class OffsetFile:
-    """A 1-D .npy file of offsets for a split of `token_count` tokens. `offsets[i]` and `offsets[i:j]` read from the file.
+class NpyRows:
+    """The numbers of an .npy file, or with `width` its rows of so many numbers. `rows[i]` and `rows[i:j]` read from the file.
 
-    Raises NielsCacheError if the file cannot be read, or breaks the rules of `map_doc_ends` or `map_example_starts` in `mmap`.
+    Raises NielsCacheError if the file cannot be read, or has another dtype or shape.
     """
 
-    def __init__(self, path: Path, kind: Kind, *, token_count: int) -> None:
-        self._path = path
-        self._dtype, check = _KINDS[kind]
+    def __init__(self, path: Path, dtype: np.dtype, *, width: int | None = None) -> None:
+        self._path, self._row = path, np.dtype((dtype, () if width is None else (width,)))
         try:
             header = read_npy_header(path)
         except FileNotFoundError as error:
             raise NielsCacheError(f"{path}: no such file; build this data set first") from error
         except OSError as error:
             raise self._unreadable(error) from error
-        check_offsets_form(path, header.dtype or header.descr, header.shape, wanted=self._dtype)
+        if header.dtype != dtype or len(header.shape) != 1 + self._row.ndim or header.shape[1:] != self._row.shape or header.fortran_order:
+            wanted = "one dimension" if width is None else f"rows of {width}"
+            found = header.dtype or header.descr
+            raise NielsCacheError(f"{path}: holds {found} of shape {header.shape}, expected {wanted} of {dtype}; rebuild this data set")
         self._count, self._begin = header.shape[0], header.offset
-        check(path, self, token_count=token_count)
-        every = [self[first : first + 1] for first in range(0, self._count, _STEP)]
-        self._sparse = np.concatenate([np.array([], dtype=self._dtype), *every])
 
     def __len__(self) -> int:
         return self._count
@@ -54,20 +55,8 @@ class OffsetFile:
             return self._read(first, max(end, first))
         return self._read(index % self._count, index % self._count + 1)[0]
 
-    def within(self, begin: int, count: int) -> tuple[int, NDArray[np.int64]]:
-        """Return the offsets in [begin, begin + count), relative to `begin`, and before them the index of the first of these offsets.
-
-        If there are none, the index is where the first offset would be.
-        """
-        bounds = np.array([begin, begin + count], dtype=self._dtype)
-        near = self._sparse.searchsorted(bounds)
-        lower = max(int(near[0]) - 1, 0) * _STEP
-        block = self._read(lower, min(int(near[1]) * _STEP, self._count))
-        first, end = block.searchsorted(bounds)
-        return lower + int(first), block[first:end].astype(np.int64) - begin
-
     def _read(self, first: int, end: int) -> NDArray[Any]:
-        size = self._dtype.itemsize
+        size = self._row.itemsize
         try:
             descriptor = open_regular(self._path)
             try:
@@ -78,7 +67,65 @@ class OffsetFile:
             raise self._unreadable(error) from error
         if len(content) != (end - first) * size:
             raise NielsCacheError(f"{self._path}: was cut short while it was being read")
-        return np.frombuffer(content, dtype=self._dtype)
+        return np.frombuffer(content, dtype=self._row.base).reshape(-1, *self._row.shape)
 
     def _unreadable(self, error: OSError) -> NielsCacheError:
         return NielsCacheError(f"{self._path}: cannot be read: {error.strerror or error}")
+
+
+class OffsetFile(NpyRows):
+    """Sorted offsets for a split of `token_count` tokens.
+
+    Raises NielsCacheError if the file cannot be read, or breaks the rules of `map_doc_ends` or `map_example_starts` in `mmap`.
+    """
+
+    def __init__(self, path: Path, kind: Kind, *, token_count: int) -> None:
+        dtype, check = _KINDS[kind]
+        super().__init__(path, dtype)
+        check(path, self, token_count=token_count)
+        every = [self[first : first + 1] for first in range(0, len(self), _STEP)]
+        self._sparse = np.concatenate([np.array([], dtype=dtype), *every])
+
+    def within(self, begin: int, count: int) -> tuple[int, NDArray[np.int64]]:
+        """Return the offsets in [begin, begin + count), relative to `begin`, and before them the index of the first of these offsets.
+
+        If there are none, the index is where the first offset would be.
+        """
+        bounds = np.array([begin, begin + count], dtype=self._sparse.dtype)
+        near = self._sparse.searchsorted(bounds)
+        lower = max(int(near[0]) - 1, 0) * _STEP
+        block = self[lower : int(near[1]) * _STEP]
+        first, end = block.searchsorted(bounds)
+        return lower + int(first), block[first:end].astype(np.int64) - begin
+
+
+def check_target_files(folder: Path, split: Split, starts: OffsetFile, *, token_count: int) -> int:
+    """Compare the spans of a split with its example starts. Return the number of spans.
+
+    Raises NielsCacheError if a file cannot be read or breaks the rules of `cache.targets.map_targets`.
+    """
+    path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
+    spans, examples = NpyRows(path, TARGETS_DTYPE, width=2), NpyRows(ends_path, TARGETS_DTYPE)
+    begin = 0
+    for first in range(0, len(starts), _BLOCK_EXAMPLES):
+        stop = min(first + _BLOCK_EXAMPLES, len(starts))
+        is_last = stop == len(starts)
+        ends = examples[first:stop]
+        end = int(ends[-1]) if len(ends) else begin
+        check_target_ends(ends_path, np.append(begin, ends), examples=stop - first + 1, spans=len(spans) if is_last else end)
+        if end > len(spans):
+            raise NielsCacheError(f"{ends_path}: names span {end - 1}, but there are {len(spans)}; rebuild this data set")
+        check_bounds(
+            path,
+            spans[begin:end].astype(np.int64),
+            first=begin,
+            counts=np.diff(np.append(begin, ends.astype(np.int64))),
+            starts=starts[first:stop],
+            stops=np.append(starts[first + 1 : stop], token_count if is_last else starts[stop]),
+        )
+        begin = end
+    if len(examples) != len(starts) or begin != len(spans):
+        raise NielsCacheError(
+            f"{ends_path}: has {len(examples)} entries and {begin} spans for {len(starts)} examples and {len(spans)} spans"
+        )
+    return len(spans)

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +20,6 @@ from starlette.routing import Route
 from niels_cache_assets.cli import main
 from niels_cache_assets.defs.ui import server as web
 from niels_cache_assets.defs.ui import services
-from niels_cache_assets.defs.ui.folder import temporary_folder
 from niels_cache_assets.defs.ui.guard import App, WebGuard
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
@@ -155,24 +153,6 @@ time.sleep(300)
     process.kill()
     process.wait()
     wait_until(lambda: not any(map(is_alive, started)), seconds=30, what="what was attended still runs")
-
-
-def test_the_next_ui_removes_the_folders_of_killed_uis_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    pid = os.fork()
-    if pid == 0:
-        with temporary_folder():
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
-    (left,) = tmp_path.iterdir()
-    other = tmp_path / "niels-cache-ui-other"
-    other.mkdir()
-    (tmp_path / "niels-cache-ui-link").symlink_to(left)
-    with temporary_folder() as first, temporary_folder() as second:
-        assert not left.exists()
-        assert first.is_dir()
-        assert second.is_dir()
-    assert {path.name for path in tmp_path.iterdir()} == {"niels-cache-ui-other", "niels-cache-ui-link"}
 
 
 def test_an_attended_module_that_is_interrupted_while_it_loads_says_nothing(tmp_path: Path) -> None:

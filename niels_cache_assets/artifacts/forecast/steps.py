@@ -15,9 +15,8 @@ from typing import Literal
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
-from niels_cache_assets.artifacts.forecast.estimate import Estimate, Volume, of_cache, of_corpus
 from niels_cache_assets.artifacts.forecast.sample import encoder_of
-from niels_cache_assets.artifacts.forecast.volumes import Volumes
+from niels_cache_assets.artifacts.forecast.volumes import Estimate, Volume, Volumes, of_cache, of_corpus
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,13 +37,13 @@ from niels_cache_assets.corpus.layout import (
 )
 from niels_cache_assets.corpus.prepared import document_files
 from niels_cache_assets.corpus.store import write_measures, write_rejected
-from niels_cache_assets.disk.attempts import NO_LINKS
-from niels_cache_assets.disk.space import Need, corpus_need, naming, require_room
+from niels_cache_assets.disk.space import Need, corpus_need, require_room
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, NpyWriter
 from niels_cache_assets.documents import Documents, Drops, joined_facts
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
+from niels_cache_assets.parts.seal import Links
 from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.text_column import facts_of, reading_warning
@@ -65,6 +63,11 @@ def _with_parts(source: PretrainSource) -> SourceWithParts:
     return source
 
 
+def _plan_of(corpus: Corpus) -> PartsPlan:
+    registry = corpus.registry
+    return PartsPlan(registry=registry, root=corpus.root, name=corpus.name, source=_with_parts(corpus.source), build=registry.build)
+
+
 @dataclass(frozen=True, kw_only=True)
 class JoinedCorpus(Corpus):
     """The corpus of a data set with `parts` above 1. forces_parts: whether `force` also builds the parts again."""
@@ -77,7 +80,7 @@ class JoinedCorpus(Corpus):
     @property
     def parts_plan(self) -> PartsPlan:
         """The artifact of the plan."""
-        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=_with_parts(self.source), build=self.registry.build)
+        return _plan_of(self)
 
     def part(self, number: int) -> CorpusPart:
         """Return the artifact of a part."""
@@ -178,9 +181,7 @@ class CorpusPart(Corpus):
         """The part in the plan. Raises NielsCacheError if the plan is missing or of other settings."""
         if self.given is not None:
             return self.given
-        source, build = _with_parts(self.source), self.registry.build
-        plan = PartsPlan(registry=self.registry, root=self.root, name=self.name, source=source, build=build).read()
-        return plan.parts[self.number]
+        return _plan_of(self).read().parts[self.number]
 
     def revision(self) -> str | None:
         return self.planned.revision
@@ -260,26 +261,16 @@ class _Progress:
 def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work) -> Meta:
     """Write everything except meta.json, and return meta.json."""
     files: Files = {}
-    digest, number = hashlib.sha256(), 0
+    digest = hashlib.sha256()
     arrays = (DIGESTS_NAME, SIGNATURES_NAME) if members[0][1]["signatures"] is not None else ()
     size = sum(meta["files"][name]["bytes"] for _, meta in members for name in arrays)
     require_room(corpus.directory, Need(bytes=size, why="the signatures of all parts", certain=True), log=work.log)
-    documents = [(path, meta["files"][path.name]["bytes"]) for directory, meta in members for path in document_files(directory, meta)]
-
-    def tell_copies(reason: str) -> None:
-        need = Need(
-            bytes=sum(size for _, size in documents),
-            why="copies of the documents, because this file system has no hard links,",
-            certain=True,
-        )
-        require_room(corpus.directory, need, log=work.log)
-        work.log(f"{corpus.directory}: copying the parts, because hard links are refused ({reason})")
-
-    for directory, meta in members:
-        for path in document_files(directory, meta):
-            _link(path, work.directory / documents_file(number), tell_copies if number == 0 else None)
-            files[documents_file(number)] = dict(meta["files"][path.name])
-            number += 1
+    documents = [(path, meta["files"][path.name]) for directory, meta in members for path in document_files(directory, meta)]
+    links = Links(sum(entry["bytes"] for _, entry in documents), target=corpus.directory, log=work.log)
+    for number, (path, entry) in enumerate(documents):
+        files[documents_file(number)] = dict(entry)
+        links.add(path, work.directory / documents_file(number), entry["bytes"])
+    for directory, _ in members:
         with open(directory / HASHES_NAME, "rb") as hashes:
             hashlib.file_digest(hashes, lambda: digest)
     for name in arrays:
@@ -302,19 +293,6 @@ def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work
 
 def _added(members: Sequence[tuple[Path, Meta]], key: str) -> Counter[str]:
     return sum((Counter(meta[key]) for _, meta in members), Counter())
-
-
-def _link(source: Path, link: Path, tell_copies: Callable[[str], None] | None) -> None:
-    """Link a file, or copy it if the file system refuses links. tell_copies: gets the reason before the first copy."""
-    try:
-        os.link(source, link)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        if tell_copies is not None:
-            tell_copies(error.strerror or str(error))
-        with naming(link):
-            shutil.copyfile(source, link)
 
 
 def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files) -> None:
@@ -341,6 +319,6 @@ def _counts(directories: Sequence[Path]) -> CorpusCounts:
         if total is None:
             total = counts
         else:
-            total.join(counts)
+            total.add(counts, is_part=True)
     assert total is not None
     return total

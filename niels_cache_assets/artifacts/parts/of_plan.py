@@ -6,11 +6,11 @@ A plan decides the parts. With `prepare`, the parts of the corpus decide them (`
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
@@ -33,6 +33,8 @@ from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import place_problem
 
+Kind = TypeVar("Kind")
+
 
 @dataclass(frozen=True, kw_only=True)
 class OfPlan(Pretrain):
@@ -40,10 +42,14 @@ class OfPlan(Pretrain):
 
     source: SourceWithParts
 
+    def beside(self, kind: Callable[..., Kind], **own: Any) -> Kind:
+        """Return another artifact of this data set. own: its other fields."""
+        return kind(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build, **own)
+
     @property
     def parts_plan(self) -> PartsPlan:
         """The artifact of the plan."""
-        return PartsPlan(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+        return self.beside(PartsPlan)
 
     @cached_property
     def plan(self) -> Plan:

@@ -74,7 +74,7 @@ class Part(OfPlan):
 
     @cached_property
     def _val(self) -> ValPart:
-        return ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+        return self.beside(ValPart)
 
     def revision(self) -> str | None:
         assert self.tokenizer  # fail early: nothing can be built without it
@@ -191,7 +191,7 @@ class PreparedPart(OfCorpus, Part):
         return pretrain_need(train_tokens=None, val_tokens=None, token_bytes=self.token_bytes, text_bytes=text_bytes, exact=False)
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        return self.corpus.stream_of(self._ordinals, context)
+        return self.corpus.stream(context, self._ordinals)
 
     def require_input(self) -> None:
         """Do nothing: everything that is read from a corpus is compared with its meta.json."""

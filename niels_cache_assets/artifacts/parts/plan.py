@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.disk.made_of import differences, recordable
 from niels_cache_assets.parts.attempts import scratch_of_attempt
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, parts_dir
-from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, joined_groups, plan_parts, proposed_shard_bytes
+from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, entry_of_group, plan_parts, proposed_shard_bytes
 from niels_cache_assets.sources.added import patterns_without_folders
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.notes import notes_on_source
+from niels_cache_assets.sources.reading.listed import FilesOfGroup
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
 from niels_cache_assets.sources.text_column import TEXT, chosen_note
 from niels_cache_assets.sources.with_parts import SourceWithParts
@@ -188,7 +190,7 @@ class PartsPlan(Artifact):
             "made_of": recordable(work.made_of),
             "fingerprint": work.fingerprint,
             **({"added_patterns": self._added_patterns} if source.added else {}),
-            **joined_groups(groups),
+            "groups": [*map(entry_of_group, groups)],
         }
         return Written(meta=meta)
 
@@ -230,15 +232,9 @@ class PartsPlan(Artifact):
         if hashed and text_field is None:
             text_field = planned_text_field(source, files, own)
         made_of = recordable({**self.identity_of_group(number, own), **({"text_field": text_field} if number else {})})
-        meta = {
-            "dataset_name": self.name,
-            "dataset_revision": own,
-            "text_field": text_field,
-            "made_of": made_of,
-            "fingerprint": fingerprint_of(made_of),
-            **plan_parts(files, parts, **budgets),
-        }
-        return Plan.of(meta).first
+        return plan_parts(
+            files, parts, **budgets, fingerprint=fingerprint_of(made_of), made_of=made_of, revision=own, text_field=text_field
+        )
 
     def warning(self) -> str | None:
         meta = self.finished()
@@ -246,3 +242,47 @@ class PartsPlan(Artifact):
         if proposed is None:
             return None
         return f"{self.name} may have more than 20,000 shards; set shard_bytes = {proposed} in [build], so that it opens quickly"
+
+
+class PlanOfMember:
+    """A `sources.types.MemberPlan`. Reads the plan on disk once, when it is needed."""
+
+    def __init__(self, artifact: PartsPlan) -> None:
+        self._artifact = artifact
+        self._found: tuple[str | None, tuple[FilesOfGroup, ...]] | None = None
+
+    def revision(self) -> str | None:
+        return None if self._on_disk is None else self._on_disk.revision
+
+    def settled_revision(self) -> str | None:
+        meta = self._artifact.finished()
+        return meta["dataset_revision"] if meta is not None and self._artifact.is_settled(meta) else None
+
+    def groups(self, revision: str | None) -> tuple[FilesOfGroup, ...]:
+        if self._found is None or self._found[0] != revision:
+            on_disk = self._on_disk
+            plan = on_disk if on_disk is not None and on_disk.revision == revision else self._made_in_memory(revision)
+            self._found = (
+                revision,
+                tuple(
+                    FilesOfGroup(
+                        listed=group.listed,
+                        revision=group.revision,
+                        text_field=group.text_field,
+                        parts=tuple((part.files, part.val_tokens or 0) for part in group.parts),
+                    )
+                    for group in plan.groups
+                ),
+            )
+        return self._found[1]
+
+    @cached_property
+    def _on_disk(self) -> Plan | None:
+        try:
+            return self._artifact.read()
+        except NielsCacheError:  # missing, or of other settings
+            return None
+
+    def _made_in_memory(self, revision: str | None) -> Plan:
+        work = Work(directory=Path(), revision=revision, made_of={}, force=False, progress=None, log=lambda message: None)
+        return Plan.of(self._artifact.write(work).meta)  # a plan writes no file itself

@@ -51,11 +51,11 @@ class Sealed(OfPlan):
     def part(self, number: int) -> Part:
         """Return the artifact of a part. The first part of a data set with one part is built like a data set without parts."""
         kind = WholePart if number == 0 and self.source.parts == 1 else Part
-        return kind(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build, number=number)
+        return self.beside(kind, number=number)
 
     def val_part(self) -> ValPart:
         """Return the artifact of the val part."""
-        return ValPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build)
+        return self.beside(ValPart)
 
     def members(self) -> Iterator[OfPlan]:
         """Yield the val part, if there is one, and the parts. All use the tokenizer, and the plan or the corpus, of this artifact."""
@@ -178,7 +178,7 @@ class PreparedSealed(OfCorpus, Sealed):
     """The cache of a data set with `prepare` and `tokens_in_parts`."""
 
     def part(self, number: int) -> Part:
-        return PreparedPart(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build, number=number)
+        return self.beside(PreparedPart, number=number)
 
     def steps(self) -> list[Artifact]:
         return [*map(self.part, range(self.source.parts))]

@@ -193,7 +193,7 @@ def _clean(
         work = ChunkWork(source=source, seed=seed, cleaning=settings, num_perm=None, ngram=None)
         with closing(map_in_processes(work, chunks, processes=processes, doing="cleaning", size_of=attrgetter("characters"))) as results:
             for chunk in results:
-                outcome.add(chunk)
+                outcome.add(chunk.counts)
                 yield
         outcome.dropped_by_source.join(context.report)
 

@@ -127,7 +127,7 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
         return
     root = cache_root(registry, arguments.cache_dir)
     yield _configuration(registry)
-    for line in (*registry.notify.warnings(registry.origin), *registry.advice):
+    for line in registry.advice:
         where, _, mend = line.rpartition("; ")
         yield Finding("configuration", "note", where, mend)
     if not registry.is_fallback:

@@ -52,7 +52,7 @@ _PLAN = """The plan of a data set in parts: its files at one revision, the files
 
 ```python
 import json
-json.load(open("cache/pretrain/.parts/<data set>/plan.json"))["parts"]
+json.load(open("cache/pretrain/.parts/<data set>/plan.json"))["groups"][0]["parts"]
 ```"""
 
 _VAL = """The val of a data set in parts, if val must be known before the parts.
@@ -270,12 +270,13 @@ def list_of_ids(source: PretrainSource) -> str | None:
 
 def plan_metadata(outcome: Outcome, version: str, excluded: str | None) -> Metadata:
     """Return the metadata of a plan with this data version. excluded: what `list_of_ids` returns."""
-    listed = outcome.meta["listed"]
-    said = f"{counted(len(listed), 'file')} of {file_size(sum(file['bytes'] for file in listed))}"
+    plan = Plan.of(outcome.meta)
+    listed = [file for group in plan.groups for file in group.listed]
+    said = f"{counted(len(listed), 'file')} of {file_size(sum(file.bytes for file in listed))}"
     groups = _groups_of(outcome.meta)
     return {
         **state_of(outcome),
-        "contents": f"{said} in {counted(len(outcome.meta['parts']), 'part')}",
+        "contents": f"{said} in {counted(len(plan.parts), 'part')}",
         **({_GROUPS: dg.MetadataValue.json(groups)} if groups != [version] else {}),
         **({_EXCLUDE: excluded} if excluded else {}),
     }

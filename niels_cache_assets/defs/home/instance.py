@@ -1,9 +1,9 @@
 """One Dagster home for the UI, the command line and CI. This module creates the home, writes its dagster.yaml, and opens it.
 
 `python -m niels_cache_assets.defs.home.instance` opens the home and prints its path. A file lock is held meanwhile. Without it, two
-that create the same SQLite home at the same time could damage the home permanently. After dagster.yaml is written, it belongs to the user.
-If an interrupted start left an empty dagster.yaml, the file is written again. A truncated dagster.yaml is rejected. Dagster's telemetry is
-off unless dagster.yaml turns it on.
+processes that create the same SQLite home at the same time could damage the home permanently. After dagster.yaml is written, it belongs to
+the user. If an interrupted start left an empty dagster.yaml, the file is written again. A truncated dagster.yaml is rejected. Dagster's
+telemetry is off unless dagster.yaml turns it on.
 """
 
 import fcntl

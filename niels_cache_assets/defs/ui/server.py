@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -19,8 +20,6 @@ import uvicorn
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import home_refusals
-from niels_cache_assets.defs.home.run_files import small_run_files
-from niels_cache_assets.defs.ui.folder import temporary_folder
 from niels_cache_assets.defs.ui.guard import WebGuard, check_guard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, writer_lock, writer_of
@@ -49,10 +48,9 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
     with (
         home_refusals(dagster_home()),
         ensure_instance() as instance,
-        small_run_files(),
-        temporary_folder() as folder,
+        TemporaryDirectory(prefix="niels-cache-ui-") as folder,  # below /tmp, because the path of a socket has at most 107 bytes
         _only_one(Path(instance.root_directory), shared=read_only),
-        Services(instance, folder) as services,
+        Services(instance, Path(folder)) as services,
         _guarded(instance, services, name=name, port=port, read_only=read_only) as guard,
         ExitStack() as stack,
     ):

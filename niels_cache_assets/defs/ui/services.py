@@ -28,7 +28,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 MODULE = "niels_cache_assets.definitions"
 LOCATION = "niels_cache_assets"
-DAEMON = "niels_cache_assets.defs.ui.daemon"
+DAEMON = "dagster._daemon"
 STARTUP_SECONDS = 180
 RUN_GRACE_SECONDS = 1.5  # time for a run to record its position; the next build repeats the work after that position
 SERVICE_GRACE_SECONDS = 0.3

@@ -120,7 +120,7 @@ class HubData(DecodesText):
         with hub_errors(self.dataset, self.pinned_revision):
             return str(HfApi().dataset_info(self.dataset, revision=self.pinned_revision).sha)
 
-    @property  # type: ignore[misc]
+    @property
     def reads_files(self) -> bool:
         """Whether files of the user are read. Such files may hold anything."""
         return self.local_key is not None

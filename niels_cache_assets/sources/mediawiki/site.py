@@ -23,9 +23,7 @@ _WIKI = "wiki|wiktionary|wikibooks|wikinews|wikiquote|wikisource|wikiversity|wik
 _DATABASE = re.compile(rf"([a-z_]{{2,20}}?)(?:{_WIKI})")
 _ADDRESS = re.compile(r"(?:https?:)?//([a-z-]{2,20})\.(?:m\.)?wik[a-z]+\.org\b.*", re.DOTALL)
 _BLANKS = re.compile(r"[\s_]+")
-REDIRECT = re.compile(
-    rf"\s*[#＃](?:{'|'.join(sorted({word for words in REDIRECT_WORDS.values() for word in words.split()}))})\s*:?\s*\[\[", re.IGNORECASE
-)
+REDIRECT = re.compile(rf"\s*[#＃](?:{'|'.join(sorted(REDIRECT_WORDS))})\s*:?\s*\[\[", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ _NAME = re.compile(r"[^|{}<>\[\]\n\x02-\x08]{1,60}")
 _BOUNDS = re.compile("[\x05\x06|]")  # bars, and the bounds of a link, which `markup` has marked
 _KEY = re.compile(r"\s{0,99}([\w ,.-]{1,30}?)\s{0,99}=")
 _NUMBER = re.compile(r"[-−–+]?\d[\d,. /⁄]*")
-_UNITS = {"sqmi": "sq mi", "sqft": "sq ft", "sqin": "sq in", "sqyd": "sq yd", "cuft": "cu ft", "cuin": "cu in", "cuyd": "cu yd"}
-_UNITS |= {"C": "°C", "F": "°F", "C-change": "°C", "F-change": "°F", "usgal": "US gal", "impgal": "imp gal", "LT": "long tons"}
+_UNIT_NAMES = "sqmi sq mi, sqft sq ft, sqin sq in, sqyd sq yd, cuft cu ft, cuin cu in, cuyd cu yd, C °C, F °F, C-change °C, F-change °F"
+_UNIT_NAMES += ", usgal US gal, impgal imp gal, LT long tons"
+_UNITS = dict(entry.split(" ", 1) for entry in _UNIT_NAMES.split(", "))
 _BETWEEN = {"-": "–", "–": "–", "to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "×": " × ", "*": " × "}
 _BETWEEN |= {"+/-": " ± ", "±": " ± ", "to(-)": " to ", "and(-)": " and ", "or(-)": " or ", "xx": " × ", ",": ", "}
 _MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]

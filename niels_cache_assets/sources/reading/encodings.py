@@ -62,7 +62,6 @@ class DecodesText(Source):
     second is rows that the hub's library reads from the hub or from addresses. (A local file is scanned before that library reads it.)
     """
 
-    reads_files: ClassVar[bool] = True  # False: data of the hub, whose documents are counted and never rejected
     never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
 
     max_document_mib: PositiveInt = Field(
@@ -85,6 +84,11 @@ class DecodesText(Source):
     def describe(self) -> dict[str, Any]:
         """Return the description that every source has, and in it the encoding, if it is not the default."""
         return {**super().describe(), **({"encoding": self.encoding} if self.encoding != UTF8 else {})}
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether files of the user are read, which may hold anything. Documents of the hub are counted and never rejected."""
+        return True
 
     @property
     def max_document_bytes(self) -> int:

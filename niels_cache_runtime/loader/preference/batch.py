@@ -5,7 +5,7 @@ Each side costs what a batch of SFT rows costs. `rows` decides which pairs are i
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 
@@ -106,19 +106,8 @@ class PreferenceBatch:
 class PreferenceMaker:
     """A maker of preference batches. sources: all are PackedPairs. The other arguments are those of BatchMaker."""
 
-    def __init__(
-        self, sources: Sequence[Source], *, T: int, device: torch.device, wanted: Sequence[str], mask_cross_document_targets: bool
-    ) -> None:
-        self._chosen, self._rejected = (
-            BatchMaker(
-                [side_of(source, side) for source in sources],
-                T=T,
-                device=device,
-                wanted=wanted,
-                mask_cross_document_targets=mask_cross_document_targets,
-            )
-            for side in SIDES
-        )
+    def __init__(self, sources: Sequence[Source], **settings: Any) -> None:
+        self._chosen, self._rejected = (BatchMaker([side_of(source, side) for source in sources], **settings) for side in SIDES)
 
     def check_boundaries(self) -> None:
         """Do nothing: pairs always have boundaries. See BatchMaker."""
@@ -131,13 +120,8 @@ class PreferenceMaker:
 def make_maker(sources: Sequence[Source], settings: LoaderSettings, device: torch.device) -> BatchMaker:
     """Return the maker of the batches of a loader. For preference pairs, it is a PreferenceMaker, which has the same methods."""
     cls = cast(type[BatchMaker], PreferenceMaker) if settings.pairs else BatchMaker
-    return cls(
-        sources,
-        T=settings.T,
-        device=device,
-        wanted=settings.fields,
-        mask_cross_document_targets=settings.mask_cross_document_targets,
-    )
+    masks = settings.mask_cross_document_targets
+    return cls(sources, T=settings.T, device=device, wanted=settings.fields, mask_cross_document_targets=masks)
 
 
 def _mask(batch: Batch) -> torch.Tensor:

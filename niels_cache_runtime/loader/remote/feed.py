@@ -6,7 +6,6 @@ A visit is in use if a sample of the next batch, of any rank, is in it. All proc
 So the copy can keep what the slowest process needs. A batch costs a few comparisons, and something new only when a visit begins or ends.
 If a visit ends within a batch and another one begins there, the batch is read in portions. So a batch needs no more blocks at a time than
 a single sample.
-While all shards stay mapped, a visit that begins or ends costs nothing. Then the thread of `keeping` moves the record on.
 Only the newest feed of a loader chooses the blocks in use. An older one may still run on another thread, or end later.
 """
 
@@ -62,7 +61,6 @@ class BlockFeed:
         self._key = object()  # the sources know this feed by it
         self._end = _NEVER if end is None else end
         self._copy = self._lead.copy
-        self._splits = dict(source.whole() for source in self._all)
         self._visits = visits
         self._coming: deque[BlockVisit] = deque()
         self._current: list[BlockVisit] = []
@@ -139,8 +137,7 @@ class BlockFeed:
     def _move(self, first: int) -> int:
         """Let the sources read the visits of the last batch from sample `first` on, and record what this process needs now and next.
 
-        Return the sample at which this portion of the batch ends. The caller holds `copy.reading`. If all shards stay mapped, the next call
-        may come from another thread, after many batches.
+        Return the sample at which this portion of the batch ends. The caller holds `copy.reading`.
         """
         reached = self._advance(first, min(self._first + self._rows, self._end))
         first_end = min((visit.end for visit in self._current), default=_NEVER)
@@ -151,21 +148,15 @@ class BlockFeed:
         wants = [self._sources[visit.source].want(visit, now=True) for visit in self._current]
         for place, visit in enumerate(self._coming):
             wants.append(self._sources[visit.source].want(visit, now=place < self._ahead and visit.first < self._end))
-        self._copy.need(self._run, first, wants, owners=self._all, splits=self._splits, again=self._renew)
-        if self._copy.is_keeping():  # then a visit that has ended may stay in the record until the next one begins
-            self._move_at = _NEVER if all(source.is_whole for source in self._all) else next_move
+        self._copy.need(self._run, first, wants, owners=self._all, again=self._renew)
         return reached
 
     def _renew(self) -> None:
-        """Record the needs of now, or unmap everything for a slower process.
+        """Unmap everything for a slower process.
 
-        The thread of `keeping` calls this, and holds `copy.reading`.
+        A thread of the copy calls this, and holds `copy.reading`.
         """
-        if self._lead.feed is not self._key:
-            return
-        if self._copy.is_keeping():
-            self._move(self._first)
-        elif self._copy.is_in_the_way():
+        if self._lead.feed is self._key and self._copy.is_in_the_way():
             self._rest(self._first)
 
     def _advance(self, first: int, last: int) -> int:

@@ -60,7 +60,7 @@ class RangeWindows(PretrainWindows):
         if hashlib.sha256(content).hexdigest() != file.sha256:
             raise RemoteError(f"{name}: its content has another sha256 than recorded; push it again with --repair")
         ends = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-        check_offsets_form(name, ends.dtype, ends.shape, wanted=DOC_ENDS_DTYPE)
+        check_offsets_form(name, ends, DOC_ENDS_DTYPE)
         check_doc_ends(name, ends, token_count=token_count)
         return ends
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,7 @@ from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.needs import Want, Whole, is_tail, split_folder, tail_path
+from niels_cache_runtime.remote.needs import Want, is_tail, tail_path
 
 
 class CopiedWindows(PretrainWindows):
@@ -103,47 +101,15 @@ class CopiedWindows(PretrainWindows):
         sums = np.add.reduceat(self._sizes, own.files[:-1])
         return int((sums + self._tail_bytes).max())
 
-    def whole(self) -> tuple[str, Whole]:
-        """Return the folder of the shards, relative to the copy, and what a run reads of them."""
-        paths = (*self._read_shards, *(self._tail_of(block) for block in self._read_blocks if self._tail_bytes[block]))
-        return split_folder(self.build.id, self.split), Whole(int(self._sizes.sum()) + sum(self._tail_bytes), paths)
-
-    @cached_property
-    def _read_blocks(self) -> list[int]:
-        """The blocks in which windows begin. The last shards of a split may be too short for a window."""
-        return np.flatnonzero(np.diff(self.blocks(self.block_shards).samples)).tolist()
-
-    @cached_property
-    def _read_shards(self) -> list[str]:
-        return [place for block in self._read_blocks for place in self._places[block * self.block_shards : self._stop_of(block)]]
-
-    @cached_property
-    def _kept(self) -> frozenset[str]:
-        """The files that stay mapped if the copy keeps everything: the shards, and the tails that reach beyond them."""
-        shards, tails = frozenset(self._read_shards), list[str]()
-        for block in self._read_blocks:
-            shard, size = self._stop_of(block), self._tail_bytes[block]
-            while size > 0:
-                if self._places[shard] not in shards:
-                    tails.append(self._tail_of(block))
-                    break
-                size, shard = size - int(self._sizes[shard]), shard + 1
-        return shards.union(tails)
-
     def use_visits(self, visits: Sequence[BlockVisit] | None, *, feed: object | None) -> None:
         """Read these visits from here on. With None, read without a feed. Call `leave` next, through `LocalCopy.need`."""
         self._visits, self.feed = None if visits is None else tuple(visits), feed
         self.is_ready = self._has_visits()
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all windows of the split can be read now."""
-        return self._kept <= self._in_use
-
-    def leave(self, is_kept: bool) -> list[str]:
-        """Unmap what no visit in use needs, and return it. is_kept: whether shards may stay mapped. The caller holds `copy.reading`."""
+    def leave(self) -> list[str]:
+        """Unmap what no visit in use needs, and return it. The caller holds `copy.reading`."""
         needed = {path for visit in self._visits or () for path in self.want(visit, now=True).paths()}
-        return self._leave([path for path in self._in_use - needed if not is_kept or path not in self._kept])
+        return self._leave([*(self._in_use - needed)])
 
     def leave_all(self) -> list[str]:
         """Unmap everything, and return it. The caller holds `copy.reading`."""
@@ -156,19 +122,6 @@ class CopiedWindows(PretrainWindows):
         finally:
             self._refill()
         return gone
-
-    def map_kept(self) -> list[str]:
-        """Map everything that is not mapped yet, and return it. The caller holds `copy.reading`, and the copy keeps everything."""
-        taken = []
-        for path in self._kept - self._in_use:
-            with suppress(
-                NielsCacheError, OSError
-            ):  # somebody has removed it, or there are too many maps: `_get` takes it, or says why not
-                self._map(path)
-                taken.append(path)
-        if taken:
-            self._refill()
-        return taken
 
     def read_early(self, numbers: Ints, blocks: Sequence[int]) -> None:
         """Read those of the samples `numbers` that are in these blocks, and keep them in `early`. So the blocks can leave before the others
@@ -213,9 +166,8 @@ class CopiedWindows(PretrainWindows):
         if not missing():
             return
         also = [path for visit in self._visits or () for path in self.want(visit, now=True).paths()]
-        if not self.copy.is_keeping():  # what an earlier read beside the batches has mapped, as `trace` does
-            tails = map(self._tail_of, np.unique(first[crossing] // self.block_shards).tolist())
-            self._give_back(self._in_use - {*also, *tails, *(self._places[shard] for shard in whole)})
+        tails = map(self._tail_of, np.unique(first[crossing] // self.block_shards).tolist())
+        self._give_back(self._in_use - {*also, *tails, *(self._places[shard] for shard in whole)})  # of a read beside the batches
         while (paths := missing()) and not self.copy.take(paths, self._map, mine=self._in_use, also=also, is_fed=self.copy.is_fed):
             pass
         self._refill()

@@ -3,8 +3,7 @@
 from unittest.mock import patch
 
 from dagster._daemon import controller
-
-from niels_cache_assets.defs.ui.daemon import main
+from dagster._daemon.cli import main
 
 with patch.object(controller, "DEFAULT_DAEMON_INTERVAL_SECONDS", 1):
     main()

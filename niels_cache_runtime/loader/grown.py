@@ -1,0 +1,154 @@
+"""Loading a state after a cache has grown: the samples of each epoch before and after the growth, and the proof that the old cache is the
+beginning of the new one.
+
+A data set in parts grows by whole parts, and meta.json lists the parts. So an earlier cache ended where a part ends. Its fingerprint
+follows from the entries of its shards and from the first document ends, which are read once.
+
+A source that never grew has the same number of samples in every epoch. If it has grown, the epoch that had begun keeps its samples, and
+every later epoch has all of them. The state of a loader has these numbers (`phases`), so that any earlier step can still be found.
+"""
+
+import hashlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+
+from niels_cache_runtime.cache.opening import listed_of_split
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints, doc_ends_name, shard_name
+from niels_cache_runtime.format.meta import content_sha256
+from niels_cache_runtime.loader.source import Source
+from niels_cache_runtime.loader.windows import PretrainWindows
+
+Phases = tuple[tuple[int, int], ...]
+
+
+class Epochs:
+    """The epochs of a source.
+
+    phases: (first, samples), in ascending order: from the sample `first` of the source on, an epoch has `samples` samples. Samples are
+        counted over the whole run. The first phase begins at 0, and every other phase at the end of an epoch.
+    """
+
+    def __init__(self, phases: Sequence[tuple[int, int]]) -> None:
+        self.phases: Phases = tuple((int(first), int(samples)) for first, samples in phases)
+        self._firsts = np.array([first for first, _ in self.phases], dtype=np.int64)
+        self._samples = np.array([samples for _, samples in self.phases], dtype=np.int64)
+        lengths = np.diff(self._firsts)
+        self._epochs = np.concatenate([[0], np.cumsum(lengths // self._samples[:-1])]).astype(np.int64)  # the first epoch of each phase
+
+    @property
+    def first_epochs(self) -> list[int]:
+        """The first epoch of each phase."""
+        return self._epochs.tolist()
+
+    @staticmethod
+    def is_valid(phases: Sequence[tuple[int, int]]) -> bool:
+        """Return whether these numbers can be phases."""
+        if not phases or phases[0][0] != 0 or any(samples < 1 for _, samples in phases):
+            return False
+        pairs = pairwise(phases)
+        return all(after > first and (after - first) % samples == 0 for (first, samples), (after, _) in pairs)
+
+    def at(self, taken: Ints) -> tuple[Ints, Ints]:
+        """Return the epochs and the places in these epochs of samples of the source (n,), both (n,) int64. Samples count from 0."""
+        phases = self._firsts.searchsorted(taken, side="right") - 1
+        epochs, places = np.divmod(taken - self._firsts[phases], self._samples[phases])
+        return epochs + self._epochs[phases], places
+
+    def read(self, taken: int) -> Fraction:
+        """Return how often the source was read after `taken` samples: the whole epochs, and the share of the begun one."""
+        (epoch,), (place,) = self.at(np.array([taken], dtype=np.int64))
+        return Fraction(int(epoch)) + Fraction(int(place), int(self._samples[self.phase(int(epoch))]))
+
+    def phase(self, epoch: int) -> int:
+        """Return the number of the phase that an epoch belongs to."""
+        return int(self._epochs.searchsorted(epoch, side="right")) - 1
+
+    def start(self, epoch: int) -> int:
+        """Return the first sample of an epoch."""
+        phase = self.phase(epoch)
+        first, samples = self.phases[phase]
+        # Numbers of Python, because many epochs have more samples than an int64 can count.
+        return first + (epoch - int(self._epochs[phase])) * samples
+
+    def grown(self, taken: int, samples: int) -> "Epochs":
+        """Return the epochs of a source that has `samples` samples now, and of which `taken` samples were read before it grew.
+
+        The epoch that had begun keeps its samples. If none had begun, the next one already has all samples.
+        """
+        phase = int(self._firsts.searchsorted(taken, side="right")) - 1
+        first, before = self.phases[phase]
+        end = first - (first - taken) // before * before
+        return Epochs([*(self.phases[: phase + 1] if end > first else self.phases[:phase]), (end, samples)])
+
+
+_BLOCK = 1 << 20
+
+
+def resumed_phases(
+    state: Mapping[str, Any], names: Sequence[str], sources: Sequence[Source], taken: Sequence[int], *, grown: bool
+) -> dict[str, Phases]:
+    """Return the phases of the sources that have grown, now or before the state was saved, by name.
+
+    taken: how many samples of each source the run has read. grown: whether sources may have grown since the state was saved. Sources that
+    differ in another way are left out; the caller refuses them.
+    Raises NielsCacheError if the state's own phases do not fit a source, and for growth since a DataLoader worker saved the state.
+    """
+    found: dict[str, Phases] = {}
+    for name, source, count in zip(names, sources, taken, strict=True):
+        saved = state["sources"].get(name)
+        if saved is None:
+            continue
+        phases = saved.get("phases") or [(0, saved["samples"])]
+        if saved["fingerprint"] == source.fingerprint:
+            if phases[-1][1] != source.samples:
+                raise NielsCacheError(f"state: has {phases[-1][1]} samples of {name}, but its cache has {source.samples}; it was edited")
+            if len(phases) > 1:
+                found[name] = tuple((int(first), int(samples)) for first, samples in phases)
+        elif grown and state.get("worker") is not None:
+            raise NielsCacheError(
+                f"{name}: grown=True does not go with a state of a DataLoader worker, whose cache has changed; save "
+                f"loader.state_dict(steps=batches taken) in the main process, or restore the cache"
+            )
+        elif grown and began_as(source, saved["fingerprint"], samples=phases[-1][1]):
+            found[name] = Epochs(phases).grown(count, source.samples).phases
+    return found
+
+
+def began_as(source: Source, fingerprint: str, *, samples: int) -> bool:
+    """Return whether the first `samples` samples of a source are those of an earlier cache with this fingerprint."""
+    if not isinstance(source, PretrainWindows) or samples > source.samples:
+        return False
+    return any(earlier == fingerprint for earlier in _earlier_fingerprints(source, samples))
+
+
+def _earlier_fingerprints(source: PretrainWindows, samples: int) -> Iterator[str]:
+    """Yield the fingerprint of each cache that this one may have been, if it had so many samples."""
+    if source.meta is None or source.doc_ends is None or not isinstance(source.meta.get("parts"), list):
+        return
+    listed = listed_of_split(source.meta, source.path, doc_ends=True)
+    try:
+        counts = [[part[key][source.split] for part in source.meta["parts"]] for key in ("shards", "tokens", "documents")]
+        ends = [*zip(*map(accumulate, counts), strict=True)]
+    except (KeyError, TypeError) as error:
+        raise NielsCacheError(f"{source.folder}: meta.json lists its parts in an unknown form; rebuild this data set") from error
+    for shards, tokens, documents in dict.fromkeys(ends[:-1]):
+        if tokens > source.T and source.samples_of(tokens) == samples:
+            files = {name: listed[name] for name in (f"{source.split}/{shard_name(number)}" for number in range(shards))}
+            files[doc_ends_name(source.split)] = _first_doc_ends(source.doc_ends[:documents])
+            yield content_sha256(files)
+
+
+def _first_doc_ends(ends: np.ndarray) -> dict[str, Any]:
+    """Return the entry in meta.json of a file with these document ends, (documents,) uint64."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<u8", "fortran_order": False, "shape": ends.shape})
+    digest = hashlib.sha256(header.getvalue())
+    for first in range(0, len(ends), _BLOCK):
+        digest.update(np.ascontiguousarray(ends[first : first + _BLOCK]).data.cast("B"))
+    return {"bytes": len(header.getvalue()) + ends.nbytes, "sha256": digest.hexdigest()}
