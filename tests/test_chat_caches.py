@@ -496,16 +496,16 @@ def test_init_names_the_template_of_the_model(
     monkeypatch.chdir(tmp_path)
     rows = [json.dumps({"messages": messages}) for messages in chats(30)]
     (tmp_path / "chats.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    assert main(["init", "--chats", "chats.jsonl", "--tokenizer", str(model)]) == 0
+    assert main(["init", "chats.jsonl", "--tokenizer", str(model)]) == 0
     registry = load_registry(config=str(tmp_path / "niels_cache.toml"))
     assert registry.sft["chats"].template == "model"
     assert built(tmp_path, registry).state == "built"
-    assert main(["init", "--chats", "chats.jsonl", "--tokenizer", str(tiny_model), "--force"]) == 0
+    assert main(["init", "chats.jsonl", "--tokenizer", str(tiny_model), "--force"]) == 0
     assert "template" not in (tmp_path / "niels_cache.toml").read_text(encoding="utf-8")
     capsys.readouterr()
     broken = json.dumps({"messages": [{"role": "usr", "content": "q"}, {"role": "assistant", "content": "a"}]})
     (tmp_path / "chats.jsonl").write_text("\n".join([*rows, broken]), encoding="utf-8")
-    assert main(["init", "--chats", "chats.jsonl", "--tokenizer", str(model), "--force"]) == 0
+    assert main(["init", "chats.jsonl", "--tokenizer", str(model), "--force"]) == 0
     assert "[sft.chats] chats.jsonl: row 30" in capsys.readouterr().err
     assert (tmp_path / "niels_cache.toml").exists()
     assert main(["doctor", "--offline"]) != 0

@@ -174,7 +174,7 @@ def test_a_path_still_opens_and_shows_its_real_name(swapped: SmallProject, capsy
     assert next(iter(TokenLoader(str(folder / "train"), T=16, B=1, seed=0))).x.shape == (1, 16)
     code, out, _ = run(swapped, capsys, "show", str(folder))
     assert code == 0
-    assert out.startswith(f"notes  (pretrain, {folder}/meta.json)\n")
+    assert out.startswith(f"notes  (pretrain, {folder})\n")
     assert json.loads(run(swapped, capsys, "show", str(folder), "--json")[1])["name"] == "notes"
     rewrite_meta(folder, dataset_name=None)
     assert run(swapped, capsys, "show", str(folder))[1].startswith("letters  (pretrain, ")
