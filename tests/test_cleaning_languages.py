@@ -10,7 +10,7 @@ import pytest
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.filters import Facts, Rejected
-from niels_cache_assets.cleaning.languages import STOP_WORDS, UNSPACED_LANGUAGES, _detectors, identify_language, language_of
+from niels_cache_assets.cleaning.languages import STOP_WORDS, UNSPACED_LANGUAGES, _detector, identify_language, language_of
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.config.tables import LANGUAGES, CleaningSettings
 from niels_cache_assets.corpus.reading import prepared_documents
@@ -62,7 +62,7 @@ def test_stop_words_are_those_of_the_language_of_the_document() -> None:
 
 
 def test_a_language_that_cannot_be_identified_is_refused_unless_the_filter_is_skipped() -> None:
-    assert {code.partition("-")[0] for code in _detectors().langlist} == set(LANGUAGES.split())
+    assert {code.partition("-")[0] for code in _detector()[0].langs()} == set(LANGUAGES.split())
     with pytest.raises(ValueError, match=r"'la' .*\bsw\b.*skip not_english"):
         CleaningSettings(languages=("en", "la"))
     assert CleaningSettings(languages=("la",), skip=("not_english",)).languages == ("la",)
@@ -70,7 +70,7 @@ def test_a_language_that_cannot_be_identified_is_refused_unless_the_filter_is_sk
 
 def test_the_share_of_a_language_does_not_depend_on_packages_and_order() -> None:
     assert identify_language(PARAGRAPHS["de"]) == ("de", 1.0)
-    assert sorted(_detectors().langlist) == _detectors().langlist
+    assert sorted(_detector()[0].langs()) == _detector()[0].langs()
     mixed = ENGLISH[:100] + PARAGRAPHS["nl"][:60]
     assert len({identify_language(mixed) for _ in range(20)}) == 1
 

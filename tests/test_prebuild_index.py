@@ -286,22 +286,3 @@ def test_a_blend_stands_in_status_as_its_indices_are(folder: Path, capsys: pytes
     (folder / "cache/pretrain/notes/meta.json").unlink()
     (row,) = told("status", "mix")["data_sets"]
     assert row["advice"] == "build notes first"
-
-
-def test_an_index_that_was_built_ahead_is_marked_in_the_dagster_home_if_there_is_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from niels_cache_assets.defs.home.instance import ensure_instance
-    from niels_cache_assets.defs.keys import INDEX
-
-    home = folder / "home"
-    monkeypatch.setenv("DAGSTER_HOME", str(home))
-    assert main(["prebuild-index", "mix"]) == 0
-    assert not home.exists()
-    with ensure_instance(home) as instance:
-        assert main(["prebuild-index", "mix"]) == 0
-        assert instance.get_materialized_partitions(INDEX) == {"mix"}
-    text = Path("niels_cache.toml").read_text()
-    Path("niels_cache.toml").write_text(text.replace("[pretrain.books]", "[pretrain.books]\nenabled = false"))
-    assert main(["prebuild-index", "mix"]) == 0, "the cache is there; Dagster has no partition of such a blend"
-    assert "WARNING" not in capsys.readouterr().err

@@ -49,32 +49,30 @@ UNKNOWN = Language(None, 0.0)
 def identify_language(text: str) -> Language:
     """Return the language of a text, or UNKNOWN if the text is too short or its language is not recognized.
 
-    The whole argument is read. The code contains no script and no country: it is zh, not zh-Hant.
+    At most 10,000 characters are read. The code contains no script and no country: it is zh, not zh-Hant.
     """
-    from langdetect_rs import LangDetectException
-
-    detector = _detectors().create()
-    detector.set_max_text_length(len(text))
-    detector.append(text)
-    try:
-        found = [(each.lang.partition("-")[0], each.prob) for each in detector.get_probabilities()]
-    except LangDetectException:  # no letter of a known script
+    core, seed = _detector()
+    found = [(code.partition("-")[0], share) for code, share in core.detect_langs(text, seed) or ()]  # none: no letter of a known script
+    if not found:
         return UNKNOWN
     if not _HANGUL.search(text):  # the Korean model knows Chinese characters, and wins over the Chinese one in short traditional texts
         found = [("zh" if code == "ko" else code, share) for code, share in found]
-    return Language(found[0][0], round(sum(share for code, share in found if code == found[0][0]), _DIGITS)) if found else UNKNOWN
+    return Language(found[0][0], round(sum(share for code, share in found if code == found[0][0]), _DIGITS))
 
 
 @cache
-def _detectors() -> Any:
-    from langdetect_rs import DetectorFactory, _core
+def _detector() -> tuple[Any, Any]:
+    """Return the detector, and the state of its random walk.
 
-    factory = DetectorFactory()
-    # load_profile would take the order of the files of the package langdetect, if that is installed; the last bits depend on the order
-    factory._core.load_builtin(_core.builtin_files())
-    factory.langlist[:] = factory._core.langs()
-    factory.seed = 0
-    return factory
+    The public functions seed the whole process, and take the order of the files of the package langdetect, if that is installed. The last
+    bits depend on the order.
+    """
+    from langdetect_rs import DetectorFactory, _core
+    from langdetect_rs._seed import seed_state
+
+    core = DetectorFactory()._core
+    core.load_builtin(_core.builtin_files())
+    return core, seed_state(0)
 
 
 def language_of(text: str, *, characters: int, wanted: Collection[str]) -> Language:

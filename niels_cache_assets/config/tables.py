@@ -233,6 +233,7 @@ class CleaningSettings(Table):
     language_characters: int = Field(
         400,
         ge=1,
+        le=1_000,
         description="The language is identified from this number of characters at the start; "
         "if it is not in `languages`, the middle and ten times as many characters are asked, too",
     )

@@ -127,18 +127,6 @@ def launch_builds(
         return launcher.results
 
 
-def record_index(registry: Registry, name: str, *, root: Path, home: Path) -> None:
-    """Record in a Dagster home that the index of a blend exists. A run finds the index and records it. Raises NielsCacheError if the run
-    fails.
-    """
-    with home_refusals(home), ensure_instance(home, overrides=_INSTANCE_OVERRIDES) as instance, ending_abandoned_runs(instance):
-        launcher = _Launcher(registry, root, instance, LaunchListener(), wait=True)
-        launcher.launch(graph(registry, root).index(name), force=False)
-    [result] = launcher.results
-    if result.state == "failed":
-        raise NielsCacheError(str(result.message))
-
-
 class _ListenerSink(ProgressSink):
     """A sink that passes everything to the listener. `ends`: the ends of parts that were built ahead of their runs, by key. `made`: the
     keys of all artifacts that were built or found so far.

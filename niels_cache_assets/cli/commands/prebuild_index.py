@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from niels_cache_assets.cli.command import HOME_VARIABLE, WHERE, Command, chosen, configured, whole_number
-from niels_cache_assets.cli.console import diagnostics, new_table, output, print_facts
+from niels_cache_assets.cli.command import WHERE, Command, chosen, configured, whole_number
+from niels_cache_assets.cli.console import new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import file_size
@@ -70,8 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
     plan = _plan(arguments, registry, root)
     with stop_on_signals(), array_progress() as progress:
         outcome = prebuild(plan, root=root, progress=progress)
-        if arguments.name in registry.blend_keys():  # the UI has a partition only for these names
-            _record(registry, arguments.name, root)
     facts = {
         "state": outcome.state,
         "part": plan.part,
@@ -83,19 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     _print(outcome, plan)
     return DONE
-
-
-def _record(registry: Registry, name: str, root: Path) -> None:
-    """Record the index in the current Dagster home, if there is a home. Then the UI of this home shows the index as built."""
-    home = Path(os.environ.get(HOME_VARIABLE) or ".dagster").expanduser().absolute()
-    if not (home / "dagster.yaml").exists():
-        return
-    from niels_cache_assets.defs.launcher import record_index  # takes seconds: dagster
-
-    try:
-        record_index(registry, name, root=root, home=home)
-    except NielsCacheError as error:  # only the record failed; the index is built
-        diagnostics().print(f"WARNING: the index is built, but it is not recorded in {home}: {error}", soft_wrap=True)
 
 
 def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:
