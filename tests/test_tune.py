@@ -257,7 +257,6 @@ def test_parts_have_the_measures_of_their_corpus(books: tuple[Registry, Path]) -
     _, root = books
     found = facts.read_measures(corpus_dir(root, "books"))
     meta = read_meta(str(corpus_dir(root, "books") / "meta.json"))
-    assert found is not None
     assert found.measured == found.documents == meta["documents"]["read"]
     assert MEASURES_NAME in meta["files"]
     assert verify_cache(str(root)) == []
@@ -298,7 +297,7 @@ def test_the_page_is_self_contained_and_shows_everything(
     shutil.rmtree(root / "reports")  # another test compares the notes about this root
 
 
-def test_the_report_and_the_metadata_have_the_same_limits(books: tuple[Registry, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_and_the_metadata_have_the_same_limits(books: tuple[Registry, Path]) -> None:
     registry, root = books
     found = tuning(registry, "books", root=root)["cleaning"]["rules"]
     report = cache_report(registry, find_items(registry, root=root), root=root, history=History(source="none"))
@@ -311,19 +310,11 @@ def test_the_report_and_the_metadata_have_the_same_limits(books: tuple[Registry,
     for rule in found:
         assert f"{rule['key']}</code> = {shown(rule['limit'], rule['form'])}: drops" in page
         assert not any(row["excerpt"] in page for row in (*rule["below"], *rule["above"]))
-    monkeypatch.setattr(facts, "MEASURES_NAME", "none.json")
-    assert "limits_table" not in documents_metadata(outcome)
-
-
-def test_a_corpus_without_measures_says_so(books: tuple[Registry, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    registry, root = books
-    monkeypatch.setattr(facts, "MEASURES_NAME", "none.json")
-    found = tuning(registry, "books", root=root)
-    assert found["cleaning"]["rules"] == []
-    assert "not measured" in render_tuning(found)
 
 
 def test_damaged_measures_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(NielsCacheError, match=MEASURES_NAME):
+        facts.read_measures(tmp_path)
     for content in (b"{", b"[]", b'{"rules": {}}'):
         (tmp_path / MEASURES_NAME).write_bytes(content)
         with pytest.raises(NielsCacheError, match=MEASURES_NAME) as raised:

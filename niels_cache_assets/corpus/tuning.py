@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from niels_cache_assets.cleaning.measures import Measures, Rule
 
 PAIRS = 20  # on each side of the threshold
-NOT_MEASURED = "not measured: this corpus was made by an earlier release; prepare it again with --force"
 EXCERPT_CHARACTERS = 700
 MOST = 100_000
 BELOW = 0.25  # pairs are looked for down to the threshold less this
@@ -57,8 +56,8 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
     """Return the facts about a prepared data set.
 
     `documents`, `kept`: the numbers of documents before and after cleaning. `cleaning`: None if the data set is not cleaned, otherwise
-    `note` (why nothing was measured, or None), `measured` and `counted` (how many documents were measured, and how many they count for),
-    `languages`, and `rules` (see `_rule`). `duplicates`: None without "dedup", otherwise the counts of the search and `similarity`.
+    `measured` and `counted` (how many documents were measured, and how many they count for), `languages`, and `rules` (see `_rule`).
+    `duplicates`: None without "dedup", otherwise see `_duplicates`.
 
     Raises NielsCacheError if the corpus or its drop list is missing or out of date.
     """
@@ -70,31 +69,28 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
         "documents": documents_given(meta),
         "kept": meta["documents"]["kept"],
         "dropped": dict(meta["dropped"]),
-        "cleaning": _cleaning(corpus.directory, meta) if "clean" in source.prepare else None,
+        "cleaning": _cleaning(corpus.directory) if "clean" in source.prepare else None,
         "duplicates": _duplicates(registry, name, meta, root=root) if "dedup" in source.prepare else None,
     }
 
 
-def read_measures(directory: Path) -> Measures | None:
-    """Return what the filters measured for a corpus, or None for a corpus without measures. Raises NielsCacheError for a damaged file."""
+def read_measures(directory: Path) -> Measures:
+    """Return what the filters measured for a cleaned corpus. Raises NielsCacheError for a missing or damaged file."""
     from niels_cache_assets.cleaning.measures import Measures
 
     path = directory / MEASURES_NAME
     try:
         return Measures.from_state(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise NielsCacheError(f"{path}: cannot be read ({error}); prepare this data set again with force") from error
 
 
-def measured_limits(directory: Path) -> list[dict[str, Any]]:
-    """Return the facts about each limit of a corpus (see `_rule`), without its documents. Empty if nothing was measured.
+def measured_limits(directory: Path, meta: Meta) -> list[dict[str, Any]]:
+    """Return the facts about each limit of a corpus (see `_rule`), without its documents. Empty if it was not cleaned.
 
     Raises NielsCacheError for a damaged file.
     """
-    found = read_measures(directory)
-    rules = [] if found is None else _rules(found)
+    rules = _rules(read_measures(directory)) if "clean" in meta.get("prepare", ()) else []
     return [{key: value for key, value in rule.items() if key not in ("below", "above")} for rule in rules]
 
 
@@ -104,17 +100,10 @@ def _rules(found: Measures) -> list[dict[str, Any]]:
     return [_rule(rule, found) for rule in RULES if rule.key in found.limits]
 
 
-def _cleaning(directory: Path, meta: Meta) -> dict[str, Any]:
+def _cleaning(directory: Path) -> dict[str, Any]:
     found = read_measures(directory)
-    if found is None:
-        return {"note": NOT_MEASURED, "measured": 0, "counted": 0, "languages": dict(meta["languages"]), "rules": []}
-    return {
-        "note": None,
-        "measured": found.measured,
-        "counted": found.documents,
-        "languages": dict(found.languages.most_common()),
-        "rules": _rules(found),
-    }
+    languages = dict(found.languages.most_common())
+    return {"measured": found.measured, "counted": found.documents, "languages": languages, "rules": _rules(found)}
 
 
 def _rule(rule: Rule, found: Measures) -> dict[str, Any]:

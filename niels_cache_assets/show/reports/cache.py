@@ -148,7 +148,7 @@ class Item:
         if not self.is_built or self.meta.get("kind") != "corpus":
             return []
         try:
-            return measured_limits(self.state.directory)
+            return measured_limits(self.state.directory, self.meta)
         except NielsCacheError:  # `verify` names the damaged file
             return []
 
