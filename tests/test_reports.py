@@ -372,8 +372,7 @@ def drawings(project: SmallProject) -> Drawings:
 def test_the_page_holds_all_it_shows_and_asks_for_nothing(project: SmallProject, drawings: Drawings) -> None:
     content = render_page(reported(project), drawings, now=NOW)
     page = Page(content)
-    limits = sum(len(item.limits) for item in reported(project).items)
-    assert len(page.all("svg")) == len(reported(project).mixtures) + limits + sum(map(len, drawings.values())) > 10
+    assert len(page.all("svg")) == len(reported(project).mixtures) + sum(map(len, drawings.values())) > 10
     addresses = [attributes["href"] or "" for attributes in page.all("a")]
     assert addresses
     assert all(address.startswith("#") for address in addresses)

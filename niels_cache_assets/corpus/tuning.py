@@ -85,25 +85,12 @@ def read_measures(directory: Path) -> Measures:
         raise NielsCacheError(f"{path}: cannot be read ({error}); prepare this data set again with force") from error
 
 
-def measured_limits(directory: Path, meta: Meta) -> list[dict[str, Any]]:
-    """Return the facts about each limit of a corpus (see `_rule`), without its documents. Empty if it was not cleaned.
-
-    Raises NielsCacheError for a damaged file.
-    """
-    rules = _rules(read_measures(directory)) if "clean" in meta.get("prepare", ()) else []
-    return [{key: value for key, value in rule.items() if key not in ("below", "above")} for rule in rules]
-
-
-def _rules(found: Measures) -> list[dict[str, Any]]:
+def _cleaning(directory: Path) -> dict[str, Any]:
     from niels_cache_assets.cleaning.measures import RULES
 
-    return [_rule(rule, found) for rule in RULES if rule.key in found.limits]
-
-
-def _cleaning(directory: Path) -> dict[str, Any]:
     found = read_measures(directory)
-    languages = dict(found.languages.most_common())
-    return {"measured": found.measured, "counted": found.documents, "languages": languages, "rules": _rules(found)}
+    rules = [_rule(rule, found) for rule in RULES if rule.key in found.limits]
+    return {"measured": found.measured, "counted": found.documents, "languages": dict(found.languages.most_common()), "rules": rules}
 
 
 def _rule(rule: Rule, found: Measures) -> dict[str, Any]:

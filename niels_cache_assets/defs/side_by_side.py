@@ -14,10 +14,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.parts.sharing import FreeFirst
+from niels_cache_assets.artifacts.watch import watched
 from niels_cache_assets.cluster.child import build_apart
 from niels_cache_assets.cluster.command import Apart, PartCommand
 from niels_cache_assets.defs.places import HostPlace
-from niels_cache_assets.notify.watch import watched
 from niels_cache_assets.show.progress import HowFar
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy

@@ -1,7 +1,8 @@
 """The places that hold text of documents, for a takedown: what to look at after documents have left a data set.
 
 Below the cache directory, each folder of a build is one place, also an unfinished one. Tokens count as text, because they decode to it.
-Of the pages of reports, only those of `report NAME` hold any. Dagster's home and its logs have names, ids, places and counts. Files are listed and never opened.
+Of the pages of reports, only those of `report NAME` hold any. Dagster's home and its logs have names, ids, places and counts. Files are
+listed and never opened.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ _KINDS = (  # by the end of a file's name; the first that fits counts
     ("tiktoken.json", "pieces of words"),
     ("tokenizer/meta.json", "the longest words"),
 )
-_FOLDERS = (("/reports/tune/", "excerpts of documents"), ("/.refused_engines/", "text that an engine encoded differently"), (".partial", "an unfinished build"))
+_FOLDERS = (
+    ("/reports/tune/", "excerpts of documents"),
+    ("/.refused_engines/", "text that an engine encoded differently"),
+    (".partial", "an unfinished build"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,7 +147,7 @@ def ratios_picture(characters_per_token: Mapping[str, float]) -> Picture:
 def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
     """Return the pictures of the report of a corpus (corpus/report.py): its stages, reasons, lengths and, if searched, duplicates."""
     stages, rows = report["funnel"], report["lengths"]
-    panels = []
+    panels = list[Panel]()
     for key, title in (("documents", "documents"), ("bytes", "bytes of text")):
         values = [stage[key] for stage in stages]
         panels.append(
