@@ -104,12 +104,6 @@ def materialization(person: Person) -> None:
     take(person.dialog(), "materialization")
 
 
-def sft_sample(person: Person) -> None:
-    person.open_partition("sft/train_pair", "python_help")
-    person.show("samples")
-    take(person.dialog(), "sft_sample")
-
-
 def siblings(person: Person) -> None:
     """The dialog that opens before the one of partitions."""
     person.page.set_viewport_size({"width": 1300, "height": 900})
@@ -149,7 +143,6 @@ PICTURES: tuple[Callable[[Person], None], ...] = (
     asset_graph,
     corpus_graph,
     materialization,
-    sft_sample,
     siblings,
     launchpad,
     report,

@@ -344,14 +344,13 @@ class Arguments:
 WEIGHTS = {"weight": torch.zeros(3), "bias": torch.ones(2)}
 
 
-@pytest.mark.parametrize("settings", [{}, {"_use_new_zipfile_serialization": False}], ids=["archive", "before 1.6"])
 @pytest.mark.parametrize(
     "content",
     [STATE, {"loader": STATE}, {"model": WEIGHTS, "trainer": [1, ({"data": {"train": STATE}}, None)]}, [STATE, STATE]],
     ids=["alone", "beside", "deep", "twice the same"],
 )
-def test_a_state_is_found_at_any_level_of_a_checkpoint(content: Any, settings: dict[str, Any], tmp_path: Path) -> None:
-    assert read_loader_state(checkpoint(tmp_path / "step.pt", content, **settings)) == STATE
+def test_a_state_is_found_at_any_level_of_a_checkpoint(content: Any, tmp_path: Path) -> None:
+    assert read_loader_state(checkpoint(tmp_path / "step.pt", content)) == STATE
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff", "\n  "])
@@ -394,9 +393,9 @@ def text_file(content: bytes) -> Callable[[Path], str]:
         (text_file(b"hello"), r"given: neither JSON .*torch"),
         (text_file(b'{"format": '), r"given: .*JSON.*cut short"),
         (text_file(b"[" * 100_000), r"given: .*JSON"),
-        (text_file(b"[1, 2]"), r"given: .*list of 2 items.* TokenLoader"),
-        (text_file(b"{}"), r"given: .*empty dict"),
-        (text_file(json.dumps(dict.fromkeys("abcdefghijk")).encode()), r"dict with a, .*, h and 3 more"),
+        (text_file(b"[1, 2]"), r"given: .*a list, .* TokenLoader"),
+        (text_file(b"{}"), r"given: .*a dict, "),
+        (text_file(json.dumps(dict.fromkeys("abcdefghijk")).encode()), r"dict with a, .*, i and 2 more"),
         (text_file(json.dumps({"a": STATE, "b": {"c": STATE | {"T": 1}}}).encode()), r"different loaders \(b\.c, a\)"),
         (lambda folder: checkpoint(folder / "a.pt", {"model": WEIGHTS, "step": 1}), r"a\.pt: .* with model, step"),
         (lambda folder: checkpoint(folder / "a.pt", torch.zeros(3)), r"a\.pt: .*Tensor"),
@@ -412,9 +411,8 @@ def test_a_file_without_a_state_is_refused_with_what_was_found(
     assert re.search(message, refused(capsys, "--state", write(tmp_path), "--step", "0"))
 
 
-@pytest.mark.parametrize("settings", [{}, {"_use_new_zipfile_serialization": False}], ids=["archive", "before 1.6"])
-def test_a_checkpoint_cut_short_is_refused(settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = checkpoint(tmp_path / "step.pt", {"model": WEIGHTS, "loader": STATE}, **settings)
+def test_a_checkpoint_cut_short_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = checkpoint(tmp_path / "step.pt", {"model": WEIGHTS, "loader": STATE})
     whole = Path(path).read_bytes()
     for size in (3, 60, len(whole) // 2, len(whole) - 40):
         Path(path).write_bytes(whole[:size])

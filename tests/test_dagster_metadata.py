@@ -61,7 +61,6 @@ def test_the_ui_is_given_plots_samples_and_what_opens_the_cache(shown: dict[str,
     assert len(images) == 4
     assert all(base64.b64decode(image.split("base64,")[1].rstrip(")")).startswith(b"\x89PNG") for image in images)
     assert whole["dropped"] == "none of 20 examples"
-    assert 1 < whole["chars_per_token"] < 10
     scope: dict[str, object] = {}
     exec(whole["open_it"].rstrip().removeprefix("```python\n").removesuffix("```"), scope)
     batch = scope["batch"]
@@ -77,10 +76,9 @@ def test_entries_are_few_and_a_number_is_one_that_means_something_over_partition
         assert len(entries) <= MOST_ENTRIES, (key, list(entries))
         assert {name for name, value in entries.items() if isinstance(value, int | float)} <= numbers, key
         assert [name for name in entries if name == "meta_sha256"] == ([] if key.endswith(("shards", "pair")) else ["meta_sha256"])
-    notes, chats = shown["pretrain/meta_json"], shown["sft/meta_json"]
+    notes = shown["pretrain/meta_json"]
     assert notes["dropped"] == "9.1% of 11 documents: empty 1"
-    assert re.match(r"[\d.]+ kB: [\d,]+ tokens of train, [\d,]+ tokens of val; \d+ of 400 pieces are used$", notes["contents"])
-    assert re.search(r"[\d.]+% .* targets; T = 1,024 cuts none\b", chats["contents"])
+    assert re.match(r"[\d.]+ kB: [\d,]+ tokens of train, [\d,]+ tokens of val$", notes["contents"])
 
 
 def test_a_table_without_a_row_is_not_shown(built_project: Built) -> None:

@@ -41,7 +41,6 @@ from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
-from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import json_of
 from tests.messages import missing
@@ -573,7 +572,7 @@ def test_the_ui_and_the_report_show_what_was_replaced(nothing_configured: Path, 
     registry = project(files=some_wrong(nothing_configured))
     root = nothing_configured / "cache"
     outcome = build_dataset(registry, "mine", root=root)
-    entries = family_metadata(outcome, {}, load_tokenizer(registry, root), deduplicated=False, draw=False)[None]
+    entries = family_metadata(outcome, {}, deduplicated=False, draw=False)[None]
     assert json_of(entries["made_from"].value)["facts"]["not_text"]["by_file"] == {"picture.txt": 1}
     assert "picture.txt" in entries["warning"]
     report = cache_report(registry, find_items(registry, root=root), root=root, history=History(source="none"))

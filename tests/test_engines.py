@@ -474,16 +474,14 @@ def test_a_batch_with_too_few_results_is_encoded_by_the_reference(
 
 def test_metadata_name_the_engine_and_the_share_that_was_compared(ranks: Path, tmp_path: Path, install: Callable[..., None]) -> None:
     from niels_cache_assets.defs.metadata.builds import family_metadata
-    from niels_cache_assets.tokenizer.kinds import open_built_model
 
     install(equal)
     outcome = built(project(tmp_path, ranks, odd_at=None), tmp_path / "cache")
-    tokenizer = open_built_model(tmp_path / "cache" / "tokenizer")
-    shown = family_metadata(outcome, {}, tokenizer, deduplicated=False, draw=False)
+    shown = family_metadata(outcome, {}, deduplicated=False, draw=False)
     assert shown[None]["encoded_by"] == "; ".join(use.said() for use in outcome.engines)
     assert "hasty 1.2" in shown[None]["encoded_by"]
     hit = built(project(tmp_path, ranks, odd_at=None), tmp_path / "cache")
-    assert "encoded_by" not in family_metadata(hit, {}, tokenizer, deduplicated=False, draw=False)[None]
+    assert "encoded_by" not in family_metadata(hit, {}, deduplicated=False, draw=False)[None]
     assert "hasty" not in (outcome.directory / "meta.json").read_text(encoding="utf-8")
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.artifacts.watch import watched
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.config.running import NotifySettings
 from niels_cache_assets.documents import Conversation, Document
-from niels_cache_assets.notify.watch import watched
 from niels_cache_assets.tokenizer import limits
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors

@@ -109,17 +109,20 @@ def test_doctor_lists_every_place_with_the_canary(
 ) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setenv("DAGSTER_HOME", str(project / "home"))
+    assert main(["report", "clean"]) == 0
+    capfd.readouterr()
     assert main(["doctor", "--text", "--json"]) == 0
     places = {place["where"]: place for place in json.loads(capfd.readouterr().out)["text"]}
     for name in ("plain.jsonl", "chats.jsonl"):
         assert any(where.endswith(name) for where in places)
-    cache = project / "cache"
+    cache, page = project / "cache", project / "cache/reports/tune/clean.html"
     for folder in ("tokenizer", "corpus/clean", "pretrain/plain", "pretrain/clean", "sft/chats"):
         assert places[str(cache / folder)]["bytes"] > 0
-    assert files_with_canary(cache)
+    assert str(page.relative_to(cache)) in files_with_canary(cache)
     for path in files_with_canary(cache):
         assert any((cache / path).is_relative_to(where) for where in places if os.path.isabs(where)), path
     assert not any(str(project / "home") in where for where in places)
+    page.unlink()
 
 
 def test_a_new_home_is_readable_by_its_owner_only(project: Path) -> None:

@@ -23,8 +23,6 @@ from niels_cache_runtime.format.meta import Meta
 CODE_VERSION = "1"  # raise it by hand when a report changes for the same corpus
 CHARACTERS_PER_TOKEN = 4  # for English and vocabularies of 16,000 to 50,000 pieces; the finished cache has the exact number of tokens
 
-_S_CURVE_STEPS = 100
-
 Report = dict[str, Any]
 
 
@@ -140,12 +138,7 @@ def _lengths(lengths: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
 
 
 def _duplicates(registry: Registry, found: Meta, name: str) -> dict[str, Any]:
-    import numpy as np
-
-    from niels_cache_assets.dedup.bands import s_curve
-
-    own, bands, rows = found["datasets"][name], found["bands"], found["rows"]
-    similarity = np.arange(_S_CURVE_STEPS + 1) / _S_CURVE_STEPS
+    own = found["datasets"][name]
     return {
         "exact": own["exact"],
         "near": own["near"],
@@ -155,12 +148,8 @@ def _duplicates(registry: Registry, found: Meta, name: str) -> dict[str, Any]:
         "cluster_sizes_across": own["clusters_across"],
         "threshold": registry.dedup.threshold,
         "verify": registry.dedup.verify,
-        "bands": bands,
-        "rows": rows,
-        "s_curve": [
-            [round(value, 2), round(found, 6)]
-            for value, found in zip(similarity.tolist(), s_curve(bands, rows, similarity).tolist(), strict=True)
-        ],
+        "bands": found["bands"],
+        "rows": found["rows"],
     }
 
 

@@ -56,8 +56,8 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
     """Return the facts about a prepared data set.
 
     `documents`, `kept`: the numbers of documents before and after cleaning. `cleaning`: None if the data set is not cleaned, otherwise
-    `note` (why nothing was measured, or None), `measured` and `counted` (how many documents were measured, and how many they count for),
-    `languages`, and `rules` (see `_rule`). `duplicates`: None without "dedup", otherwise the counts of the search and `similarity`.
+    `measured` and `counted` (how many documents were measured, and how many they count for), `languages`, and `rules` (see `_rule`).
+    `duplicates`: None without "dedup", otherwise see `_duplicates`.
 
     Raises NielsCacheError if the corpus or its drop list is missing or out of date.
     """
@@ -74,45 +74,23 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
     }
 
 
-def read_measures(directory: Path) -> Measures | None:
-    """Return what the filters measured for a corpus, or None if it was not cleaned. Raises NielsCacheError for a damaged file."""
+def read_measures(directory: Path) -> Measures:
+    """Return what the filters measured for a cleaned corpus. Raises NielsCacheError for a missing or damaged file."""
     from niels_cache_assets.cleaning.measures import Measures
 
     path = directory / MEASURES_NAME
     try:
         return Measures.from_state(json.loads(path.read_bytes()))
-    except FileNotFoundError:
-        return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise NielsCacheError(f"{path}: cannot be read ({error}); prepare this data set again with force") from error
 
 
-def measured_limits(directory: Path) -> list[dict[str, Any]]:
-    """Return the facts about each limit of a corpus (see `_rule`), without its documents. Empty if nothing was measured.
-
-    Raises NielsCacheError for a damaged file.
-    """
-    found = read_measures(directory)
-    rules = [] if found is None else _rules(found)
-    return [{key: value for key, value in rule.items() if key not in ("below", "above")} for rule in rules]
-
-
-def _rules(found: Measures) -> list[dict[str, Any]]:
+def _cleaning(directory: Path) -> dict[str, Any]:
     from niels_cache_assets.cleaning.measures import RULES
 
-    return [_rule(rule, found) for rule in RULES if rule.key in found.limits]
-
-
-def _cleaning(directory: Path) -> dict[str, Any]:
     found = read_measures(directory)
-    if found is None:
-        raise NielsCacheError(f"{directory / MEASURES_NAME}: no such file; prepare this data set again with --force")
-    return {
-        "measured": found.measured,
-        "counted": found.documents,
-        "languages": dict(found.languages.most_common()),
-        "rules": _rules(found),
-    }
+    rules = [_rule(rule, found) for rule in RULES if rule.key in found.limits]
+    return {"measured": found.measured, "counted": found.documents, "languages": dict(found.languages.most_common()), "rules": rules}
 
 
 def _rule(rule: Rule, found: Measures) -> dict[str, Any]:

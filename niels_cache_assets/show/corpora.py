@@ -56,7 +56,7 @@ def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
     if name not in registry.pretrain:
         if name in registry.sft:
             raise NielsCacheError(f"{name}: is an SFT data set; only pretrain data sets have a corpus")
-        registry.refuse_data_set(str(root), "no data set", name, [*registry.pretrain, *corpus_names(registry, root)])
+        registry.refuse_data_set(str(root), "no data set", name, list(dict.fromkeys([*registry.pretrain, *corpus_names(registry, root)])))
     source = registry.pretrain[name]
     missing = source.missing_setting()
     if missing is not None:

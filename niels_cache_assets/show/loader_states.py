@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.show.wording import listed
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.state import FORMAT
 
 _ADVICE = "save one in training: json.dump(loader.state_dict(), file)"
 _POSITION = frozenset({"samples", "step", "pass_start", "worker"})  # keys that differ between the workers of one loader
-_MOST_NAMES = 8
 
 
 def read_loader_state(path: str | Path) -> dict[str, Any]:
@@ -30,11 +29,12 @@ def read_loader_state(path: str | Path) -> dict[str, Any]:
     content = _read(Path(path))
     states = dict(_find_states(content))
     if not states:
-        raise NielsCacheError(f"{path}: contains {_describe(content)}, but no state of a TokenLoader; {_ADVICE}")
+        keys = f" with {listed([str(key)[:40] for key in content])}" if isinstance(content, Mapping) and content else ""
+        raise NielsCacheError(f"{path}: contains a {type(content).__name__}{keys}, but no state of a TokenLoader; {_ADVICE}")
     loaders = [{key: value for key, value in state.items() if key not in _POSITION} for state in states.values()]
     if any(loader != loaders[0] for loader in loaders):
         raise NielsCacheError(
-            f"{path}: contains the states of different loaders ({_names(states)}); save the one to trace in a separate file"
+            f"{path}: contains the states of different loaders ({listed([*states])}); save the one to trace in a separate file"
         )
     return max(states.values(), key=lambda state: state["samples"] if isinstance(state.get("samples"), int) else -1)
 
@@ -49,7 +49,7 @@ def _read(path: Path) -> Any:
         raise NielsCacheError(f"{path}: is a folder; --state must name the file in it with the state of the loader") from error
     except OSError as error:
         raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if start.startswith((b"PK", b"\x80")):
+    if start.startswith(b"PK"):
         return _read_checkpoint(path)
     if start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
         try:
@@ -62,9 +62,8 @@ def _read(path: Path) -> Any:
 def _read_checkpoint(path: Path) -> Any:
     import torch
 
-    mapped = zipfile.is_zipfile(path)  # files from torch before 1.6 are not zip archives and cannot be mapped
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file may raise anything
         stranger = re.search(r"GLOBAL (\w+(?:\.\w+)+)", str(error))
         if stranger:
@@ -90,16 +89,3 @@ def _find_states(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         waiting += [(f"{where}.{key}" if where else str(key), item) for key, item in items]
-
-
-def _describe(content: Any) -> str:
-    if isinstance(content, Mapping):
-        return f"a dict with {_names(content)}" if content else "an empty dict"
-    if isinstance(content, (list, tuple)):
-        return f"a list of {len(content):,} items"
-    return f"a {type(content).__name__}"
-
-
-def _names(values: Mapping[Any, Any]) -> str:
-    names = [str(key)[:40] for key in values]
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else "")

@@ -1,7 +1,8 @@
 """The places that hold text of documents, for a takedown: what to look at after documents have left a data set.
 
 Below the cache directory, each folder of a build is one place, also an unfinished one. Tokens count as text, because they decode to it.
-Dagster's home, its logs and pages of reports hold none: they have names, ids, places and counts. Files are listed and never opened.
+Of the pages of reports, only those of `report NAME` hold any. Dagster's home and its logs have names, ids, places and counts. Files are
+listed and never opened.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _KINDS = (  # by the end of a file's name; the first that fits counts
     ("tiktoken.json", "pieces of words"),
     ("tokenizer/meta.json", "the longest words"),
 )
+_FOLDERS = (("/reports/tune/", "excerpts of documents"), (".partial", "an unfinished build"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +78,9 @@ def _in_caches(root: Path) -> Iterator[TextPlace]:
 
 
 def _kind(path: str) -> str | None:
-    if ".partial" in path:
-        return "an unfinished build"
+    for part, kind in _FOLDERS:
+        if part in f"/{path}":
+            return kind
     if "/duplicates/" in f"/{path}":  # ordinals and similarities
         return None
     return next((kind for end, kind in _KINDS if path.endswith(end)), None)

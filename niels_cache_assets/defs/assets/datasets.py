@@ -26,7 +26,6 @@ from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readab
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.turns import StreamPlace
 from niels_cache_assets.show.training_code import loader_code
-from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family, Split
 from niels_cache_runtime.format.meta import Meta, build_id
@@ -188,8 +187,7 @@ def _stream(
         if not outcome.kept:
             _observe(context, registry, name, outcome.meta, root=cache_root.path)
         deduplicated = "dedup" in getattr(artifact.source, "prepare", ())
-        tokenizer = load_tokenizer(registry, cache_root.path)
-        shown = family_metadata(outcome, settings, tokenizer, deduplicated=deduplicated, draw=registry.dagster.plots)
+        shown = family_metadata(outcome, settings, deduplicated=deduplicated, draw=registry.dagster.plots)
         reporter.tell(shown[None])
         results: list[dg.MaterializeResult] = [
             *(

@@ -15,7 +15,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.home.history import history_of
 from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
 from niels_cache_assets.defs.metadata.builds import Metadata
-from niels_cache_assets.defs.metadata.entries import images, table, without_empty
+from niels_cache_assets.defs.metadata.entries import images
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.show.plots.pictures import mixture_picture
@@ -25,7 +25,7 @@ from niels_cache_assets.show.reports.markdown import cache_markdown, mixture_mar
 from niels_cache_assets.show.reports.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
 from niels_cache_assets.show.reports.mixture import Mixture, all_mixtures
 from niels_cache_assets.show.reports.page import page_path, render_page, write_page
-from niels_cache_assets.show.wording import counted, file_size, share_of
+from niels_cache_assets.show.wording import counted, file_size
 
 NOT_TOO_OFTEN = "no_data_set_is_read_too_often"
 
@@ -102,34 +102,12 @@ def _mixture_metadata(mixtures: Sequence[Mixture], *, draw: bool) -> Metadata:
     shown = [mixture_markdown(each) for each in mixtures]
     if draw:
         shown += [images([mixture_picture(each)]) for each in mixtures if each.sources]
-    rows = [
-        {
-            "mixture": each.name,
-            "data_set": source.name,
-            "weight": source.weight,
-            "configured": share_of(source.configured),
-            "tokens": source.tokens,
-            "available": share_of(source.available),
-            "tokens_read": source.tokens_read,
-            "read": share_of(source.actual),
-            "epochs": round(source.epochs, 2),
-            "too_often": source.repeats_from is not None,
-        }
-        for each in mixtures
-        for source in each.sources
-    ]
-    return without_empty(
-        {
-            "report": dg.MetadataValue.md("\n\n".join(shown) or "There is no pretrain data set."),
-            "contents": ", ".join(f"{each.name}: {counted(len(each.sources), 'data set')}" for each in mixtures) or "nothing",
-            "shares": table(
-                rows, mixture="string", data_set="string", weight="float", configured="string", tokens="int", available="string",
-                tokens_read="int", read="string", epochs="float", too_often="bool",
-            ),
-            "most_epochs": max((source.epochs for each in mixtures for source in each.sources), default=0.0),
-            "warnings": sum(len(each.warnings) for each in mixtures),
-        }
-    )  # fmt: skip
+    return {
+        "report": dg.MetadataValue.md("\n\n".join(shown) or "There is no pretrain data set."),
+        "contents": ", ".join(f"{each.name}: {counted(len(each.sources), 'data set')}" for each in mixtures) or "nothing",
+        "most_epochs": max((source.epochs for each in mixtures for source in each.sources), default=0.0),
+        "warnings": sum(len(each.warnings) for each in mixtures),
+    }
 
 
 def _cache(registry: Registry) -> dg.AssetsDefinition:

@@ -3,14 +3,12 @@
 A value is stored as a number only if a plot of the value over partitions or time is useful, because the UI plots numbers. Every remaining
 number is stored as text with its unit.
 
-The values come from meta.json, the seconds of this run, and one pass over the built files (plots). Only meta.json is hashed
-here. The name `sha256` is used only for the hash of a file that `sha256sum` also prints, such as meta.json, the tokenizer's model, or a
-file in a table. A hash that is not the hash of a file has a different name (`content_sha256`, `meta_sha256`). Data versions are such
-hashes.
+The values come from meta.json, the seconds of this run, and for plots one pass over the built files. Only meta.json is hashed here. The
+name `sha256` is used only for the hash of a file that `sha256sum` also prints, such as meta.json, the tokenizer's model, or a file in a
+table. A hash that is not the hash of a file has a different name (`content_sha256`, `meta_sha256`). Data versions are such hashes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
@@ -28,11 +26,10 @@ from niels_cache_assets.defs.metadata.entries import (
     without_empty,
 )
 from niels_cache_assets.show.contents import shortfall, total_bytes
-from niels_cache_assets.show.plots.measures import CONTEXT, measure_cache
-from niels_cache_assets.show.plots.pictures import cache_pictures, tokenizer_pictures
+from niels_cache_assets.show.plots.measures import measure_cache
+from niels_cache_assets.show.plots.pictures import cache_pictures, ratios_picture
 from niels_cache_assets.show.training_code import training_code
 from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, share_of
-from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_built_model
 from niels_cache_assets.tokenizer.measures import by_source, of_cache
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPES, Family, Split
@@ -47,7 +44,6 @@ FileEntries = Mapping[str, Mapping[str, Any]]
 
 _ITEMS: dict[Family, str] = {"pretrain": "document", "sft": "example"}
 _WORDS = {"built": "built", "cache_hit": "hit", "disabled": "disabled"}
-_STATES = {"hit": "cache_hit"}
 
 
 def split_version(meta: Meta, split: Split) -> dg.DataVersion:
@@ -59,17 +55,15 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
     return {path: entry for path, entry in meta.get("files", {}).items() if path.startswith((f"{split}/", f"{split}_"))}
 
 
-def family_metadata(
-    outcome: Outcome, settings: Mapping[str, Any], tokenizer: TextTokenizer, *, deduplicated: bool, draw: bool
-) -> dict[Split | None, Metadata]:
+def family_metadata(outcome: Outcome, settings: Mapping[str, Any], *, deduplicated: bool, draw: bool) -> dict[Split | None, Metadata]:
     """Return the metadata of each split, and the metadata of the whole data set under the key None. The most useful entries come first.
 
-    `settings`: the settings of the registry with the overrides of this run. `draw`: whether to draw plots. `tokenizer`: of the cache.
+    `settings`: the settings of the registry with the overrides of this run. `draw`: whether to draw plots.
     """
     meta, root = outcome.meta, outcome.directory.parent.parent
     state = state_of(outcome)
-    seen = measured(outcome, tokenizer, draw=draw)
-    look: Metadata = {} if seen.plots is None else {"plots": seen.plots}
+    look: Metadata = {"plots": _plots(outcome)} if draw else {}
+    ratio = of_cache(meta, SPLITS) if outcome.family == "pretrain" else None
     code = code_entry(training_code(outcome.directory.absolute(), outcome.family, meta))
     shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
     whole: Metadata = {
@@ -78,10 +72,10 @@ def family_metadata(
         "samples": command_entry("sample", outcome.name, "--notable", root=root),
         "open_it": code,
         **state,
-        "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *seen.said, *_short(meta)]),
+        "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *_short(meta)]),
         "dropped": said_of_dropped(outcome, deduplicated=deduplicated),
         "tokens": _tokens(meta, SPLITS),
-        **_characters_per_token(outcome, seen.characters_per_token),
+        **({} if ratio is None else {"chars_per_token": ratio}),
         **engines_entry(outcome),
         **_record(outcome, settings),
     }
@@ -213,7 +207,7 @@ def state_of(outcome: Outcome) -> Metadata:
 def state_in(metadata: Mapping[str, Any]) -> str:
     """Return `built`, `cache_hit` or `disabled` from the metadata of a materialization, or an empty string if the metadata has no state."""
     word = str(metadata.get(STATE, "")).partition(" ")[0]
-    return _STATES.get(word, word)
+    return "cache_hit" if word == "hit" else word
 
 
 def _in_words(seconds: float) -> str:
@@ -230,11 +224,6 @@ def _tokens(meta: Meta, splits: Sequence[Split]) -> int:
     return sum(meta[f"{split}_tokens"] for split in splits)
 
 
-def _characters_per_token(outcome: Outcome, ratio: float | None) -> Metadata:
-    ratio = of_cache(outcome.meta, SPLITS) if outcome.family == "pretrain" else ratio
-    return {} if ratio is None else {"chars_per_token": ratio}
-
-
 def split_schema(family: Family) -> dg.TableSchema:
     """Return the columns in the files of a split, for the definition of its asset."""
     below = dg.TableColumnConstraints(nullable=False, other=["< vocab_size"])
@@ -248,46 +237,23 @@ def split_schema(family: Family) -> dg.TableSchema:
     return dg.TableSchema(columns)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """The result of a pass over a cache. plots: None if not requested. said: numbers in words. characters_per_token: None for a pretrain
-    cache.
+def _plots(outcome: Outcome) -> dg.MarkdownMetadataValue | str:
+    """Return the plots of a cache, from one pass over it. If the cache is damaged, return a line that says this. The checks then report
+    the damage.
     """
-
-    plots: dg.MarkdownMetadataValue | str | None
-    said: list[str]
-    characters_per_token: float | None
-
-
-def measured(outcome: Outcome, tokenizer: TextTokenizer, *, draw: bool) -> Seen:
-    """Return numbers and plots that meta.json does not have, from one pass over the cache. show/plots/measures.py states the cost.
-
-    If the cache is damaged, return a line that says this. The checks then report the damage.
-    """
-    meta, family = outcome.meta, outcome.family
     try:
-        measures = measure_cache(outcome.directory, family, meta)
+        measures = measure_cache(outcome.directory, outcome.family, outcome.meta)
     except (NielsCacheError, OSError) as error:
-        return Seen(plots=f"cannot be drawn: {error}", said=[], characters_per_token=None)
-    said = [f"{measures.said_of_pieces} are used"]
-    ratio = None
-    if measures.conversations is not None:
-        cut = share_of(measures.cut, measures.items) if measures.cut else "none"
-        said.append(f"{share_of(measures.conversations.target_tokens, measures.counted)} of the tokens are targets")
-        said.append(f"T = {CONTEXT:,} cuts {cut} of the {measures.noun}")
-        ratio = round(measures.characters_per_token(tokenizer.piece_bytes(), tokenizer.special_token_ids().values()), 3)
-    plots = dg.MetadataValue.md(images(cache_pictures(measures, family, dropped=meta["dropped"]))) if draw else None
-    return Seen(plots=plots, said=said, characters_per_token=ratio)
+        return f"cannot be drawn: {error}"
+    return dg.MetadataValue.md(images(cache_pictures(measures, outcome.family, dropped=outcome.meta["dropped"])))
 
 
 def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
-    """Return the characters per token of each source. If `draw`, add plots of them, and of all pieces."""
-    tokenizer = open_built_model(outcome.directory, outcome.meta)
+    """Return the characters per token of each source. If `draw`, add a plot of them."""
     ratios, meta = by_source(outcome.directory.parent, outcome.meta), outcome.meta
     found: dict[str, object] = {}
     if draw:
-        plots = tokenizer_pictures(piece_bytes=tokenizer.piece_bytes(), characters_per_token=ratios)
-        found["plots"] = dg.MetadataValue.md(images(plots))
+        found["plots"] = dg.MetadataValue.md(images([ratios_picture(ratios)]))
     if ratios:
         rows = [{"data_set": name, "chars_per_token": ratio} for name, ratio in ratios.items()]
         found["by_source"] = table(rows, data_set="string", chars_per_token="float")

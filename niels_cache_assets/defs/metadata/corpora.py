@@ -1,10 +1,9 @@
 """Metadata of corpora, duplicates and reports for the UI (numbers to plot, tables, pictures).
 
-The values come from meta.json, report.json and measures.json.
+The values come from meta.json and report.json.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -13,14 +12,11 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.corpus.layout import REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.report import duplicates_matrix, estimated_tokens, kept_per_split, reasons
-from niels_cache_assets.corpus.tuning import measured_limits
 from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, state_of
 from niels_cache_assets.defs.metadata.entries import command_entry, images, json_entry, table, without_empty
 from niels_cache_assets.show.plots.pictures import corpus_pictures
 from niels_cache_assets.show.wording import SHORT_SHA256, abbreviated, counted, file_size, share_of
 from niels_cache_assets.sources.excluding import EXCLUDED
-
-_DROPPED = ("dropped_alone", "dropped_anyway")  # documents that only this limit drops, and those that another filter drops, too
 
 
 def documents_metadata(outcome: Outcome) -> Metadata:
@@ -42,7 +38,6 @@ def documents_metadata(outcome: Outcome) -> Metadata:
             "contents": f"{', '.join(said)}, about {abbreviated(tokens)} tokens",
             "documents": documents["kept"],
             "reasons": reasons_table(reasons(meta, meta["dropped"])),
-            "limits_table": _limits_table(outcome.directory),
             "made_from": json_entry({key: meta[key] for key in keys}),
             "files": files_list(meta["files"]),
             "content_sha256": meta["content_sha256"],
@@ -50,12 +45,6 @@ def documents_metadata(outcome: Outcome) -> Metadata:
             "dagster/uri": outcome.directory.absolute().as_uri(),
         }
     )
-
-
-def _limits_table(directory: Path) -> dg.TableMetadataValue:
-    """Return the limits of [cleaning] with the documents that they drop. Empty if nothing was measured."""
-    rows = [{"limit": rule["key"], "value": rule["limit"], **{key: rule[key] for key in _DROPPED}} for rule in measured_limits(directory)]
-    return table(rows, limit="string", value="float", **dict.fromkeys(_DROPPED, "int"))
 
 
 def duplicates_metadata(outcome: Outcome) -> Metadata:
@@ -123,14 +112,9 @@ def report_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
     said = [f"{share_of(kept, given)} of {counted(given, 'document')} are kept"]
     if report["language_share"] is not None:
         said.append(f"{share_of(report['language_share'])} in a wanted language")
-    clusters: list[dict[str, int]] = []
     if report["duplicates"]:
         found = report["duplicates"]
         said.append(f"{counted(found['exact'], 'exact duplicate')}, {counted(found['near'], 'near duplicate')}")
-        clusters = [
-            {"size": int(size), "clusters": count, "across_data_sets": found["cluster_sizes_across"].get(size, 0)}
-            for size, count in sorted(found["cluster_sizes"].items(), key=lambda item: int(item[0]))
-        ]
     return without_empty(
         {
             "plots": dg.MetadataValue.md(images(corpus_pictures(report))) if draw else None,
@@ -139,8 +123,6 @@ def report_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
             "documents": kept,
             "funnel_table": table(funnel, stage="string", documents="int", text="string", estimated_tokens="int"),
             "reasons_table": reasons_table(report["reasons"]),
-            "lengths_table": table(report["lengths"], **{"from": "int", "below": "int", "before": "int", "after": "int"}),
-            "clusters_table": table(clusters, size="int", clusters="int", across_data_sets="int"),
             "duplicates_matrix": matrix_table(report["duplicates"]["matrix"]) if report["duplicates"] else None,
             "masked_table": table(_rows("kind", "places", report.get("masked", {}).get("places", {})), kind="string", places="int"),
             "excluded_table": table(_rows("id", "documents", report.get(EXCLUDED, {})), id="string", documents="int"),

@@ -193,28 +193,26 @@ class _Found:
         rows = rows[np.lexsort((rows["ordinal"], rows["split"], rows["side"], rows["low"], rows["high"]))]
         is_new = np.concatenate([[True], (rows["high"][1:] != rows["high"][:-1]) | (rows["low"][1:] != rows["low"][:-1])])
         starts, number = np.flatnonzero(is_new), np.cumsum(is_new) - 1
-        held = np.zeros((len(starts), 2, len(SPLITS)), dtype=np.int64)
-        tokens = np.zeros((len(starts), 2), dtype=np.int64)
-        np.add.at(held, (number, rows["side"], rows["split"]), 1)
+        copies, tokens = np.zeros((2, len(starts), 2), dtype=np.int64)
+        np.add.at(copies, (number, rows["side"]), 1)
         np.add.at(tokens, (number, rows["side"]), rows["tokens"])
-        total = held.sum(axis=2)
-        common = total.min(axis=1)
-        common_here = held.min(axis=1)  # in the same split
-        moved = common - common_here.sum(axis=1)
-        resized = ((total[:, 0] == total[:, 1]) & (tokens[:, 0] != tokens[:, 1])).astype(np.int64)
-        copies = _earlier_equals((number * 2 + rows["side"]) * len(SPLITS) + rows["split"])
-        is_alone = copies >= common_here[number, rows["split"]]  # the other side has no such document left in this split
-        for what, side, counts in (
-            ("a", 0, total[:, 0] - common),
-            ("b", 1, total[:, 1] - common),
-            ("moved", 0, moved),
-            ("resized", 0, resized),
-        ):
-            self.counts[what] += int(counts.sum())
-            mine = np.flatnonzero((rows["side"] == side) & (is_alone | (what == "resized")))
-            chosen = rows[mine[_earlier_equals(number[mine]) < counts[number[mine]]]]
+        resized = rows[starts[(copies[:, 0] == copies[:, 1]) & (tokens[:, 0] != tokens[:, 1])]]
+        is_alone = ~_paired(number * len(SPLITS) + rows["split"], rows["side"])  # the other side has no such document in this split
+        rows, number = rows[is_alone], number[is_alone]
+        is_moved, is_of_a = _paired(number, rows["side"]), rows["side"] == 0
+        kinds = {"a": rows[~is_moved & is_of_a], "b": rows[~is_moved & ~is_of_a], "moved": rows[is_moved & is_of_a], "resized": resized}
+        for what, chosen in kinds.items():
+            self.counts[what] += len(chosen)
             places = zip(chosen["split"].tolist(), chosen["ordinal"].tolist(), strict=True)
             self.first[what] = heapq.nsmallest(self._shown, chain(self.first[what], places))
+
+
+def _paired(groups: NDArray[np.int64], sides: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Return which rows have a counterpart: the n-th row of a group on one side, and the n-th row of this group on the other, (n,)."""
+    places = groups * (len(groups) + 1) + _earlier_equals(groups * 2 + sides)
+    _, inverse, counts = np.unique(places, return_inverse=True, return_counts=True)
+    paired: NDArray[np.bool_] = counts[inverse] == 2
+    return paired
 
 
 def _earlier_equals(numbers: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -25,9 +25,7 @@ from niels_cache_runtime.format.layout import (
     Family,
     Split,
     built_names,
-    documents_name,
     entries_per_example,
-    examples_name,
     token_dtype_of,
     tokenizer_dir,
 )
@@ -172,7 +170,8 @@ def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -
         {"dtype": dtype, "entries": entries_per_example(meta)} for dtype, meta in zip(dtypes, metas, strict=True)
     ]
     streams = {split: (SplitTokens(a, family, split, **of_sides[0]), SplitTokens(b, family, split, **of_sides[1])) for split in SPLITS}
-    documents = compare_documents(*(_lineage(path, family) for path in (a, b)), shown=shown) if _have_lineage(metas, family) else None
+    lineages = [{split: streams[split][side].lineage for split in SPLITS} for side in (0, 1)]
+    have_lineage = all(_lists(meta, path.name) for meta, paths in zip(metas, lineages, strict=True) for path in paths.values())
     token_bytes = max(dtype.itemsize for dtype in dtypes)
     total = sum(min(len(ours), len(theirs)) for ours, theirs in streams.values()) * token_bytes
     done = 0
@@ -187,26 +186,13 @@ def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -
         a=a,
         b=b,
         metas=differing,
-        documents=documents,
+        documents=compare_documents(*lineages, shown=shown) if have_lineage else None,  # a cache of another program may have none
         counts={split: (len(ours), len(theirs)) for split, (ours, theirs) in streams.items()},
         tokens={split: first_difference(ours, theirs, progress=compared) for split, (ours, theirs) in streams.items()},
     )
 
 
-def _lineage(folder: Path, family: Family) -> dict[Split, Path]:
-    return {split: folder / _lineage_name(family, split) for split in SPLITS}
-
-
-def _lineage_name(family: Family, split: Split) -> str:
-    return documents_name(split) if family == "pretrain" else examples_name(split)
-
-
-def _have_lineage(metas: list[Meta], family: Family) -> bool:
-    """Return whether both builds have lineage. A cache that a different program made may lack lineage."""
-    return all(_lists_lineage(meta, _lineage_name(family, split)) for meta in metas for split in SPLITS)
-
-
-def _lists_lineage(meta: Meta, name: str) -> bool:
+def _lists(meta: Meta, name: str) -> bool:
     """Return whether meta.json lists a lineage: one file, or the files of the parts that a split was joined from."""
     folder = f"{name.removesuffix('.parquet')}/"
     return any(path == name or path.startswith(folder) for path in meta.get("files", {}))

@@ -39,38 +39,32 @@ _CHARACTER = 6.6  # about the width of a character
 _NUMBERS = 40.0  # the width of the numbers at the left
 _LABELS = 98.0  # the width of the labels at the ends of bars
 _LONGEST_NAME = 24
-_FONT = 11
-
-Ticks = Sequence[tuple[float, str]]
+_FONT = 7.9  # points, which are 11 units
 
 
 class Series(NamedTuple):
-    """The values of the columns or bars, or the points (x, y) of a curve. tones: a key of COLORS, or one for each value. said: what the
-    values count.
-    """
+    """The values of the columns or bars. tones: a key of COLORS, or one for each value. said: what the values count."""
 
-    values: Sequence[float] | Sequence[tuple[float, float]]
+    values: Sequence[float]
     tones: str | Sequence[str] = "main"
     said: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Columns (drawn over one another), horizontal bars (of several series, side by side), or curves.
+    """Columns (drawn over one another), or horizontal bars (of several series, side by side).
 
-    names: of the columns or bars. labels: texts at the ends of bars, or above columns. ticks: (place, text) below; places are in columns,
-    or in the units of a curve. heights: (place, text) at the left of curves. limits: (place, text) of vertical lines, in the units of
-    `ticks`, or of the values of bars. legend: texts by tone. nothing: what stands there if no value is above zero.
+    names: of the columns or bars. labels: texts at the ends of bars. ticks: (place, text) below columns; a column has the width 1. limit:
+    (place, text) of a vertical line, in columns or in values of bars. legend: texts by tone. nothing: what stands there without values.
     """
 
-    kind: Literal["columns", "bars", "curves"]
+    kind: Literal["columns", "bars"]
     title: str
     series: Sequence[Series]
     names: Sequence[str] = ()
     labels: Sequence[str] = ()
-    ticks: Ticks = ()
-    heights: Ticks = ()
-    limits: Ticks = ()
+    ticks: Sequence[tuple[float, str]] = ()
+    limit: tuple[float, str] | None = None
     across: str = ""
     legend: Mapping[str, str] = field(default_factory=dict)
     is_logarithmic: bool = False
@@ -87,6 +81,9 @@ class Picture:
     shares: Sequence[float] = ()
 
 
+Anchor = Literal["start", "middle", "end"]
+
+
 class Box(NamedTuple):
     """A filled rectangle. said: its tooltip."""
 
@@ -95,13 +92,16 @@ class Box(NamedTuple):
     width: float
     height: float
     tone: str
-    said: str = ""
+    said: str
 
 
 class Line(NamedTuple):
-    """A line through points. tone: a key of COLORS; a line of tone `warn` or `rest` is dashed."""
+    """A line. tone: a key of COLORS; a line of tone `warn` is dashed."""
 
-    points: Sequence[tuple[float, float]]
+    x1: float
+    y1: float
+    x2: float
+    y2: float
     tone: str
 
 
@@ -111,7 +111,7 @@ class Text(NamedTuple):
     x: float
     y: float
     text: str
-    anchor: Literal["start", "middle", "end"] = "start"
+    anchor: Anchor = "start"
     tone: str = "muted"
 
 
@@ -123,28 +123,24 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value < 10_000 else abbreviated(value)
 
 
-def few(ticks: Ticks, most: int = 8) -> list[tuple[float, str]]:
+def few(ticks: Sequence[tuple[float, str]], most: int = 8) -> list[tuple[float, str]]:
     """Return evenly spaced ticks, at most `most`."""
     return list(ticks)[:: max(1, math.ceil(len(ticks) / most))]
+
+
+_FORMS = {
+    Box: Markup('<rect x="{0:.1f}" y="{1:.1f}" width="{2:.1f}" height="{3:.1f}" class="{4}"><title>{5}</title></rect>'),
+    Line: Markup('<line x1="{0:.1f}" y1="{1:.1f}" x2="{2:.1f}" y2="{3:.1f}" class="{4}"></line>'),
+    Text: Markup('<text x="{0:.1f}" y="{1:.1f}" text-anchor="{3}" class="{4}">{2}</text>'),
+}
 
 
 def as_svg(picture: Picture, of: str = "") -> Markup:
     """Return an SVG element. All texts are escaped. of: what the picture is of, for its alternative text."""
     height, marks = _layout(picture)
     said = f"{of}. {picture.alternative}" if of else picture.alternative
-    drawn = [Markup('<svg class="plot" viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">').format(WIDTH, height, said)]
-    for mark in marks:
-        if isinstance(mark, Box):
-            tooltip = Markup("<title>{}</title>").format(mark.said)
-            form = '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">{}</rect>'
-            drawn.append(Markup(form).format(mark.tone, *mark[:4], tooltip))
-        elif isinstance(mark, Line):
-            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in mark.points)
-            drawn.append(Markup('<polyline class="{}" points="{}"></polyline>').format(mark.tone, points))
-        else:
-            form = '<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>'
-            drawn.append(Markup(form).format(mark.tone, mark.x, mark.y, mark.anchor, mark.text))
-    return Markup("\n").join([*drawn, Markup("</svg>")])
+    start = Markup('<svg class="plot" viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">').format(WIDTH, height, said)
+    return Markup("\n").join([start, *(_FORMS[type(mark)].format(*mark) for mark in marks), Markup("</svg>")])
 
 
 def as_png(picture: Picture) -> bytes:
@@ -162,12 +158,11 @@ def as_png(picture: Picture) -> bytes:
         if isinstance(mark, Box):
             axes.add_patch(Rectangle((mark.x, mark.y), mark.width, mark.height, color=color, linewidth=0, zorder=number))
         elif isinstance(mark, Line):
-            style = "--" if mark.tone in ("warn", "rest") else "-"
-            wide = 2 if mark.tone == "main" else 1
-            axes.plot(*zip(*mark.points, strict=True), color=color, linewidth=wide, linestyle=style, zorder=number)
+            style = "--" if mark.tone == "warn" else "-"
+            axes.plot([mark.x1, mark.x2], [mark.y1, mark.y2], color=color, linewidth=1, linestyle=style, zorder=number)
         else:
-            align: Literal["left", "center", "right"] = {"start": "left", "middle": "center", "end": "right"}[mark.anchor]
-            axes.text(mark.x, mark.y, mark.text, ha=align, va="baseline", color=color, fontsize=_FONT * 0.72, parse_math=False)
+            align = {"start": "left", "middle": "center", "end": "right"}[mark.anchor]
+            axes.text(mark.x, mark.y, mark.text, ha=align, color=color, fontsize=_FONT, parse_math=False, zorder=number)
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
@@ -177,106 +172,78 @@ def _layout(picture: Picture) -> tuple[float, list[Mark]]:
     """Return the height of the drawing, and its marks in the order to draw them."""
     shares = picture.shares or [1.0] * len(picture.panels)
     row = 8 + _BAR * max(len(panel.series) for panel in picture.panels)
-    room, left, height, marks = WIDTH - _GAP * len(shares), _GAP / 2, 0.0, list[Mark]()
+    left, height, marks = _GAP / 2, 0.0, list[Mark]()
     for panel, share in zip(picture.panels, shares, strict=True):
-        width = room * share / sum(shares)
-        end, found = _panel(panel, left, left + width, row)
-        marks += found
-        left, height = left + width + _GAP, max(height, end)
+        width = (WIDTH - _GAP * len(shares)) * share / sum(shares)
+        height = max(height, _draw(panel, left, left + width, row, marks))
+        left += width + _GAP
     return height + 8, marks
 
 
-def _panel(panel: Panel, left: float, right: float, row: float) -> tuple[float, list[Mark]]:
-    """Return where the panel ends, and its marks. row: the height of a row of bars."""
-    marks: list[Mark] = [Text(left, 20, panel.title, tone="ink")]
-    top = 46.0 if panel.limits or (panel.kind == "columns" and panel.labels) else 34.0
+def _draw(panel: Panel, left: float, right: float, row: float, marks: list[Mark]) -> float:
+    """Append the marks of a panel, and return where it ends. row: the height of a row of bars."""
+    marks.append(Text(left, 20, panel.title, tone="ink"))
+    top = 46.0 if panel.limit else 34.0
+    count = max((len(each.values) for each in panel.series), default=0)
     if panel.kind == "bars":
-        longest = max((len(_short_name(name)) for name in panel.names), default=0)
-        left += longest * _CHARACTER + 6 if longest else 0
-        bottom = top + max(1, max((len(each.values) for each in panel.series), default=0)) * row
-        found, unit = _bars(panel, left, right, top, row)
+        left += max((len(_short_name(name)) + 1 for name in panel.names), default=0) * _CHARACTER
+        bottom = top + max(1, count) * row
+        unit = _draw_bars(panel, left, right, top, row, marks)
     else:
         left, right, bottom = left + _NUMBERS, right - 12, top + _HEIGHT  # half of the last tick stands at the right
-        found, unit = (_columns if panel.kind == "columns" else _curves)(panel, left, right, top)
-    marks += found
-    for place, text in panel.limits:
-        x = left + place * unit
-        marks.append(Line([(x, top - 4), (x, bottom)], "warn"))
-        anchor: Literal["start", "middle", "end"] = "start" if x < left + 60 else "end" if x > right - 60 else "middle"
-        marks.append(Text(x, top - 8, text, anchor, "warn"))
+        unit = (right - left) / max(count, 5)  # a few columns stay narrow
+        _draw_columns(panel, left, right, bottom, unit, marks)
+    if panel.limit:
+        x = left + panel.limit[0] * unit
+        anchor: Anchor = "start" if x < left + 60 else "end" if x > right - 60 else "middle"
+        marks += [Line(x, top - 4, x, bottom, "warn"), Text(x, top - 8, panel.limit[1], anchor, "warn")]
     marks += [Text(left + place * unit, bottom + 14, text, "middle") for place, text in panel.ticks]
-    bottom += 14 if panel.ticks else 0
-    if panel.nothing and not any(value for each in panel.series for value in each.values):
+    if panel.nothing and not count:
         marks.append(Text((left + right) / 2, (top + bottom) / 2 + 4, panel.nothing, "middle"))
+    bottom += 14 if panel.ticks else 0
     if panel.across:
         bottom += 16
         marks.append(Text((left + right) / 2, bottom, panel.across, "middle"))
-    if panel.legend:
-        bottom += 18
-        for tone, text in panel.legend.items():
-            marks += [Box(left, bottom - 8, 9, 9, tone), Text(left + 14, bottom, text)]
-            left += 30 + len(text) * _CHARACTER
-    return bottom, marks
+    for tone, text in panel.legend.items():
+        marks += [Box(left, bottom + 10, 9, 9, tone, ""), Text(left + 14, bottom + 18, text)]
+        left += 30 + len(text) * _CHARACTER
+    return bottom + (18 if panel.legend else 0)
 
 
-def _columns(panel: Panel, left: float, right: float, top: float) -> tuple[list[Mark], float]:
-    """Return the marks of columns, and the width of one."""
-    columns = max((len(each.values) for each in panel.series), default=0)
-    most = max((value for each in panel.series for value in each.values), default=0)
-    unit = (right - left) / max(columns, 5)  # a few columns stay narrow
+def _draw_columns(panel: Panel, left: float, right: float, bottom: float, unit: float, marks: list[Mark]) -> None:
+    most = max((value for each in panel.series for value in each.values), default=0) or 1
     if panel.is_logarithmic:
-        powers = [10**power for power in range(len(str(int(most))))] if most else []
-        steps: Sequence[int] = [*([0] if len(powers) < 4 else []), *powers]  # 0 and 1 are near each other
+        powers = [10**power for power in range(len(str(int(most))))]
+        steps: Sequence[int] = powers if len(powers) > 3 else [0, *powers]  # 0 and 1 are near each other
     else:
         step = next(unit * 10**power for power in count() for unit in (1, 2, 5) if most <= 5 * unit * 10**power)
         steps = range(0, int(most) + 1, step)
 
     def height(value: float) -> float:
-        share = math.log1p(value) / math.log1p(most or 1) if panel.is_logarithmic else value / (most or 1)
-        return _HEIGHT * share
+        return _HEIGHT * (math.log1p(value) / math.log1p(most) if panel.is_logarithmic else value / most)
 
-    marks: list[Mark] = []
-    for step in steps:
-        y = top + _HEIGHT - height(step)
-        marks += [Line([(left, y), (right, y)], "grid"), Text(left - 5, y + 4, short(step), "end")]
-    for series, place, value, tone, said in _values(panel):
-        x, y = left + place * unit, top + _HEIGHT - height(value)
-        marks.append(Box(x + 0.4, y, max(unit - 0.8, 0.5), height(value), tone, said))
-        if panel.labels and series == 0:
-            marks.append(Text(x + unit / 2, y - 3, panel.labels[place], "middle", "ink"))
-    return marks, unit
+    for each in steps:
+        y = bottom - height(each)
+        marks += [Line(left, y, right, y, "grid"), Text(left - 5, y + 4, short(each), "end")]
+    for _, place, value, tone, said in _values(panel):
+        marks.append(Box(left + place * unit + 0.4, bottom - height(value), max(unit - 0.8, 0.5), height(value), tone, said))
 
 
-def _bars(panel: Panel, left: float, right: float, top: float, row: float) -> tuple[list[Mark], float]:
-    """Return the marks of horizontal bars with the names of their rows, and the length of the value 1."""
-    most = max([*(value for each in panel.series for value in each.values), *(place for place, _ in panel.limits)], default=0) or 1
-    unit, last = (right - left - _LABELS) / most, len(panel.series) - 1
+def _draw_bars(panel: Panel, left: float, right: float, top: float, row: float, marks: list[Mark]) -> float:
+    """Append the marks of bars with the names of their rows. Return the length of the value 1."""
+    places = [panel.limit[0]] if panel.limit else []
+    unit = (right - left - _LABELS) / (max([*(value for each in panel.series for value in each.values), *places], default=0) or 1)
     thick = min((row - 8) / len(panel.series), 2 * _BAR)
     top += (row - thick * len(panel.series)) / 2
-    marks: list[Mark] = []
     for place, name in enumerate(panel.names):
         marks.append(Text(left - 6, top + place * row + thick * len(panel.series) / 2 + 4, _short_name(name), "end", "ink"))
-    for series, place, value, tone, said in _values(panel):
-        marks.append(Box(left, top + place * row + series * thick, value * unit, thick - 1, tone, said))
+    for number, place, value, tone, said in _values(panel):
+        marks.append(Box(left, top + place * row + number * thick, value * unit, thick - 1, tone, said))
+    last = len(panel.series) - 1
     for place, text in enumerate(panel.labels):
         end = left + panel.series[last].values[place] * unit
         marks.append(Text(end + 5, top + place * row + (last + 0.5) * thick + 4, text, tone="ink"))
-    return marks, unit
-
-
-def _curves(panel: Panel, left: float, right: float, top: float) -> tuple[list[Mark], float]:
-    """Return the marks of curves, and the length of the value 1. Both axes begin at 0."""
-    points = [point for each in panel.series for point in each.values]
-    unit = (right - left) / (max((x for x, _ in points), default=0) or 1)
-    height = _HEIGHT / (max((y for _, y in points), default=0) or 1)
-    bottom = top + _HEIGHT
-    marks: list[Mark] = []
-    for place, text in panel.heights:
-        y = bottom - place * height
-        marks += [Line([(left, y), (right, y)], "grid"), Text(left - 5, y + 4, text, "end")]
-    for each in panel.series:
-        marks.append(Line([(left + x * unit, bottom - y * height) for x, y in each.values], str(each.tones)))
-    return marks, unit
+    return unit
 
 
 def _values(panel: Panel) -> Iterator[tuple[int, int, float, str, str]]:
@@ -285,9 +252,14 @@ def _values(panel: Panel) -> Iterator[tuple[int, int, float, str, str]]:
         for place, value in enumerate(series.values):
             if value:
                 tone = series.tones if isinstance(series.tones, str) else series.tones[place]
-                said = f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
                 name = f"{panel.names[place]}: " if panel.names else ""
-                yield number, place, value, tone, f"{name}{said} {series.said}".rstrip()
+                yield (
+                    number,
+                    place,
+                    value,
+                    tone,
+                    f"{name}{f'{value:,}' if isinstance(value, int) else f'{value:,.4g}'} {series.said}".rstrip(),
+                )
 
 
 def _short_name(name: str) -> str:

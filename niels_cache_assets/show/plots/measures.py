@@ -7,8 +7,8 @@ MAX_TOKENS, only evenly spaced blocks are counted. So every cache takes at most 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -46,19 +46,27 @@ _BLOCK_TOKENS = 1 << 20
 _BLOCK_OFFSETS = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ConversationMeasures:
     """The counts over the examples that were read.
 
-    `turns`: the number of examples for each number of turns. `counted`: what counts as a turn, `turns` (messages from user and assistant)
-    or `replies` (spans of targets, in a cache with a chat template). `target_shares`: a histogram of examples by their share of target
+    `counted`: what counts as a turn, `turns` (messages from user and assistant) or `replies` (spans of targets, in a cache with a chat
+    template). `turns`: the number of examples for each number of turns. `target_shares`: a histogram of examples by their share of target
     tokens, with SHARE_BINS bins from 0 to 1.
     """
 
     counted: str
-    turns: Counter[int]
-    target_shares: NDArray[np.int64]
-    target_tokens: int
+    turns: Counter[int] = field(default_factory=Counter)
+    target_shares: NDArray[np.int64] = field(default_factory=lambda: np.zeros(SHARE_BINS, dtype=np.int64))
+    target_tokens: int = 0
+
+    def add(self, is_target: NDArray[np.bool_], starts: NDArray[np.int64], turns: NDArray[np.int64]) -> None:
+        """Count the examples of a block. is_target: (n,), of each token. starts, turns: (examples,)."""
+        targets = np.add.reduceat(is_target, starts, dtype=np.int64)
+        self.turns.update(np.minimum(turns, MAX_TURNS).tolist())
+        bins = targets * SHARE_BINS // np.diff(starts, append=len(is_target))
+        self.target_shares += np.bincount(np.minimum(bins, SHARE_BINS - 1), minlength=SHARE_BINS)
+        self.target_tokens += int(targets.sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,22 +99,13 @@ class CacheMeasures:
             return counted(self.pieces_used, "id")
         return f"{self.pieces_used:,} of {counted(self.vocab_size, 'piece')}"
 
-    def characters_per_token(self, piece_bytes: Sequence[bytes], special_ids: Iterable[int]) -> float:
-        """Return the characters per token. `piece_bytes`: the UTF-8 bytes of every id. Special tokens do not count, but the space before
-        each message counts.
-        """
-        characters = np.array([sum(byte & 0xC0 != 0x80 for byte in piece) for piece in piece_bytes], dtype=np.int64)
-        of_text = self.token_counts.copy()
-        of_text[list(special_ids)] = 0
-        return float(of_text @ characters / max(1, of_text.sum()))
-
 
 def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: int = MAX_TOKENS) -> CacheMeasures:
     """Return the counts of both splits of a finished cache. Raise NielsCacheError for missing or unreadable files."""
     lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
     vocab_size, dtype = meta["vocab_size"], token_dtype_of(meta)
     token_counts = np.zeros(min(vocab_size or 0, MAX_IDS), dtype=np.int64)
-    conversations = _Conversations() if family == "sft" else None
+    conversations = ConversationMeasures(counted="replies" if has_spans(meta) else "turns") if family == "sft" else None
     splits = [split for split in SPLITS if meta.get(f"{split}_tokens")]  # an imported cache may have only one
     all_tokens = sum(meta[f"{split}_tokens"] for split in splits)
     step = max(1, -(-all_tokens // max_tokens))
@@ -132,7 +131,7 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: in
         vocab_size=vocab_size,
         counted=int(token_counts.sum()),
         tokens=all_tokens,
-        conversations=conversations.measures("replies" if has_spans(meta) else "turns") if conversations else None,
+        conversations=conversations,
         noun="documents" if family == "pretrain" else "sides" if has_pairs(meta) else "examples",
     )
 
@@ -179,20 +178,3 @@ def _lengths(directory: Path, family: Family, split: Split, dtype: np.dtype) -> 
     else:
         for tokens, starts, _, _ in _examples(directory, split, dtype):
             yield np.append(starts[1:], len(tokens)) - starts
-
-
-class _Conversations:
-    def __init__(self) -> None:
-        self._turns: Counter[int] = Counter()
-        self._shares = np.zeros(SHARE_BINS, dtype=np.int64)
-        self._targets = 0
-
-    def add(self, is_target: NDArray[np.bool_], starts: NDArray[np.int64], turns: NDArray[np.int64]) -> None:
-        targets = np.add.reduceat(is_target, starts, dtype=np.int64)
-        self._turns.update(np.minimum(turns, MAX_TURNS).tolist())
-        bins = targets * SHARE_BINS // np.diff(starts, append=len(is_target))
-        self._shares += np.bincount(np.minimum(bins, SHARE_BINS - 1), minlength=SHARE_BINS)
-        self._targets += int(targets.sum())
-
-    def measures(self, counted: str) -> ConversationMeasures:
-        return ConversationMeasures(counted=counted, turns=self._turns, target_shares=self._shares, target_tokens=self._targets)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 MAX_SOURCES = 20  # more bars are not legible
 MAX_MIXED = 10  # each has three bars
 MAX_REASONS = 15
-_LONGEST_PIECE = 16  # characters; longer pieces count as pieces of this length
-_RANKS_DRAWN = 200
 _STAGE_TONES = {"source": "rest", "cleaning": "main", "duplicates": "warn"}
 
 
@@ -53,7 +51,7 @@ def _lengths(measures: CacheMeasures, *, cut: bool) -> Picture:
         ],
         names=[f"{low:,} to {high - 1:,} tokens" for low, high in pairwise(edges)],
         ticks=few([(place, short(edge)) for place, edge in enumerate(edges) if edge.bit_count() == 1]),
-        limits=[(row - first, f"T = {CONTEXT:,}")] if cut else [],
+        limit=(row - first, f"T = {CONTEXT:,}") if cut else None,
         across="tokens",
         nothing=f"there are no {measures.noun}",
     )
@@ -61,31 +59,23 @@ def _lengths(measures: CacheMeasures, *, cut: bool) -> Picture:
 
 
 def _frequency(measures: CacheMeasures) -> Picture:
-    """Return how often each vocabulary piece is used, over its rank, on logarithmic axes. Zipf's law is a straight line."""
-    counts, used = np.sort(measures.token_counts)[::-1], measures.pieces_used
-    series, ticks, heights, limits = list[Series](), list[tuple[float, str]](), list[tuple[float, str]](), list[tuple[float, str]]()
-    if used:
-        ranks = np.unique(np.geomspace(1, used, _RANKS_DRAWN).astype(np.int64))
-        points = np.log10(np.stack([ranks, counts[ranks - 1]])).T.tolist()
-        top = points[0][1]
-        end = min(top, points[-1][0])
-        series = [Series([(0.0, top), (end, top - end)], "rest"), Series([(x, y) for x, y in points])]
-        ticks, heights = ([(power, short(10**power)) for power in range(int(most) + 1)] for most in (points[-1][0], top))
-        half = int(np.searchsorted(np.cumsum(counts), measures.counted / 2)) + 1
-        limits = [(float(np.log10(half)), f"{half:,} {'piece is' if half == 1 else 'pieces are'} half of all tokens")]
+    """Return how often the vocabulary piece of each rank 1, 2, 4, ... is used, on logarithmic axes. Zipf's law is a straight line."""
+    counts = np.sort(measures.token_counts)[::-1]
+    ranks = [2**power for power in range(measures.pieces_used.bit_length())]
     part = "" if measures.counted == measures.tokens else f" (of {share_of(measures.counted / measures.tokens)} of the tokens)"
+    half = int(np.searchsorted(np.cumsum(counts), measures.counted / 2)) + 1
     panel = Panel(
-        kind="curves",
-        title=f"how often each piece is used, by rank: {measures.said_of_pieces} are used{part}",
-        series=series,
-        ticks=ticks,
-        heights=heights,
-        limits=limits,
+        kind="columns",
+        title=f"how often each piece is used: {measures.said_of_pieces} are used{part}",
+        series=[Series([int(counts[rank - 1]) for rank in ranks], said="times")],
+        names=[f"piece of rank {rank:,}" for rank in ranks],
+        ticks=few([(place + 0.5, short(rank)) for place, rank in enumerate(ranks)]),
+        limit=(math.log2(half) + 0.5, f"{half:,} {'piece is' if half == 1 else 'pieces are'} half of all tokens") if ranks else None,
         across="rank of the piece",
-        legend={"rest": "1 / rank"} if used else {},
+        is_logarithmic=True,
         nothing="there are no tokens",
     )
-    said = "How often the piece of each rank is used, on logarithmic axes, beside the line of Zipf's law"
+    said = "How often the piece of each rank is used, on logarithmic axes, on which Zipf's law is a straight line"
     return Picture(title="token frequency", alternative=said, panels=[panel])
 
 
@@ -112,7 +102,7 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
         series=[Series(conversations.target_shares.tolist(), said=measures.noun)],
         names=[f"{place / SHARE_BINS:.0%} to {(place + 1) / SHARE_BINS:.0%}" for place in range(SHARE_BINS)],
         ticks=[(place, f"{place / SHARE_BINS:.0%}") for place in range(0, SHARE_BINS + 1, SHARE_BINS // 4)],
-        limits=[(share * SHARE_BINS, f"{share_of(share)} of all tokens")],
+        limit=(share * SHARE_BINS, f"{share_of(share)} of all tokens"),
         across=f"tokens of the {measures.noun.removesuffix('s')} that are targets",
     )
     said = "Histograms of its examples by turns and by the share of their tokens that are targets"
@@ -137,47 +127,27 @@ def _reasons(title: str, reasons: Sequence[tuple[str, int, str]], given: int, no
     return Picture(title=title, alternative="Bars: dropped documents or examples, by reason; the table has the figures", panels=[panel])
 
 
-def tokenizer_pictures(*, piece_bytes: Sequence[bytes], characters_per_token: Mapping[str, float]) -> list[Picture]:
-    """Return the pieces of a tokenizer by length, and the characters per token of each source, if there are any.
-
-    Pieces of a single byte that is not a whole character have their own color. A short bar means that the tokenizer suits the source badly.
-    If there are many sources, the shortest bars are shown.
+def ratios_picture(characters_per_token: Mapping[str, float]) -> Picture:
+    """Return the characters per token of each source. A short bar means that the tokenizer suits the source badly. If there are many
+    sources, the shortest bars are shown.
     """
-    lengths, alone = Counter[int](), 0
-    for piece in piece_bytes:
-        try:
-            lengths[min(len(piece.decode()), _LONGEST_PIECE)] += 1
-        except UnicodeDecodeError:
-            alone += 1
-    text, names = [lengths[size] for size in range(1, _LONGEST_PIECE + 1)], [*map(str, range(1, _LONGEST_PIECE)), f"{_LONGEST_PIECE}+"]
-    pieces = Panel(
-        kind="columns",
-        title=f"{len(piece_bytes):,} pieces by length",
-        series=[Series([text[0] + alone], "rest", "pieces with single bytes"), Series(text, said="pieces")][not alone :],
-        names=names,
-        ticks=[(place + 0.5, name) for place, name in enumerate(names)],
-        across="characters",
-        legend={"main": "text", "rest": "single bytes"} if alone else {},
+    rows = sorted(characters_per_token.items(), key=lambda row: (-row[1], row[0]))[-MAX_SOURCES:]
+    of = f", the {len(rows)} lowest of {len(characters_per_token):,}" if len(rows) < len(characters_per_token) else ""
+    panel = Panel(
+        kind="bars",
+        title=f"characters per token, by source{of} (newlines count, EOT does not)",
+        series=[Series([value for _, value in rows])],
+        names=[name for name, _ in rows],
+        labels=[f"{value:.2f}" for _, value in rows],
+        nothing="nothing is built with it yet",
     )
-    pictures = [Picture(title="pieces", alternative="Histogram of its pieces by characters", panels=[pieces])]
-    if characters_per_token:
-        rows = sorted(characters_per_token.items(), key=lambda row: (-row[1], row[0]))[-MAX_SOURCES:]
-        of = f", the {len(rows)} lowest of {len(characters_per_token):,}" if len(rows) < len(characters_per_token) else ""
-        ratios = Panel(
-            kind="bars",
-            title=f"characters per token, by source{of} (newlines count, EOT does not)",
-            series=[Series([value for _, value in rows])],
-            names=[name for name, _ in rows],
-            labels=[f"{value:.2f}" for _, value in rows],
-        )
-        pictures.append(Picture(title="characters per token", alternative="Bars: characters per token of each data set", panels=[ratios]))
-    return pictures
+    return Picture(title="characters per token", alternative="Bars: characters per token of each data set", panels=[panel])
 
 
 def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
     """Return the pictures of the report of a corpus (corpus/report.py): its stages, reasons, lengths and, if searched, duplicates."""
     stages, rows = report["funnel"], report["lengths"]
-    panels = []
+    panels = list[Panel]()
     for key, title in (("documents", "documents"), ("bytes", "bytes of text")):
         values = [stage[key] for stage in stages]
         panels.append(
@@ -202,39 +172,25 @@ def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
         legend={"rest": "read", "warn": stages[1]["stage"]},
     )
     reasons = [(row["reason"], row["documents"], row["stage"]) for row in report["reasons"]]
-    found = [
+    pictures = [
         Picture(title="funnel", alternative="Bars: documents and bytes after each stage", panels=panels, shares=(3, 2)),
         _reasons("reasons", reasons, report["documents"]["given"], "documents"),
         Picture(title="lengths", alternative="Histogram of its documents by length, before and after cleaning", panels=[lengths]),
     ]
-    return [*found, _duplicates(report["duplicates"])] if report["duplicates"] else found
-
-
-def _duplicates(found: Mapping[str, Any]) -> Picture:
-    """Return the sizes of the clusters of duplicates, and the S-curve of the LSH bands in use."""
-    across = sum(found["cluster_sizes_across"].values())
-    bins = _binned(sorted((int(size), count) for size, count in found["cluster_sizes"].items()))
-    clusters = Panel(
-        kind="columns",
-        title=f"clusters by size, {across:,} across data sets" if across else "clusters by size",
-        series=[Series([count for _, count in bins], "warn", "clusters")],
-        names=[f"{label} documents" for label, _ in bins],
-        labels=[f"{count:,}" for _, count in bins],
-        ticks=[(place + 0.5, label) for place, (label, _) in enumerate(bins)],
-        across="documents in the cluster",
-        nothing="no document has a duplicate",
-    )
-    curve = Panel(
-        kind="curves",
-        title=f"found, by {found['bands']} bands x {found['rows']} rows",
-        series=[Series([(similarity, probability) for similarity, probability in found["s_curve"]])],
-        ticks=[(tenth / 10, f"{tenth / 10:g}") for tenth in range(0, 11, 2)],
-        heights=[(quarter / 4, f"{quarter / 4:.0%}") for quarter in range(5)],
-        limits=[(found["threshold"], f"threshold {found['threshold']:g}")],
-        across="Jaccard similarity",
-    )
-    said = "Clusters of duplicates by size, and the probability of a common band by similarity"
-    return Picture(title="duplicates", alternative=said, panels=[clusters, curve])
+    if found := report["duplicates"]:
+        across = sum(found["cluster_sizes_across"].values())
+        bins = _binned(sorted((int(size), count) for size, count in found["cluster_sizes"].items()))
+        clusters = Panel(
+            kind="columns",
+            title=f"clusters of duplicates by size, {across:,} across data sets",
+            series=[Series([count for _, count in bins], "warn", "clusters")],
+            names=[f"{label} documents" for label, _ in bins],
+            ticks=[(place + 0.5, label) for place, (label, _) in enumerate(bins)],
+            across="documents in the cluster",
+            nothing="no document has a duplicate",
+        )
+        pictures.append(Picture(title="duplicates", alternative="Clusters of duplicates by size", panels=[clusters]))
+    return pictures
 
 
 def _binned(sizes: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
@@ -275,7 +231,7 @@ def mixture_picture(mixture: Mixture) -> Picture:
         title="times that it is read",
         series=[Series(epochs, ["main" if each.repeats_from is None else "warn" for each in shown])],
         labels=[f"{value:,.2f}" for value in epochs],
-        limits=[(mixture.max_epochs, f"max_epochs {mixture.max_epochs:g}")] if has_limit else [],
+        limit=(mixture.max_epochs, f"max_epochs {mixture.max_epochs:g}") if has_limit else None,
     )
     said = f"{mixture.name}. Bars: shares of each data set, and how often each is read; the table has the figures."
     return Picture(title="shares and epochs", alternative=said, panels=[shares, times], shares=(3, 2))
@@ -306,7 +262,7 @@ def limit_picture(rule: Mapping[str, Any]) -> Picture:
         ],
         names=[_range(row["from"], row["to"], form) for row in bins],
         ticks=ticks,
-        limits=[(first, limit)],
+        limit=(first, limit),
         legend={"main": "stays", "warn": "only this rule drops it", "rest": "another rule drops it"},
         is_logarithmic=True,
     )
@@ -337,7 +293,7 @@ def _by_similarity(rows: Sequence[tuple[float, int, str]], threshold: float, tit
         series=[Series([row[1] for row in rows], ["warn" if row[0] >= threshold - 1e-9 else "main" for row in rows], "documents")],
         names=[row[2] for row in rows],
         ticks=few([(place, f"{row[0]:.2f}") for place, row in enumerate(rows)]),
-        limits=[((threshold - first) / (1 - first) * len(rows), f"threshold {threshold:g}")],
+        limit=((threshold - first) / (1 - first) * len(rows), f"threshold {threshold:g}"),
         is_logarithmic=True,
     )
     said = f"Histogram: {title}; {counted(sum(row[1] for row in rows), 'document')}, with the threshold {threshold}"

@@ -19,7 +19,6 @@ from niels_cache_assets.artifacts.index import find_indices, index_folder, plan_
 from niels_cache_assets.artifacts.state import CacheState, index_state
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.report import duplicates_matrix
-from niels_cache_assets.corpus.tuning import measured_limits
 from niels_cache_assets.show.contents import all_counts, content_hash, shortfall, total_bytes
 from niels_cache_assets.show.drops import DropSummary, summary_of_drops
 from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded
@@ -141,16 +140,6 @@ class Item:
     def duplicates(self) -> list[dict[str, Any]]:
         """The rows of `duplicates_matrix` if the folder has the drop lists. Otherwise the list is empty."""
         return duplicates_matrix(self.meta["datasets"]) if self.is_built and self.meta.get("kind") == "duplicates" else []
-
-    @cached_property
-    def limits(self) -> list[dict[str, Any]]:
-        """The measures of each limit of cleaning, as `measured_limits` gives them. Empty for a folder without measures."""
-        if not self.is_built or self.meta.get("kind") != "corpus":
-            return []
-        try:
-            return measured_limits(self.state.directory)
-        except NielsCacheError:  # `verify` names the damaged file
-            return []
 
     @property
     def dropped(self) -> dict[str, int]:

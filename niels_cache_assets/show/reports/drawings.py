@@ -9,9 +9,8 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.report import corpus_report
 from niels_cache_assets.show.plots.drawing import Picture
 from niels_cache_assets.show.plots.measures import measure_cache
-from niels_cache_assets.show.plots.pictures import cache_pictures, corpus_pictures, tokenizer_pictures
+from niels_cache_assets.show.plots.pictures import cache_pictures, corpus_pictures, ratios_picture
 from niels_cache_assets.show.reports.cache import CacheReport, Item
-from niels_cache_assets.tokenizer.kinds import open_built_model
 from niels_cache_assets.tokenizer.measures import by_source
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -37,8 +36,7 @@ def _pictures(registry: Registry, item: Item, root: Path) -> list[Picture]:
     if kind in ("pretrain", "sft"):
         return cache_pictures(measure_cache(directory, kind, meta), kind, dropped=meta.get("dropped", {}))
     if kind == "tokenizer":
-        pieces = open_built_model(directory, meta).piece_bytes()
-        return tokenizer_pictures(piece_bytes=pieces, characters_per_token=by_source(root, meta))
+        return [ratios_picture(by_source(root, meta))]
     if kind == "corpus" and directory.parent.name == "corpus" and directory.name in registry.prepared():
         return corpus_pictures(corpus_report(registry, directory.name, root=root))
     return []

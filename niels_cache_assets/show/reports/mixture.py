@@ -90,47 +90,33 @@ def all_mixtures(registry: Registry, *, root: Path) -> list[Mixture]:
     """Return a mixture for each [blend.NAME]. Without blends, return one mixture of all pretrain data sets by size, or none if there are no
     pretrain data sets.
     """
-    if registry.blend:
-        return [_of_blend(registry, name, root=root) for name in registry.blend]
-    return [_by_size(registry, root=root)] if registry.partition_keys("pretrain") else []
-
-
-def _of_blend(registry: Registry, name: str, *, root: Path) -> Mixture:
-    settings = registry.blend[name]
-    opened, left_out = _open(settings.weights, root=root, sequence_length=settings.sequence_length)
-    note = (
-        ""
-        if settings.split == ALL_TRAIN
-        else f"Computed from whole train splits; `split` and `part` ({settings.split}, {settings.part}) are ignored."
-    )
-    return _mixed(
-        name,
-        {} if left_out else opened,
-        settings.weights,
-        samples=settings.num_samples,
-        sequence_length=settings.sequence_length,
-        registry=registry,
-        left_out=left_out,
-        note=note,
-    )
+    if not registry.blend:
+        return [_by_size(registry, root=root)] if registry.partition_keys("pretrain") else []
+    mixtures = []
+    for name, blend in registry.blend.items():
+        opened, left_out = _open(blend.weights, root=root, sequence_length=blend.sequence_length)
+        ignored = f"Computed from whole train splits; `split` and `part` ({blend.split}, {blend.part}) are ignored."
+        note = "" if blend.split == ALL_TRAIN else ignored
+        plan = _Plan(name, blend.num_samples, blend.sequence_length, note)
+        mixtures.append(_mixed(plan, {} if left_out else opened, left_out, blend.weights, registry))
+    return mixtures
 
 
 def _by_size(registry: Registry, *, root: Path) -> Mixture:
     """Return a mixture that reads every data set equally often. Data sets that are not built are left out."""
     settings = registry.reports
-    names = registry.partition_keys("pretrain")
-    opened, left_out = _open(names, root=root, sequence_length=settings.sequence_length)
+    opened, left_out = _open(registry.partition_keys("pretrain"), root=root, sequence_length=settings.sequence_length)
     weights = {name: split.samples for name, split in opened.items()}
-    return _mixed(
-        ALL,
-        opened,
-        weights,
-        samples=settings.steps * settings.batch_size if settings.steps else sum(weights.values()),
-        sequence_length=settings.sequence_length,
-        registry=registry,
-        left_out=left_out,
-        note="By size, because no [blend.NAME] is configured: the weight of a data set is its number of samples.",
-    )
+    samples = settings.steps * settings.batch_size if settings.steps else sum(weights.values())
+    note = "By size, because no [blend.NAME] is configured: the weight of a data set is its number of samples."
+    return _mixed(_Plan(ALL, samples, settings.sequence_length, note), opened, left_out, weights, registry)
+
+
+class _Plan(NamedTuple):
+    name: str
+    samples: int
+    sequence_length: int
+    note: str
 
 
 class _Split(NamedTuple):
@@ -165,23 +151,14 @@ def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[di
 
 
 def _mixed(
-    name: str,
-    opened: Mapping[str, _Split],
-    weights: Mapping[str, float],
-    *,
-    samples: int,
-    sequence_length: int,
-    registry: Registry,
-    left_out: Mapping[str, str],
-    note: str,
+    plan: _Plan, opened: Mapping[str, _Split], left_out: Mapping[str, str], weights: Mapping[str, float], registry: Registry
 ) -> Mixture:
     from niels_cache_runtime.loader.blend import Blend
 
-    settings = registry.reports
-    sources: list[MixedSource] = []
+    settings, sources = registry.reports, list[MixedSource]()
     if opened:
         blend = Blend([*opened], [(0, weights)])
-        taken = blend.counts(samples).tolist()
+        taken = blend.counts(plan.samples).tolist()
         weighed, held = sum(weights.values()), sum(split.tokens for split in opened.values())
         for index, (member, split) in enumerate(opened.items()):
             most = math.floor(settings.max_epochs * split.samples)
@@ -194,21 +171,14 @@ def _mixed(
                     tokens=split.tokens,
                     available=split.tokens / held,
                     samples=taken[index],
-                    tokens_read=taken[index] * sequence_length,
-                    actual=taken[index] / samples,
+                    tokens_read=taken[index] * plan.sequence_length,
+                    actual=taken[index] / plan.samples,
                     epochs=taken[index] / split.samples,
                     repeats_from=None if position is None else position // settings.batch_size,
                 )
             )
     return Mixture(
-        name=name,
-        samples=samples,
-        batch_size=settings.batch_size,
-        sequence_length=sequence_length,
-        max_epochs=settings.max_epochs,
-        sources=tuple(sources),
-        left_out=left_out,
-        note=note,
+        **plan._asdict(), batch_size=settings.batch_size, max_epochs=settings.max_epochs, sources=tuple(sources), left_out=left_out
     )
 
 

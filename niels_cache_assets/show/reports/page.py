@@ -69,6 +69,8 @@ def render_tuning(found: Mapping[str, Any]) -> str:
     return _rendered(
         "tuning.html",
         found=found,
+        limit_picture=limit_picture,
+        shown=shown,
         similarities=similarity_pictures(duplicates) if duplicates else (),
         languages=[*languages[:_LANGUAGES], *([("all others", others)] if others else [])],
         asked=sum(count for _, count in languages),
@@ -84,8 +86,6 @@ def _rendered(template: str, **values: Any) -> str:
     )
     environment.globals |= {
         "as_svg": as_svg,
-        "limit_picture": limit_picture,
-        "shown": shown,
         "counted": counted,
         "label": label,
         "reason": reason,

@@ -1,1 +1,0 @@
-"""Messages about builds, to the command in [notify]."""
