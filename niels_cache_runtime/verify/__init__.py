@@ -66,7 +66,13 @@ def verify_cache(
 
 
 def verify_folders(
-    root: str | Path, folders: Sequence[VerifiedFolder], *, beside: bool, quick: bool, threads: int | None, progress: OnProgress | None
+    root: str | Path,
+    folders: Sequence[VerifiedFolder],
+    *,
+    beside: bool,
+    quick: bool,
+    progress: OnProgress | None,
+    threads: int | None = None,
 ) -> list[Finding]:
     """Verify folders that were found below `root`. Return the findings. `verify_cache` does the same after finding the folders.
 
