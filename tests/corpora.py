@@ -93,7 +93,7 @@ class MisbehavingSource(PretrainSource):
             split: Any = ("val" if row % 10 == 0 else "train") if self.split else None
             yield [Document(texts[self.twins.get(row, row)], f"misbehaving-{row}", "a file", row, f"Title {row}", split)]
 
-    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops]:
+    def convert(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
         for document in documents:
             if document.row == self.kill_at:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -103,4 +103,4 @@ class MisbehavingSource(PretrainSource):
             if document.row == self.refuse_at:
                 raise NielsCacheError(f"{document.source_id}: cannot be converted")
         kept = [document for document in documents if document.row % 7]
-        return kept, Drops({"seventh": len(documents) - len(kept)})
+        return kept, Drops({"seventh": len(documents) - len(kept)}), []
