@@ -200,8 +200,9 @@ def test_what_no_cache_can_hold_is_refused_and_nothing_is_left(
 
 
 def test_multimodal_data_sets_are_refused(tmp_path: Path) -> None:
-    with IndexedWriter(tmp_path / "x", multimodal=True) as writer:
-        writer.add_document([7, 8], modes=[1])
+    write_indexed(tmp_path / "x", [[7, 8]])
+    with (tmp_path / "x.idx").open("ab") as idx:
+        idx.write(b"\1")  # the mode of the sequence
     with pytest.raises(NielsCacheError, match="multimodal"):
         imported(tmp_path / "a", train=tmp_path / "x")
 

@@ -126,7 +126,7 @@ def test_no_identity_takes_settings_past_the_rule() -> None:
         "config/fingerprint.py",
         "config/registry.py",  # one table made of another
         "config/tables.py",  # the same
-        "indices/prebuild.py",  # arguments of a plan
+        "artifacts/index.py",  # arguments of a plan
         "defs/config.py",  # settings of a run
         "defs/assets/index.py",  # shown
         "cli/commands/show.py",  # shown

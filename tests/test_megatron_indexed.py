@@ -54,20 +54,31 @@ def test_the_writers_bytes_are_those_of_megatron_core_in_every_dtype(tmp_path: P
     assert both(ours) == both(theirs)
 
 
-def test_documents_of_several_sequences_and_none_and_modes_are_written_as_megatron_core_writes_them(tmp_path: Path) -> None:
+def test_documents_of_several_sequences_and_none_are_written_as_megatron_core_writes_them(tmp_path: Path) -> None:
     core = megatron_core.load().indexed
-    builder = core.IndexedDatasetBuilder(str(tmp_path / "core.bin"), dtype=np.int32, multimodal=True)
-    with IndexedWriter(tmp_path / "ours", dtype=np.int32, multimodal=True) as writer:
+    builder = core.IndexedDatasetBuilder(str(tmp_path / "core.bin"), dtype=np.int32)
+    with IndexedWriter(tmp_path / "ours", dtype=np.int32) as writer:
         for target in (builder, writer):
             add = target.add_item if target is builder else target.add_sequence
-            add(torch.tensor([1, 2, 3]), mode=1)
-            add(torch.tensor([4]), mode=0)
+            add(torch.tensor([1, 2, 3]))
+            add(torch.tensor([4]))
             target.end_document()
             target.end_document()
-            target.add_document(torch.tensor([5, 6, 7]), lengths=[2, 1], modes=[0, 1])
+            target.add_document(torch.tensor([5, 6, 7]), lengths=[2, 1])
     builder.finalize(str(tmp_path / "core.idx"))
     assert both(tmp_path / "ours") == both(tmp_path / "core")
-    dataset, theirs = IndexedDataset(tmp_path / "ours"), core.IndexedDataset(str(tmp_path / "ours"), multimodal=True)
+
+
+def test_the_modes_of_a_multimodal_data_set_are_read(tmp_path: Path) -> None:
+    core = megatron_core.load().indexed
+    builder = core.IndexedDatasetBuilder(str(tmp_path / "core.bin"), dtype=np.int32, multimodal=True)
+    builder.add_item(torch.tensor([1, 2, 3]), mode=1)
+    builder.add_item(torch.tensor([4]), mode=0)
+    builder.end_document()
+    builder.end_document()
+    builder.add_document(torch.tensor([5, 6, 7]), lengths=[2, 1], modes=[0, 1])
+    builder.finalize(str(tmp_path / "core.idx"))
+    dataset, theirs = IndexedDataset(tmp_path / "core"), core.IndexedDataset(str(tmp_path / "core"), multimodal=True)
     assert dataset.sequence_modes is not None
     assert dataset.sequence_modes.tolist() == [1, 0, 0, 1]
     assert dataset.document_indices.tolist() == [0, 2, 2, 4]

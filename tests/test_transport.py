@@ -15,7 +15,7 @@ from huggingface_hub.utils import hf_raise_for_status, httpx
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.errors import hub_errors
 from niels_cache_assets.sources.huggingface import Huggingface
-from niels_cache_assets.sources.net import http_answers, http_files, network, transport
+from niels_cache_assets.sources.net import http_files, network, transport
 from niels_cache_assets.sources.reading.files import SourceFile, reading
 from niels_cache_runtime.errors import NielsCacheError
 from tests.loopback_hub import LoopbackHub
@@ -104,7 +104,7 @@ def test_a_body_without_a_length_that_ends_early_goes_on_at_its_byte(
         return httpx.Response(206 if part else 200, headers=headers, stream=_Pieces(CONTENT[start if part else 0 : end], breaks=False))
 
     headers = {"Range": f"bytes=0-{len(CONTENT) - 1}"} if first == "206" else {}
-    extensions = {"validator": http_answers.Validator("a", len(CONTENT))} if first == "known" else {}
+    extensions = {"validator": transport.Validator("a", len(CONTENT))} if first == "known" else {}
     assert client(answer).get("http://example.test/a", headers=headers, extensions=extensions).content == CONTENT
     assert len(requests) == 3
 
@@ -125,7 +125,7 @@ def test_a_body_without_a_length_that_brings_more_than_there_is_is_refused(first
         return httpx.Response(206 if first == "206" else 200, headers=headers, stream=_Pieces(body, breaks=False))
 
     headers = {"Range": f"bytes=0-{len(CONTENT) - 1}"} if first == "206" else {}
-    extensions = {"validator": http_answers.Validator("a", len(CONTENT))} if first == "known" else {}
+    extensions = {"validator": transport.Validator("a", len(CONTENT))} if first == "known" else {}
     ask = lambda: client(answer).get("http://example.test/a", headers=headers, extensions=extensions).content  # noqa: E731
     assert ask() == CONTENT
     assert asked == 2
@@ -174,7 +174,7 @@ def test_a_file_that_its_server_calls_json_need_not_be_json(media_type: str, ran
 
     def answer(request: httpx.Request) -> httpx.Response:
         start, end = 0, len(lines)
-        if asked := http_answers.range_of(request):
+        if asked := transport.range_of(request):
             start, end = asked[0], min(len(lines), len(lines) if asked[1] is None else asked[1] + 1)
         headers = {"ETag": '"a"', "Content-Type": media_type}
         if ranges and asked:
@@ -300,8 +300,8 @@ def test_a_time_to_come_back_is_understood_as_a_date_too() -> None:
 @pytest.mark.parametrize("header", ["Content-Length", "X-Linked-Size", "Retry-After"])
 def test_numbers_of_headers_that_are_none_say_nothing(header: str, value: str) -> None:
     response = httpx.Response(200, headers=[(header.encode(), value.encode("latin-1"))])
-    assert http_answers.validator_of(response).size is None
-    assert http_answers.retry_after(response) is None
+    assert transport.validator_of(response).size is None
+    assert transport.retry_after(response) is None
 
 
 @pytest.mark.parametrize("value", ["10m", "nan", "inf", "-1"])

@@ -1,6 +1,6 @@
 """A writer of Megatron-LM's IndexedDataset: the bytes are those of megatron-core's IndexedDatasetBuilder.
 
-`IndexedWriter` writes any sequences, one after the other. Until the end, it keeps lengths, document indices and modes in temporary files
+`IndexedWriter` writes any sequences, one after the other. Until the end, it keeps lengths and document indices in temporary files
 beside the output. `write_indexed` writes a split of a cache, with one sequence for each document. It copies the bytes of tokens, or links
 to them if a part is exactly one shard; uint32 tokens are int32 there, with the same bytes. It takes lengths from doc_ends, in blocks. So
 memory does not grow with the number of sequences. Files appear when they are complete. The .bin appears first, so an .idx always belongs to
@@ -34,7 +34,6 @@ from niels_cache_runtime.megatron.indexed import (
     LENGTHS_DTYPE,
     MAGIC,
     MAX_SEQUENCE_TOKENS,
-    MODES_DTYPE,
     POINTERS_DTYPE,
     VERSION,
     count_up,
@@ -54,22 +53,21 @@ class IndexedWriter:
 
     It is a context manager: the files appear when its block ends without an error.
 
-    dtype: the dtype of a token, one that the format has. multimodal: each sequence has a mode, an int8.
+    dtype: the dtype of a token, one that the format has.
     Raises NielsCacheError if a token does not fit into dtype, if a file cannot be written, and if a file exists but `force` is not set.
     """
 
-    def __init__(self, prefix: str | Path, *, dtype: Any = TOKEN_DTYPE, multimodal: bool = False, force: bool = False) -> None:
+    def __init__(self, prefix: str | Path, *, dtype: Any = TOKEN_DTYPE, force: bool = False) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         if self.dtype not in DTYPE_CODES:
             raise NielsCacheError(f"dtype={self.dtype}: this format has {', '.join(str(known) for known in DTYPE_CODES)}")
         if not force:
             refuse_existing(str(prefix))
         self._output = Output(str(prefix))
-        self._multimodal = multimodal
         self._sequences = 0
         self._entries = 1
 
-    def add_sequence(self, tokens: NDArray[Any] | Sequence[int], *, mode: int = 0) -> None:
+    def add_sequence(self, tokens: NDArray[Any] | Sequence[int]) -> None:
         """Add a sequence to the open document. If the document has only one sequence, `add_document` is simpler."""
         given = np.asarray(tokens)
         converted = given.astype(self.dtype, casting="unsafe")
@@ -81,8 +79,6 @@ class IndexedWriter:
             )
         self._bin.write(converted.tobytes())
         self._lengths.write(np.array(len(given), dtype=LENGTHS_DTYPE).tobytes())
-        if self._multimodal:
-            self._modes.write(np.array(mode, dtype=MODES_DTYPE).tobytes())
         self._sequences += 1
 
     def end_document(self) -> None:
@@ -90,9 +86,7 @@ class IndexedWriter:
         self._documents.write(np.array(self._sequences, dtype=DOCUMENTS_DTYPE).tobytes())
         self._entries += 1
 
-    def add_document(
-        self, tokens: NDArray[Any] | Sequence[int], *, lengths: Sequence[int] | None = None, modes: Sequence[int] | None = None
-    ) -> None:
+    def add_document(self, tokens: NDArray[Any] | Sequence[int], *, lengths: Sequence[int] | None = None) -> None:
         """Add a whole document. The document is one sequence, or one sequence for each number in `lengths`.
 
         `lengths` counts tokens, and its sum must be the length of the document.
@@ -101,8 +95,8 @@ class IndexedWriter:
         if sum(lengths) != len(tokens):
             raise NielsCacheError(f"{self._output.prefix}: lengths add up to {sum(lengths)}, the document has {len(tokens)} tokens")
         start = 0
-        for length, mode in zip(lengths, modes or [0] * len(lengths), strict=True):
-            self.add_sequence(tokens[start : start + length], mode=mode)
+        for length in lengths:
+            self.add_sequence(tokens[start : start + length])
             start += length
         self.end_document()
 
@@ -112,7 +106,7 @@ class IndexedWriter:
             files.callback(self._output.discard)
             self._bin = open(self._output.bin_path, "wb")
             folder = os.path.dirname(self._output.bin_path)  # not the system's temporary folder: the disk of the output has room
-            self._lengths, self._documents, self._modes = (tempfile.TemporaryFile(dir=folder) for _ in range(3))  # noqa: SIM115
+            self._lengths, self._documents = (tempfile.TemporaryFile(dir=folder) for _ in range(2))  # noqa: SIM115
             files.pop_all()
         self._documents.write(np.array(0, dtype=DOCUMENTS_DTYPE).tobytes())
         return self
@@ -129,10 +123,9 @@ class IndexedWriter:
                         lengths=lambda: _read_spool(self._lengths, LENGTHS_DTYPE),
                         entries=self._entries,
                         document_indices=lambda: _read_spool(self._documents, DOCUMENTS_DTYPE),
-                        modes=(lambda: _read_spool(self._modes, MODES_DTYPE)) if self._multimodal else None,
                     )
         finally:
-            for spool in (self._lengths, self._documents, self._modes):
+            for spool in (self._lengths, self._documents):
                 spool.close()
             self._output.__exit__(kind, error, traceback)
 
@@ -143,12 +136,10 @@ def _read_spool(spool: IO[bytes], dtype: np.dtype[Any]) -> Iterator[NDArray[Any]
         yield np.frombuffer(block, dtype=dtype)
 
 
-def write_index(
-    file: IO[bytes], dtype: np.dtype[Any], *, sequences: int, lengths: Blocks, entries: int, document_indices: Blocks, modes: Blocks | None
-) -> None:
+def write_index(file: IO[bytes], dtype: np.dtype[Any], *, sequences: int, lengths: Blocks, entries: int, document_indices: Blocks) -> None:
     """Write an .idx, section by section.
 
-    `lengths`, `document_indices` and `modes` are functions that yield their numbers in blocks. `lengths` is called twice.
+    `lengths` and `document_indices` are functions that yield their numbers in blocks. `lengths` is called twice.
     """
     file.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], sequences, entries))
     for block in lengths():
@@ -158,9 +149,8 @@ def write_index(
         ends = block.cumsum(dtype=np.int64) * dtype.itemsize + pointer
         file.write(np.concatenate([[pointer], ends[:-1]]).astype(POINTERS_DTYPE).tobytes())
         pointer = int(ends[-1])
-    for blocks, kind in ((document_indices, DOCUMENTS_DTYPE), (modes, MODES_DTYPE)):
-        for block in blocks() if blocks is not None else ():
-            file.write(block.astype(kind).tobytes())
+    for block in document_indices():
+        file.write(block.astype(DOCUMENTS_DTYPE).tobytes())
 
 
 def refuse_existing(prefix: str) -> None:
@@ -295,7 +285,6 @@ def write_indexed(
                     lengths=lambda part=part: sequence_lengths(folder, ends, part.first_document, part.end_document),  # type: ignore[misc]
                     entries=part.documents + 1,
                     document_indices=lambda part=part: count_up(part.documents + 1),  # type: ignore[misc]
-                    modes=None,
                 )
         done += part.bin_bytes
         if progress is not None:

@@ -16,8 +16,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from huggingface_hub.utils import httpx
 
 from niels_cache_assets.sources.errors import shown
-from niels_cache_assets.sources.net.http_answers import Validator, validator_of
-from niels_cache_assets.sources.net.transport import CHANGED_TRIES, made_patient
+from niels_cache_assets.sources.net.transport import CHANGED_TRIES, Validator, made_patient, validator_of
 from niels_cache_runtime.errors import NielsCacheError
 
 

@@ -2,8 +2,7 @@
 
 `patience` sets the patience for the code in its `with` block. `Tries` counts the failures of one request. It waits after each failure, for
 a longer time each, and at last raises SourceUnavailable. `transport.install` makes the hub's library retry in this way, and fsspec for
-http(s) addresses. The hub's library has one HTTP client for the whole process, so the patience is also set for the whole process. Answers
-are checked in `http_answers`.
+http(s) addresses. The hub's library has one HTTP client for the whole process, so the patience is also set for the whole process.
 """
 
 from __future__ import annotations
