@@ -190,8 +190,6 @@ class CacheBuild(ABC):
 
     def build(self, resume: Resume | None) -> None:
         """Build and replace `out_dir`."""
-        if resume is not None and resume.only_asked:
-            raise self.journal_fingerprint(resume)
         with atomic_directory(self.out_dir, resumable=resume is not None) as partial:
             try:
                 meta = self.write(partial, resume)

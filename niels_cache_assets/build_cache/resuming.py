@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -47,28 +47,25 @@ class Resume:
 
     `fingerprint` covers everything outside the builder that decides the bytes: the source and its revision. A source with the same
     fingerprint must yield the same items in the same order. `afresh`: start from the beginning in any case. `log` is called with each
-    message. `made_of`: the values that the fingerprint hashes, for messages about differences. `only_asked`: build nothing; the builder
-    raises JournalFingerprint before it reads or writes anything. `attempt`: the number that the records of the journal name. `check`:
-    called before each record; it raises NielsCacheError if this build may not go on. `resumed_tokens`: set by the builder, the number of
-    tokens that an interrupted build had already made.
+    message. `made_of`: the values that the fingerprint hashes, for messages about differences. `attempt`: the number that the records of
+    the journal name. `check`: called before each record; it raises NielsCacheError if this build may not go on. `resumed_tokens`: set by
+    the builder, the number of tokens that an interrupted build had already made.
     """
 
     fingerprint: str
     log: Callable[[str], None] = lambda message: None
     afresh: bool = False
     made_of: Mapping[str, Any] | None = None
-    only_asked: bool = False
     attempt: int | None = None
     check: Callable[[], None] = lambda: None
     resumed_tokens: int = field(default=0, init=False)
 
 
-class JournalFingerprint(Exception):
-    """The fingerprint of a builder's journal, and the values that it hashes. It is raised as the answer to a question, not as an error."""
+class JournalFingerprint(NamedTuple):
+    """The fingerprint of a builder's journal, and the values that it hashes."""
 
-    def __init__(self, fingerprint: str, made_of: MadeOf | None) -> None:
-        super().__init__(fingerprint)
-        self.fingerprint, self.made_of = fingerprint, made_of
+    fingerprint: str
+    made_of: MadeOf | None
 
 
 @dataclass(frozen=True, kw_only=True)
