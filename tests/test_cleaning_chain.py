@@ -98,11 +98,12 @@ def test_a_cleaner_and_a_report_travel_to_other_processes() -> None:
     assert report.rows() == report_of(documents(30)).rows()
 
 
-def test_a_long_document_takes_a_few_times_its_memory() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_long_document_takes_a_few_times_its_memory(compiled: bool) -> None:
     text = (PROSE + "\n") * 15_000
     assert len(text) > 6_000_000
     document = Document("{{stub}}" + text)
-    cleaner = Cleaner(CleaningSettings(skip=("repetitive",)))
+    cleaner = Cleaner(CleaningSettings(skip=("repetitive",)), compiled=compiled)
     cleaner.clean(Document(PROSE))  # loads numba
     tracemalloc.start()
     result = cleaner.clean(document)

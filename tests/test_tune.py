@@ -55,10 +55,10 @@ def varied(count: int) -> list[str]:
     return [*texts, "", "#REDIRECT [[Other]]", "Mercury may refer to:\n* a planet\n* a metal\n" + "and a word " * 80]
 
 
-def measured(texts: list[str], settings: CleaningSettings, *, chunk: int | None = None) -> CleaningReport:
+def measured(texts: list[str], settings: CleaningSettings, *, chunk: int | None = None, compiled: bool = False) -> CleaningReport:
     """Clean the texts in chunks, and return the merged report."""
     size = chunk or len(texts)
-    cleaner = Cleaner(settings)
+    cleaner = Cleaner(settings, compiled=compiled)
     total: CleaningReport | None = None
     for first in range(0, len(texts), size):
         report = CleaningReport(7, first, measures=Measures(limits_of(settings)))
@@ -97,7 +97,7 @@ def test_other_limits_win_and_lose_as_many_documents_as_cleaning_with_them() -> 
                 other = SETTINGS.with_changes({rule.key: value})
             except ValueError:  # the limit of the lengths of words crosses the other one
                 continue
-            cleaner = Cleaner(other)
+            cleaner = Cleaner(other, compiled=False)
             stays = sum(isinstance(cleaner.clean(Document(text)), Document) for text in texts)
             assert change["documents"] == stays - report.kept, (rule.key, change)
             checked += change["documents"] != 0
@@ -134,12 +134,13 @@ def test_the_limit_itself_passes(limit: Limit, value: float, step: int) -> None:
     assert limit.is_dropped(step) == (value > limit.limit if limit.side == "above" else value < limit.limit)
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_and_compiled_loops_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cleaning_measures, "FIRST", 20)
     monkeypatch.setattr(cleaning_measures, "EVERY", 4)
     texts = varied(120)
     whole = measured(texts, SETTINGS).state()
     assert whole["measures"] == measured(texts, SETTINGS, chunk=7).state()["measures"]
+    assert whole["measures"] == measured(texts, SETTINGS, compiled=True).state()["measures"]
     assert 20 + 5 < whole["measures"]["measured"] < 80
     assert 80 < whole["measures"]["documents"] < 180
     again = CleaningReport.from_state(json.loads(json.dumps(whole)))

@@ -15,11 +15,17 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import lru_cache
 from html.entities import html5
+from typing import TYPE_CHECKING
 
 from niels_cache_assets.cleaning.brackets import Mark, occurrences, paired, rewritten, templates, without
 from niels_cache_assets.config.tables import NORMALIZERS as NAMES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # The most characters that a pair of marks removes. The longest in 63 articles of Wikipedia have 1,500, 6,500, 13,900, 1,700 and 2,100.
 LONGEST_FILE_LINK = 5_000
@@ -163,9 +169,14 @@ def unmark_headings(text: str) -> str:
 
 def collapse_blanks(text: str) -> str:
     """Replace every kind of line end by a newline, runs of blanks by one blank, and three or more newlines by two. Strip the text."""
-    for newline in _NEWLINES:  # replacing a missing character is fast; a search for any of several characters costs a hundred times as much
+    return _collapsed(text, _NEWLINES, _BLANKS)
+
+
+def _collapsed(text: str, newlines: Iterable[str], blanks: Iterable[str]) -> str:
+    """Return the result of `collapse_blanks` for a text that holds only these newlines and blanks, beside the usual ones."""
+    for newline in newlines:  # replacing a missing character is fast; a search for any of several characters costs a hundred times as much
         text = text.replace(newline, "\n")
-    for blank in _BLANKS:
+    for blank in blanks:
         text = text.replace(blank, " ")
     if "  " in text:
         text = _RUN_OF_BLANKS.sub(" ", text)
@@ -189,16 +200,24 @@ NORMALIZERS: tuple[tuple[str, Normalizer], ...] = tuple(zip(NAMES, _STEPS, stric
 MARKUP_NORMALIZERS = frozenset(NAMES) - {"unreadable", "blanks"}  # not needed for plain text
 
 
-def normalize(text: str, skip: Collection[str] = ()) -> str:
+def normalize(text: str, skip: Collection[str] = (), *, compiled: bool = False) -> str:
     """Run NORMALIZERS in order, without those in `skip`, until the text stays the same.
 
     One round may not be enough, because removing one mark may reveal another mark (`&l<b></b>t;`). The time is linear in the length of the
-    text. The function is idempotent.
+    text. The function is idempotent. With `compiled`, a compiled loop finds the steps that are needed. The result is the same.
     """
 
     def one_round(text: str) -> str:
+        start = text
+        bits = _bits_in(text) if compiled else _ANY
         for name, normalizer in NORMALIZERS:
-            if name not in skip:
+            if name in skip:
+                continue
+            if name == "blanks" and compiled:
+                bits = bits if text is start else _bits_in(text)
+                newlines = [newline for newline in _NEWLINES if bits & _BITS[newline[0]]]
+                text = _collapsed(text, newlines, [blank for blank in _BLANKS if bits & _BITS[blank]]) if bits & _UNEVEN else text.strip()
+            elif bits & _NEEDS[name] or text is not start:
                 text = normalizer(text)
         return text
 
@@ -206,6 +225,36 @@ def normalize(text: str, skip: Collection[str] = ()) -> str:
     if made == text or not any(mark in made for mark in _MARKUP):
         return made
     return _settled(made, one_round, re.compile("|".join(mark for name, mark in _MARKS.items() if name not in skip) or "(?!)"))
+
+
+# The bits of characters for `_bits_in`. The table has one more bit, for characters that `replace_unreadable` replaces.
+_BITS = {character: 1 << bit for bit, character in enumerate((*_MARKUP, *(newline[0] for newline in _NEWLINES[1:]), *_BLANKS))}
+_UNREADABLE_BIT = len(_BITS)
+_RUNS = 7 << 61  # the bits of runs of blanks and newlines (see kernels.look)
+_UNEVEN = sum(bit for character, bit in _BITS.items() if character not in _MARKUP) | _RUNS
+_NEEDS = {
+    "unreadable": 1 << _UNREADABLE_BIT,
+    **{name: _BITS[mark.strip("\\")[0]] for name, mark in _MARKS.items()},
+    "headings": _BITS["="],
+    "blanks": _UNEVEN,
+}
+_ANY = (1 << 64) - 1
+
+
+def _bits_in(text: str) -> int:
+    """Return the bits of _BITS and _RUNS for everything that the text holds."""
+    from niels_cache_assets.cleaning.passes import bits_in
+
+    return bits_in(text, _table())
+
+
+@lru_cache(maxsize=1)
+def _table() -> "NDArray[np.uint64]":
+    from niels_cache_assets.cleaning.passes import table_of
+
+    unreadable = "".join(filter(_UNREADABLE.match, map(chr, range(0x10000))))
+    characters = {bit.bit_length() - 1: character for character, bit in _BITS.items()}
+    return table_of({**characters, _UNREADABLE_BIT: unreadable}, others=_UNREADABLE_BIT)
 
 
 def _settle(text: str, name: str, mark: str, step: Normalizer) -> str:

@@ -1,0 +1,104 @@
+"""Quick proofs that a text passes a filter. Normal documents pass nearly all filters, so the slow code of `filters` runs for few documents.
+
+If there is no proof, the filter itself decides. So the definitions of all rules stay in `filters`, and no decision depends on this module.
+A test compares the decisions. `passes` describes the cost.
+"""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.cleaning.languages import STOP_WORDS, stop_words_in
+from niels_cache_assets.cleaning.passes import bytes_of
+from niels_cache_assets.config.tables import CleaningSettings
+
+_HEAD = 4_000  # characters in which two stop words nearly always occur
+# Code points that `certain` judges, beside those below U+0E00. All others may be in a script without blanks, or change with case.
+_JUDGED = ((0x1E00, 0x2C00), (0xAC00, 0xD7A4), (0xFE0E, 0xFE10), (0xFEFF, 0xFF00), (0xFFFD, 0xFFFE))
+_CHANGES_WITH_ITS_PLACE = "\u03a3"  # the Greek capital sigma has two lower cases
+
+
+class Counts(NamedTuple):
+    """The counts of `kernels.measure`. `most`: no pair of words is more frequent than this."""
+
+    words: int
+    characters: int
+    with_letter: int
+    lines: int
+    bullets: int
+    symbols: int
+    most: int
+
+
+def counts(text: str, bullets: tuple[str, ...]) -> Counts | None:
+    """Return the counts of a text, or None if it holds a character that the loop does not judge. `bullets`: as in `filters`."""
+    from niels_cache_assets.cleaning import kernels
+
+    out = np.empty(len(Counts._fields), dtype=np.int64)
+    found = kernels.measure(bytes_of(text), *_classes(bullets), np.zeros(kernels.BUCKETS, dtype=np.uint32), out)
+    return Counts(*out.tolist()) if found else None
+
+
+def certain(text: str, settings: CleaningSettings, bullets: tuple[str, ...]) -> set[str]:
+    """Return the names of filters that do not reject this text. Any other filter must judge the text itself."""
+    proven = set()
+    if len(settings.languages) == 1 and _stop_words_in(text, settings.languages[0]) >= settings.min_stopwords:
+        proven.add("no_stopwords")
+    found = counts(text, bullets)
+    if found is None or not found.words:
+        return proven
+    if len(text) >= settings.min_characters and found.words >= settings.min_words:
+        proven.add("too_short")
+    if found.bullets / found.lines <= settings.max_bullet_share:
+        proven.add("list_page")
+    if found.with_letter / found.words >= settings.min_alpha_word_share:
+        proven.add("low_alpha_ratio")
+    if settings.min_mean_word_length <= found.characters / found.words <= settings.max_mean_word_length:
+        proven.add("bad_mean_word_len")
+    if found.symbols / found.words <= settings.max_symbols_per_word:
+        proven.add("high_symbol_ratio")
+    further = (settings.max_top_2gram_characters, settings.max_top_3gram_characters, settings.max_top_4gram_characters)
+    repeated = (settings.max_duplicate_lines, settings.max_duplicate_paragraphs)
+    if all(limit is None for limit in (*further, *repeated)) and (
+        found.words == 1 or found.most / (found.words - 1) <= settings.max_bigram_share
+    ):
+        proven.add("repetitive")
+    return proven
+
+
+def _stop_words_in(text: str, code: str) -> int:
+    """Return how many different stop words of a language the beginning of the text has. 0 if the language has none."""
+    if code not in STOP_WORDS:
+        return 0
+    head = text[:_HEAD] if len(text) <= _HEAD else text[:_HEAD].rpartition(" ")[0]  # whole words
+    return stop_words_in(head, head.lower().split(), code)
+
+
+@lru_cache(maxsize=1)
+def _classes(bullets: tuple[str, ...]) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
+    """Return the bits and the lower case of each code point, in the form that `kernels.measure` takes."""
+    from niels_cache_assets.cleaning import kernels
+
+    classes = np.zeros(kernels.SIZE, dtype=np.uint8)
+    lower = np.arange(kernels.SIZE, dtype=np.uint32).astype(np.uint16)
+    judged = np.zeros(kernels.SIZE, dtype=bool)
+    judged[:0xE00] = judged[kernels.PICTURE] = True
+    for first, end in _JUDGED:
+        judged[first:end] = True
+    for code_point in np.flatnonzero(judged[: kernels.LIMIT]).tolist():
+        character = chr(code_point)
+        lowered = character.lower()
+        if len(lowered) != 1 or character == _CHANGES_WITH_ITS_PLACE or ord(lowered) >= kernels.LIMIT:
+            judged[code_point] = False
+        else:
+            lower[code_point] = ord(lowered)
+            classes[code_point] = kernels.LETTER if character.isalpha() else 0
+    for code_point in range(kernels.LIMIT):
+        if chr(code_point).isspace():
+            classes[code_point] = kernels.SPACE
+    for bullet in bullets:
+        classes[ord(bullet[0])] |= kernels.BULLET if len(bullet) == 1 else kernels.DASH
+    classes[~judged & (classes != kernels.SPACE)] = kernels.UNSURE
+    return classes, lower
