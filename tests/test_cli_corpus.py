@@ -248,7 +248,7 @@ sys.exit(main())
         assert stdout.readline() == "reading\n"
         command.send_signal(signal.SIGINT)
         assert command.wait(timeout=60) == 130
-        assert stdout.read() == ""
+        assert stdout.read().replace("reading\n", "") == ""  # a second pass may have begun
     assert Path("errors").read_text() == "niels-cache: interrupted\n"
 
 

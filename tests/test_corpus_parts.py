@@ -183,7 +183,7 @@ def test_the_command_makes_one_part(tmp_path: Path, capsys: pytest.CaptureFixtur
     ("options", "words"),
     [
         (["3", "--corpus"], "no part 3"),
-        (["--val", "--corpus"], "--corpus exclude"),
+        (["--val", "--corpus"], "--corpus: not allowed with argument --val"),
         (["1"], "add --corpus"),
     ],
 )

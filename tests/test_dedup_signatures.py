@@ -217,7 +217,7 @@ def test_golden_values(signer: Signer) -> None:
     assert signatures.slots[:, :3].tolist() == GOLDEN_SLOTS
     assert hashlib.sha256(signatures.slots.astype("<u4").tobytes()).hexdigest()[:16] == GOLDEN_SLOTS_SHA256
     assert signer.shingle_hashes(GOLDEN_TEXTS[2]).tolist() == GOLDEN_SHINGLES
-    assert hashing.SIGNATURE_VERSION == "3"
+    assert hashing.SIGNATURE_VERSION == "1"
 
 
 def test_digests_are_sha1_of_the_canonical_text() -> None:

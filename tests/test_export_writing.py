@@ -177,7 +177,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.C
     assert run("megatron", "notes", "--out", "m/notes", "--split", "train", "--max-bytes", "18") == 0
     capsys.readouterr()
     assert run("megatron", "notes", "--out", "m/notes", "--split", "train", "--dry-run") == 0
-    deleted = [line for line in capsys.readouterr().out.splitlines() if "delete" in line]
+    deleted = [line for line in capsys.readouterr().out.splitlines() if line.startswith("--force would delete")]
     parts = sorted(path.name for path in Path("m").iterdir() if not path.name.endswith(".files"))
     assert len(parts) >= 4
     assert deleted == [f"--force would delete m/{name}" for name in parts]

@@ -129,7 +129,6 @@ def test_no_identity_takes_settings_past_the_rule() -> None:
         "artifacts/index.py",  # arguments of a plan
         "defs/config.py",  # settings of a run
         "defs/assets/index.py",  # shown
-        "cli/commands/show.py",  # shown
         "cli/commands/init.py",  # shown
     }
     assert not [line for file, line in dumps if file == "defs/assets/index.py" and "json_entry(" not in line]

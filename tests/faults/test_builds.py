@@ -18,7 +18,6 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from niels_cache_assets.parts.layout import ENGINES_FOLDER
 from tests.faults import builds, children
 from tests.hub_repositories import card, parquet
 from tests.loopback_hub import LoopbackHub
@@ -68,8 +67,7 @@ class Workshop:
         cache = builds.cache_of(self.project, name, root)
         beside = sorted(path.name for path in cache.parent.iterdir() if path.name != ".parts")
         assert [each for each in beside if each not in (f".{name}.lock", f".{name}.lease")] == [name], "leftovers"
-        hidden = [path for path in cache.parent.glob(f".parts/{name}/.*") if path.name != ENGINES_FOLDER]
-        assert not [path for path in hidden if path.suffix not in (".lock", ".lease")], "leftovers"
+        assert not [path for path in cache.parent.glob(f".parts/{name}/.*") if path.suffix not in (".lock", ".lease")], "leftovers"
         return digests(cache)
 
     def reference(self, name: str, shard_bytes: int, record_every: int) -> Reference:

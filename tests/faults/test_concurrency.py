@@ -92,8 +92,7 @@ class Marks(Artifact):
         return bool(meta["seed"] == made_of["mark"])
 
     def write(self, work: Work) -> Written:
-        meta, resumed = self._build().write(work.directory, work.resume)
-        return Written(meta=meta, resumed=resumed)
+        return Written(meta=self._build().write(work.directory, work.resume))
 
 
 def build_sft(folder: Path, mark: int) -> None:

@@ -123,7 +123,7 @@ def serve(listener, *, read_only, ready):
 
 sys.modules["niels_cache_assets.defs.ui.server"] = types.SimpleNamespace(serve=serve)
 ui.load_registry = lambda **_: None
-ui.run(argparse.Namespace(host="127.0.0.1", port=0, profile=None, config=None, read_only=False))
+ui.run(argparse.Namespace(host="127.0.0.1", port=0, profile=None, config=None, cache_dir=None, read_only=False))
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (0, "stopped\n"), ended.stderr
