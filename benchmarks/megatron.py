@@ -4,7 +4,7 @@
 
 Both get the same data in memory or page cache, in turns, so a busy machine slows both; a time is the best of the rounds. Arrays and
 samples are compared too. megatron-core's helpers are compiled C++ on one core. Blends are ours with numba installed
-(`niels_cache_runtime.megatron.kernels`), on one core. Needs the extra `bridges`, 2 GB of disk and memory.
+(`niels_cache_runtime.megatron.blend_indices`), on one core. Needs the extra `bridges`, 2 GB of disk and memory.
 """
 
 import argparse

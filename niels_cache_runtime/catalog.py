@@ -53,9 +53,8 @@ from niels_cache_runtime.remote.whole import Copy, Place
 
 if TYPE_CHECKING:
     from niels_cache_runtime.loader.loader import TokenLoader
-    from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
-    from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
+    from niels_cache_runtime.samplers.sft_dataset import PreferenceDataset, SFTExampleDataset
 
 _HOW_TO_BUILD = "build caches first (make cache, niels-cache build-all), or check the path"
 _SHOWN_T = 1024  # T in the code that is shown, if the split is long enough
@@ -142,9 +141,8 @@ class CacheSplit:
         T: tokens per row. Raises NielsCacheError for the reasons that the classes of samplers list, and if the data set was rebuilt since
         it was looked up in the cache.
         """
-        from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
         from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
-        from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
+        from niels_cache_runtime.samplers.sft_dataset import PreferenceDataset, SFTExampleDataset
 
         settings: dict[str, Any] = {"T": T, "device": device, "verify": verify, "remote": self._remote}
         sampler: PretrainTokenStreamDataset | SFTExampleDataset | PreferenceDataset

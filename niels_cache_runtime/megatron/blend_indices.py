@@ -8,9 +8,12 @@ multiply-add.) So the arrays are the same. Megatron refuses 32,767 data sets or 
 
 A large blend is built by a loop that numba compiles, if numba is installed: a few ns per sample and data set, as by Megatron's compiled
 helper. Without numba, a sample takes about 3 us. Beside the output, no memory is needed.
+Only this module of the runtime imports numba, and only to build a large blend. The import takes about a second and 80 MB, and compiling half
+a second more. Without numba, or if numba cannot be loaded or is switched off (NUMBA_DISABLE_JIT=1), `compiled_blend` returns None.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,7 +22,6 @@ from numpy.typing import NDArray
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array
-from niels_cache_runtime.megatron.kernels import compiled_blend
 
 MANY_DATASETS = 32_767  # Megatron refuses this number of data sets or more; here dataset_index is then int32
 
@@ -130,4 +132,31 @@ def _fill(weights: Floats, counts: Floats, first: int, chosen: NDArray[Any], num
         np.subtract(errors, counts, out=errors)
         dataset = int(errors.argmax())
         chosen[place], numbers[place] = dataset, counts[dataset]
+        counts[dataset] += 1.0
+
+
+@lru_cache(maxsize=1)
+def compiled_blend() -> Callable[..., None] | None:
+    """Return the compiled `_blend_loop`, or None if numba cannot compile here."""
+    try:
+        import numba
+    except (ImportError, OSError, SystemError):  # numba is not installed, was built for a different numpy, or cannot load its library
+        return None
+    if vars(numba.config).get("DISABLE_JIT"):
+        return None
+    compiled: Callable[..., None] = numba.njit(nogil=True)(_blend_loop)
+    return compiled
+
+
+def _blend_loop(weights: NDArray[Any], counts: NDArray[Any], first: int, chosen: NDArray[Any], numbers: NDArray[Any]) -> None:
+    """Fill `chosen` and `numbers` for the samples from `first` on, and update `counts` (D,)."""
+    for place in range(len(chosen)):
+        at = max(float(first + place), 1.0)
+        dataset, largest = 0, weights[0] * at - counts[0]
+        for other in range(1, len(weights)):
+            error = weights[other] * at - counts[other]
+            if error > largest:
+                dataset, largest = other, error
+        chosen[place] = dataset
+        numbers[place] = int(counts[dataset])
         counts[dataset] += 1.0

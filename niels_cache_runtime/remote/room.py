@@ -21,8 +21,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.ledger import Entry, State, failure_key
-from niels_cache_runtime.remote.needs import Reader, Want
+from niels_cache_runtime.remote.ledger import Entry, Reader, State, Want, failure_key
 
 PATIENCE_SECONDS = 60.0
 _IMPATIENCE_SECONDS = 1.0

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.ledger import Ledger, State
-from niels_cache_runtime.remote.needs import BUILDS, TAILS
+from niels_cache_runtime.remote.ledger import BUILDS, TAILS, Ledger, State
 from niels_cache_runtime.remote.room import surplus
 
 

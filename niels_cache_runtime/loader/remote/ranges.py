@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.mmap import check_doc_ends, check_offsets_form
+from niels_cache_runtime.cache.mmap import SlotTokens, check_doc_ends, check_offsets_form
 from niels_cache_runtime.cache.opening import OpenedSplit
-from niels_cache_runtime.cache.slots import SlotTokens
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Ints, Split, Tokens, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild

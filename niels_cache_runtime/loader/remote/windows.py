@@ -17,16 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.mmap import map_doc_ends
+from niels_cache_runtime.cache.mmap import SlotTokens, map_doc_ends
 from niels_cache_runtime.cache.opening import OpenedSplit
-from niels_cache_runtime.cache.slots import SlotTokens
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints, Split, Tokens, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
+from niels_cache_runtime.remote.ledger import Want, is_tail, tail_path
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.needs import Want, is_tail, tail_path
 
 
 class CopiedWindows(PretrainWindows):
