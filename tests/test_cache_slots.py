@@ -11,7 +11,7 @@ import pytest
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.cache import mmap as mapping
-from niels_cache_runtime.cache import slots as slots_module
+from niels_cache_runtime.cache import mmap as slots_module
 from niels_cache_runtime.cache.mmap import SlotTokens
 
 TOKENS = np.dtype("<u2")

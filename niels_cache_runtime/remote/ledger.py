@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import try_lock
@@ -130,6 +130,7 @@ def next_files(readers: list[Reader]) -> Iterator[tuple[str, Reader | None]]:
 VERSION = 1
 _MANIFEST = "manifest.json"
 PART = ".part"  # the end of the name of a file that is not complete
+_TABLES = ("counts", "addresses", "builds", "failed", "etags")
 _COUNTS = ("files", "bytes", "tails", "tail_bytes", "again", "removed")
 
 
@@ -252,12 +253,10 @@ class Ledger:
 
     def make(self) -> None:
         """Make the folders. Raises NotWrittenError if the disk refuses."""
-        try:
+        with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in ("readers", "fetchers"):
                 self.files.make_folder(name)
-        except OSError as error:
-            raise self._refused(error) from error
 
     def exists(self) -> bool:
         """Return whether the folder is there."""
@@ -284,10 +283,8 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        try:
+        with self.writing():
             descriptor = self.files.open("lock", os.O_RDWR, make=True)
-        except OSError as error:
-            raise self._refused(error) from error
         try:
             if not try_lock(descriptor, self._manifest, fcntl.LOCK_EX):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -337,44 +334,46 @@ class Ledger:
             os.close(descriptor)
 
     def _load(self) -> tuple[State, str]:
+        content = ""
+        said: dict[str, Any] = {"version": VERSION, "boot": boot(), "tick": 0, "entries": {}, **{name: {} for name in _TABLES}}
+        said["counts"] = dict.fromkeys(_COUNTS, 0)
         try:
-            content = self.files.read(_MANIFEST).decode()
-            said = json.loads(content)
+            with suppress(FileNotFoundError):
+                content = self.files.read(_MANIFEST).decode()
+                said = json.loads(content)
             if said["version"] != VERSION:
                 raise NielsCacheError(f"{self._manifest}: is of version {said['version']}, not {VERSION}; choose another dir")
-            entries = {path: Entry(*values) for path, values in said["entries"].items()}
-            of_state = {name: dict(said[name]) for name in ("builds", "addresses", "failed", "etags", "counts")}
-            tick = int(said["tick"])
-            unchecked, booted = set(said.get("unchecked", ())), said.get("boot", "")
-        except FileNotFoundError:
-            content, entries, tick, unchecked, booted = "", {}, 0, set(), boot()
-            of_state = {name: {} for name in ("builds", "addresses", "failed", "etags")} | {"counts": dict.fromkeys(_COUNTS, 0)}
+            readers, overhead = self._readers()
+            state = State(
+                entries={path: Entry(*values) for path, values in said["entries"].items()},
+                tick=int(said["tick"]),
+                readers=readers,
+                overhead=overhead + 2 * len(content),
+                unchecked=set(said.get("unchecked", ())),
+                boot=said.get("boot", ""),
+                **{name: dict(said[name]) for name in _TABLES},
+            )
         except NielsCacheError:
             raise
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise NielsCacheError(
                 f"{self._manifest}: cannot be read ({type(error).__name__}); remove {self.folder}, and start again"
             ) from error
-        readers, overhead = self._readers()
         groups = {reader.group for reader in readers.values()}
-        of_state["failed"] = {key: why for key, why in of_state["failed"].items() if key.partition("/")[0] in groups}
-        overhead += 2 * len(content)
-        if booted != boot() and all(reader.boot != booted for reader in readers.values()):
-            unchecked, booted = {*filter(_needs_check, entries)}, boot()
-        state = State(entries=entries, tick=tick, readers=readers, overhead=overhead, unchecked=unchecked, boot=booted, **of_state)
-        owners = {entry.owner for entry in entries.values() if entry.owner}
+        state.failed = {key: why for key, why in state.failed.items() if key.partition("/")[0] in groups}
+        if state.boot != boot() and all(reader.boot != state.boot for reader in readers.values()):
+            state.unchecked, state.boot = {*filter(_needs_check, state.entries)}, boot()
+        owners = {entry.owner for entry in state.entries.values() if entry.owner}
         dead = {owner for owner in owners if not self.is_alive("fetchers", owner)}
-        for path in [path for path, entry in entries.items() if entry.owner in dead]:
+        for path in [path for path, entry in state.entries.items() if entry.owner in dead]:
             self.remove(state, path)
         return state, content
 
     def _readers(self) -> tuple[dict[str, Reader], int]:
         """Return the live readers and the bytes of their files."""
         found, size = {}, 0
-        try:
+        with self.writing():
             names = sorted(os.listdir(self.folder / "readers"))
-        except OSError as error:
-            raise self._refused(error) from error
         for name in names:
             if self.is_alive("readers", name):
                 with suppress(OSError):
@@ -386,12 +385,10 @@ class Ledger:
 
     def remove(self, state: State, path: str) -> None:
         """Remove a file of the copy from the disk and from the state."""
-        try:
+        with self.writing():
             self.files.remove(path)
             if state.entries[path].owner:
                 self.files.remove(path + PART)
-        except OSError as error:
-            raise self._refused(error) from error
         del state.entries[path]
         state.unchecked.discard(path)
 
@@ -400,25 +397,24 @@ class Ledger:
             "version": VERSION,
             "boot": state.boot,
             "tick": state.tick,
-            "counts": state.counts,
-            "addresses": state.addresses,
-            "builds": state.builds,
-            "failed": state.failed,
-            "etags": state.etags,
+            **{name: getattr(state, name) for name in _TABLES},
             "entries": {path: [entry.size, entry.sha256, entry.owner, entry.used] for path, entry in state.entries.items()},
         }
         if state.unchecked:
             said["unchecked"] = sorted(state.unchecked)
         content = json.dumps(said, separators=(",", ":"))
-        if content == before:
-            return
-        try:
-            self.files.write(_MANIFEST, content.encode())
-        except OSError as error:
-            raise self._refused(error) from error
+        if content != before:
+            with self.writing():
+                self.files.write(_MANIFEST, content.encode())
 
-    def _refused(self, error: OSError) -> NotWrittenError:
-        return NotWrittenError(f"{self.folder}: cannot be written: {error.strerror or error}; free room there, or choose another dir")
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Raise NotWrittenError if the disk refuses."""
+        try:
+            yield
+        except OSError as error:
+            message = f"{self.folder}: cannot be written: {error.strerror or error}; free room there, or choose another dir"
+            raise NotWrittenError(message) from error
 
 
 class Presence:
@@ -427,10 +423,8 @@ class Presence:
     def __init__(self, ledger: Ledger, kind: str, name: str | None = None) -> None:
         self.name = name or secrets.token_hex(8)
         self._path = ledger.folder / kind / self.name
-        try:
+        with ledger.writing():
             self.descriptor = ledger.files.open(f"{kind}/{self.name}", os.O_RDWR, make=True)
-        except OSError as error:
-            raise ledger._refused(error) from error
         self.is_held = try_lock(self.descriptor, self._path, fcntl.LOCK_EX)
 
     def write(self, reader: Reader) -> None:
