@@ -289,9 +289,4 @@ def check_same_build(where: str, *, opened: Meta | None, reopened: Meta | None) 
 def check_same_id(where: str, *, opened: str | None, reopened: str | None) -> None:
     """Raise NielsCacheError in the same case as `check_same_build`, given the `build_id` of both."""
     if opened != reopened:
-        raise rebuilt(where)
-
-
-def rebuilt(where: str) -> NielsCacheError:
-    """Return the error for files of another build than the one that was opened."""
-    return NielsCacheError(f"{where}: was rebuilt since this data set was opened; open it again in every process")
+        raise NielsCacheError(f"{where}: was rebuilt since this data set was opened; open it again in every process")

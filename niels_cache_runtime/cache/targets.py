@@ -8,16 +8,15 @@ Both files are mapped. A mask costs two reads for each example in it. Caches wit
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.mmap import map_numbers, map_offsets
+from niels_cache_runtime.cache.mmap import Offsets, map_numbers, map_offsets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TARGETS_DTYPE, Split, target_ends_name, targets_name
 
-_BLOCK_EXAMPLES = 1 << 20
+_BLOCK_EXAMPLES = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -99,27 +98,32 @@ def map_targets(folder: Path, split: Split, *, starts: NDArray[np.int64], token_
     """
     path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
     bounds, ends = _map_bounds(path), map_offsets(ends_path, TARGETS_DTYPE)
-    check_target_ends(ends_path, ends, examples=len(starts), spans=len(bounds))
-    begin = 0
-    for first in range(0, len(starts), _BLOCK_EXAMPLES):
-        block = slice(first, first + _BLOCK_EXAMPLES)
-        stops = np.append(starts[block][1:], starts[first + _BLOCK_EXAMPLES] if first + _BLOCK_EXAMPLES < len(starts) else token_count)
-        stop = int(ends[block][-1])
-        counts = np.diff(np.append(begin, ends[block].astype(np.int64)))
-        check_bounds(path, bounds[begin:stop].astype(np.int64), first=begin, counts=counts, starts=starts[block], stops=stops)
-        begin = stop
+    check_targets(path, ends_path, bounds, ends, starts, token_count=token_count)
     return TargetSpans(bounds, ends)
 
 
-def check_target_ends(path: Path, ends: NDArray[Any], *, examples: int, spans: int) -> None:
-    """Raise NielsCacheError unless `ends` has an entry for each example, never decreases, and ends with the number of spans."""
-    if len(ends) != examples:
-        raise NielsCacheError(f"{path}: has {len(ends)} entries for {examples} examples; rebuild this data set")
-    if (int(ends[-1]) if examples else 0) != spans or (ends[1:] < ends[:-1]).any():
-        raise NielsCacheError(f"{path}: its entries do not grow up to the {spans} spans of the split; rebuild this data set")
+def check_targets(path: Path, ends_path: Path, bounds: Offsets, ends: Offsets, starts: Offsets, *, token_count: int) -> None:
+    """Check the spans of all examples, block by block. Raises NielsCacheError if they break a rule of `map_targets`."""
+    if len(ends) != len(starts):
+        raise NielsCacheError(f"{ends_path}: has {len(ends)} entries for {len(starts)} examples; rebuild this data set")
+    begin = 0
+    for first in range(0, len(starts), _BLOCK_EXAMPLES):
+        stop = min(first + _BLOCK_EXAMPLES, len(starts))
+        counts = np.diff(ends[first:stop].astype(np.int64), prepend=begin)
+        end = begin + int(counts.sum())
+        if counts.min() < 0 or end > len(bounds):
+            break
+        stops = np.append(starts[first + 1 : stop], starts[stop] if stop < len(starts) else token_count)
+        own = bounds[begin:end].astype(np.int64)
+        _check_bounds(path, own, first=begin, counts=counts, starts=starts[first:stop], stops=stops)
+        begin = end
+    else:
+        if begin == len(bounds):
+            return
+    raise NielsCacheError(f"{ends_path}: its entries do not grow up to the {len(bounds)} spans of the split; rebuild this data set")
 
 
-def check_bounds(
+def _check_bounds(
     path: Path,
     bounds: NDArray[np.int64],
     *,

@@ -47,7 +47,7 @@ import numpy as np
 from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
-from niels_cache_runtime.loader.blend import Blend, BlendInRounds
+from niels_cache_runtime.loader.blend import Blend
 from niels_cache_runtime.loader.order import Order
 from niels_cache_runtime.loader.source import SourceBlocks
 
@@ -207,7 +207,7 @@ def block_visits(
     names: Sequence[str],
     blocks: Sequence[SourceBlocks],
     orders: Sequence[Sequence[BlockOrder]],
-    blend: Blend | BlendInRounds,
+    blend: Blend,
     *,
     samples: int,
     machine: int,

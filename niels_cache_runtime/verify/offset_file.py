@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.mmap import check_doc_ends, check_example_starts
-from niels_cache_runtime.cache.targets import check_bounds, check_target_ends
+from niels_cache_runtime.cache.targets import check_targets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TARGETS_DTYPE, Split, target_ends_name, targets_name
 from niels_cache_runtime.format.npy_files import read_npy_header
@@ -23,7 +23,6 @@ Kind = Literal["doc_ends", "example_starts"]
 
 _STEP = 4096
 _KINDS = {"doc_ends": (DOC_ENDS_DTYPE, check_doc_ends), "example_starts": (IDX_DTYPE, check_example_starts)}
-_BLOCK_EXAMPLES = 1 << 18
 
 
 class NpyRows:
@@ -106,26 +105,5 @@ def check_target_files(folder: Path, split: Split, starts: OffsetFile, *, token_
     """
     path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
     spans, examples = NpyRows(path, TARGETS_DTYPE, width=2), NpyRows(ends_path, TARGETS_DTYPE)
-    begin = 0
-    for first in range(0, len(starts), _BLOCK_EXAMPLES):
-        stop = min(first + _BLOCK_EXAMPLES, len(starts))
-        is_last = stop == len(starts)
-        ends = examples[first:stop]
-        end = int(ends[-1]) if len(ends) else begin
-        check_target_ends(ends_path, np.append(begin, ends), examples=stop - first + 1, spans=len(spans) if is_last else end)
-        if end > len(spans):
-            raise NielsCacheError(f"{ends_path}: names span {end - 1}, but there are {len(spans)}; rebuild this data set")
-        check_bounds(
-            path,
-            spans[begin:end].astype(np.int64),
-            first=begin,
-            counts=np.diff(np.append(begin, ends.astype(np.int64))),
-            starts=starts[first:stop],
-            stops=np.append(starts[first + 1 : stop], token_count if is_last else starts[stop]),
-        )
-        begin = end
-    if len(examples) != len(starts) or begin != len(spans):
-        raise NielsCacheError(
-            f"{ends_path}: has {len(examples)} entries and {begin} spans for {len(starts)} examples and {len(spans)} spans"
-        )
+    check_targets(path, ends_path, spans, examples, starts, token_count=token_count)
     return len(spans)
