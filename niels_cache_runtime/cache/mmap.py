@@ -5,10 +5,10 @@ indexed read), for any number of shards. Opening costs a few system calls per sh
 cache. The size of a full shard is a multiple of the page size, so full shards lie back to back. After a shard of any other size, zeros fill
 the rest of the page.
 
-`SlotTokens` maps its shards one by one, each at its own place (slot) in the range, so a window has the same place whether its shard is mapped
-or not. A slot holds nothing, or the first tokens of its shard, or the whole shard. Reading tokens that are not held would end the process, so
-callers look at `held` first. Reserving costs no memory. Mapping a shard costs a few system calls. A forked child has the same slots until
-`clear_all`.
+`SlotTokens` maps its shards one by one, each at its own place (slot) in the range. So a window has the same place whether or not its shard
+is mapped. A slot holds nothing, or the first tokens of its shard, or the whole shard. Reading tokens that are not held would end the
+process, so callers look at `held` first. Reserving costs no memory. Mapping a shard costs a few system calls. A forked child has the same
+slots until `clear_all`.
 
 This module samples nothing and does not need torch. Maps are never pickled: their owner opens the files again.
 """

@@ -112,14 +112,9 @@ class Blend:
         if number < 0:
             raise NielsCacheError(f"number {number}: a source's samples are counted from 0")
         rounds, lane = divmod(number, self._lanes)
-        for segment, following in itertools.pairwise(self._segments):
-            if rounds < following.before[source]:
-                break
-        else:
-            segment = self._segments[-1]
-            if not segment.weights[source]:
-                return None
-        return segment.position(source, rounds) * self._lanes + lane
+        earlier = (segment for segment, following in itertools.pairwise(self._segments) if rounds < following.before[source])
+        segment = next(earlier, self._segments[-1])
+        return segment.position(source, rounds) * self._lanes + lane if segment.weights[source] else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ multiply-add.) So the arrays are the same. Megatron refuses 32,767 data sets or 
 
 A large blend is built by a loop that numba compiles, if numba is installed: a few ns per sample and data set, as by Megatron's compiled
 helper. Without numba, a sample takes about 3 us. Beside the output, no memory is needed.
-Only this module of the runtime imports numba, and only to build a large blend. The import takes about a second and 80 MB, and compiling half
-a second more. Without numba, or if numba cannot be loaded or is switched off (NUMBA_DISABLE_JIT=1), `compiled_blend` returns None.
+Only this module of the runtime imports numba, and only to build a large blend. The import takes about a second and 80 MB, and compiling
+half a second more. Without numba, or if numba cannot be loaded or is switched off (NUMBA_DISABLE_JIT=1), `compiled_blend` returns None.
 """
 
 from collections.abc import Callable, Sequence

@@ -10,8 +10,8 @@ A look searches each block for special ids and for ids outside the vocabulary. T
 other checks are arithmetic on the places of these ids. Memory does not grow with the files, and nothing is mapped. An error that stops a
 part is one more problem of this part.
 
-A data set that was joined from parts has them in `parts` of its meta.json, in order. The shards of a split are those of the first part, then
-those of the second, and so on. Only the last shard of each part may be short.
+A data set that was joined from parts has them in `parts` of its meta.json, in order. The shards of a split are those of the first part,
+then those of the second, and so on. Only the last shard of each part may be short.
 """
 
 import os
