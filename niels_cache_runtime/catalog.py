@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_index
 from niels_cache_runtime.cache.mmap import map_offsets, slice_pieces
@@ -32,6 +31,7 @@ from niels_cache_runtime.format.layout import (
     SPLITS,
     TOKENIZER_MODEL_NAMES,
     Family,
+    Ints,
     Split,
     Tokens,
     dataset_dir,
@@ -77,7 +77,7 @@ class TokenStream:
     """
 
     pieces: list[Tokens]
-    offsets: NDArray[np.int64]
+    offsets: Ints
 
 
 class CacheSplit:
@@ -182,7 +182,7 @@ class CacheSplit:
         return len(self._row_offsets) - 1 if self.rows is None else self.rows  # `stream` raises an error if documents are unknown
 
     @property
-    def _row_offsets(self) -> NDArray[np.int64]:
+    def _row_offsets(self) -> Ints:
         return self.stream.offsets[:: entries_per_example(self.dataset.meta)]
 
     def __getitem__(self, index: int) -> Tokens:

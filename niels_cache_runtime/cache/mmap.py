@@ -25,10 +25,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, Tokens
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, Array, Ints, Tokens, Uints
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.safe_open import open_regular
 
@@ -60,7 +59,7 @@ class MappedTokens:
     different size replaces a file during opening.
     """
 
-    def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype[Any]) -> None:
+    def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype) -> None:
         self.dtype = dtype
         sizes = [_tokens_size(path, dtype) for path in paths]
         _require_maps(paths, sum(size > 0 for size in sizes))
@@ -84,7 +83,7 @@ class MappedTokens:
         return None if gaps[self.shard_lengths > 0].any() else self.tokens[: int(self.shard_lengths.sum())]
 
 
-def slice_pieces(pieces: Iterable[NDArray[Any]], start: int, stop: int) -> Iterator[NDArray[Any]]:
+def slice_pieces(pieces: Iterable[Array], start: int, stop: int) -> Iterator[Array]:
     """Yield the parts of consecutive 1-D `pieces` that together are the items start to stop - 1 of all pieces."""
     begin = 0
     for piece in pieces:
@@ -120,7 +119,7 @@ def _most_maps() -> int | None:
         return None
 
 
-def _tokens_size(path: str | Path, dtype: np.dtype[Any]) -> int:
+def _tokens_size(path: str | Path, dtype: np.dtype) -> int:
     """Return the size of a token file in bytes. Raises NielsCacheError if it is not a regular file of whole tokens."""
     try:
         state = os.stat(path)
@@ -217,7 +216,7 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
     return buffer
 
 
-def map_numbers(path: str | Path, *, if_missing: str) -> NDArray[Any]:
+def map_numbers(path: str | Path, *, if_missing: str) -> Array:
     """Map a .npy file of numbers, read-only. if_missing: the advice in the message about a missing file.
 
     Raises NielsCacheError if the file is missing or unreadable, or holds no numbers.
@@ -230,7 +229,7 @@ def map_numbers(path: str | Path, *, if_missing: str) -> NDArray[Any]:
         raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
 
 
-def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+def map_offsets(path: str | Path, dtype: np.dtype) -> Array:
     """Map a 1-D .npy file of offsets, read-only.
 
     Raises NielsCacheError if the file is missing or unreadable, or has a different dtype or shape.
@@ -240,7 +239,7 @@ def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     return offsets
 
 
-def check_offsets_form(path: str | Path, offsets: NDArray[Any], dtype: np.dtype[Any]) -> None:
+def check_offsets_form(path: str | Path, offsets: Array, dtype: np.dtype) -> None:
     """Raise NielsCacheError unless an array of offsets has one dimension and this dtype."""
     if offsets.dtype != dtype or offsets.ndim != 1:
         raise NielsCacheError(
@@ -248,7 +247,7 @@ def check_offsets_form(path: str | Path, offsets: NDArray[Any], dtype: np.dtype[
         )
 
 
-def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int64]:
+def map_example_starts(path: str | Path, *, token_count: int) -> Ints:
     """Map the start offset of every SFT example (int64, 1-D, in tokens).
 
     The offsets begin at 0, increase strictly, and are below `token_count`. Raises NielsCacheError if the file breaks any of these rules.
@@ -273,7 +272,7 @@ def check_example_starts(path: str | Path, starts: Offsets, *, token_count: int)
         )
 
 
-def map_doc_ends(path: str | Path, *, token_count: int, is_joined: bool = False) -> NDArray[np.uint64]:
+def map_doc_ends(path: str | Path, *, token_count: int, is_joined: bool = False) -> Uints:
     """Map the exclusive end of every pretrain document (uint64, 1-D, in tokens).
 
     The offsets increase strictly, and the last one is `token_count`. Raises NielsCacheError if the file breaks any of these rules.
@@ -313,12 +312,12 @@ class SlotTokens(MappedTokens):
     MappedTokens. Raises NielsCacheError if the system cannot reserve the range.
     """
 
-    def __init__(self, sizes: Sequence[int], *, dtype: np.dtype[Any]) -> None:
+    def __init__(self, sizes: Sequence[int], *, dtype: np.dtype) -> None:
         self.dtype = dtype
         buffer = reserve_range(sizes)
         self._base, self._sizes = 0 if buffer is None else ctypes.addressof(buffer), list(sizes)
         self._set_range(buffer, sizes)
-        self.held: NDArray[np.int64] = np.zeros(len(sizes), dtype=np.int64)
+        self.held: Ints = np.zeros(len(sizes), dtype=np.int64)
 
     def map(self, shard: int, path: Path, *, open_file: Callable[[Path], int] = open_regular) -> None:
         """Map a whole shard from its file. open_file: opens it and returns the descriptor. Raises NielsCacheError if that fails."""

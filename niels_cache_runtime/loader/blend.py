@@ -22,11 +22,10 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import as_int, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints
+from niels_cache_runtime.format.layout import Array, Int32s, Ints
 
 MAX_PERIOD = 2**20
 _MOST_SAMPLES = 2**60  # the most samples of a run, so that counts fit into int64
@@ -131,9 +130,9 @@ class _Segment:
     weights: Ints
     period: int
     before: Ints
-    sources: NDArray[Any]
-    numbers: NDArray[np.int32]
-    slots: NDArray[np.int32]
+    sources: Array
+    numbers: Int32s
+    slots: Int32s
     slot_starts: Ints
 
     def at(self, samples: Ints) -> tuple[Ints, Ints]:
@@ -177,7 +176,7 @@ def _make_segment(*, first: int, weights: tuple[int, ...], before: Ints, length:
     )
 
 
-def _interleave(weights: Sequence[int], *, slots: int) -> NDArray[Any]:
+def _interleave(weights: Sequence[int], *, slots: int) -> Array:
     """Return the source of each of the first `slots` slots of a period. Each slot takes the open window that closes first (see Blend)."""
     period = sum(weights)
     # Only windows that open before `slots` are needed: those with j * period / weight < slots.

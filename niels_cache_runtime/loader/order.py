@@ -12,11 +12,10 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints
+from niels_cache_runtime.format.layout import Ints, Uints
 
 ORDER_VERSION = 1
 MAX_SAMPLES = 2**62
@@ -71,7 +70,7 @@ class Order:
             outside = outside[further >= self._n]
         return reached.view(np.int64)
 
-    def _step(self, numbers: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _step(self, numbers: Uints, keys: Uints) -> Uints:
         """Apply the Feistel network: a permutation of all numbers of the rectangle.
 
         The arithmetic is in uint64 and wraps around.
@@ -95,14 +94,14 @@ class Order:
             np.minimum(changed, mixed, out=changed)
         return halves[0] * self._sides[1] + halves[1]
 
-    def _keys(self, epoch: int) -> NDArray[np.uint64]:
+    def _keys(self, epoch: int) -> Uints:
         newest, keys = self._newest_keys  # read and written as one pair, so that threads may share an order
         if newest != epoch:
             keys = self._derive_keys(epoch)
             self._newest_keys = (epoch, keys)
         return keys
 
-    def _derive_keys(self, epoch: int) -> NDArray[np.uint64]:
+    def _derive_keys(self, epoch: int) -> Uints:
         """Return (rounds, 2) uint64: a summand and an odd factor for every round."""
         stream = hashlib.shake_256(f"{self._secret} {epoch}".encode()).digest(self._rounds * 16)
         keys = np.frombuffer(stream, dtype="<u8").reshape(self._rounds, 2).astype(np.uint64)

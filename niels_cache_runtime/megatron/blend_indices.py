@@ -14,13 +14,13 @@ half a second more. Without numba, or if numba cannot be loaded or is switched o
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Array, Ints
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array
 
 MANY_DATASETS = 32_767  # Megatron refuses this number of data sets or more; here dataset_index is then int32
@@ -48,14 +48,14 @@ def normalized(weights: Sequence[float]) -> list[float]:
     return shares.tolist()
 
 
-def index_dtype(datasets: int) -> np.dtype[Any]:
+def index_dtype(datasets: int) -> np.dtype:
     """Return the dtype of dataset_index."""
     return np.dtype(np.int16 if datasets < MANY_DATASETS else np.int32)
 
 
 def build_blending_indices(
     weights: Sequence[float], size: int, *, allocate: Allocate = new_array, progress: Progress | None = None
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+) -> tuple[Array, Ints]:
     """Return dataset_index and dataset_sample_index, both (size,), for weights that add up to 1 (see `normalized`).
 
     Raises NielsCacheError for a weight that is not above 0.
@@ -65,7 +65,7 @@ def build_blending_indices(
 
 def build_exhaustive_blending_indices(
     counts: Sequence[int], *, allocate: Allocate = new_array, progress: Progress | None = None
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+) -> tuple[Array, Ints]:
     """Return dataset_index and dataset_sample_index, both (sum of counts,), with exactly `counts` samples of each data set.
 
     A data set that has given all its samples is left out from then on. Raises NielsCacheError for a count that is not a whole number above
@@ -89,7 +89,7 @@ def build_exhaustive_blending_indices(
     return dataset_index, sample_index
 
 
-def _first_excess(dataset_index: NDArray[Any], sample_index: NDArray[np.int64], sizes: NDArray[np.int64]) -> int:
+def _first_excess(dataset_index: Array, sample_index: Ints, sizes: Ints) -> int:
     """Return the first sample of the blend that its data set does not have.
 
     If there is no such sample, return the number of all samples.
@@ -111,7 +111,7 @@ def _checked(weights: Sequence[float]) -> Floats:
     return known
 
 
-def _build(weights: Floats, size: int, *, allocate: Allocate, progress: Progress | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
+def _build(weights: Floats, size: int, *, allocate: Allocate, progress: Progress | None) -> tuple[Array, Ints]:
     dataset_index = allocate("dataset_index", (size,), index_dtype(len(weights)))
     sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
     fill = (compiled_blend() if size >= _MANY else None) or _fill
@@ -124,7 +124,7 @@ def _build(weights: Floats, size: int, *, allocate: Allocate, progress: Progress
     return dataset_index, sample_index
 
 
-def _fill(weights: Floats, counts: Floats, first: int, chosen: NDArray[Any], numbers: NDArray[np.int64]) -> None:
+def _fill(weights: Floats, counts: Floats, first: int, chosen: Array, numbers: Ints) -> None:
     """Do the same as the loop of `kernels`."""
     errors = np.empty(len(weights))
     for place in range(len(chosen)):
@@ -148,7 +148,7 @@ def compiled_blend() -> Callable[..., None] | None:
     return compiled
 
 
-def _blend_loop(weights: NDArray[Any], counts: NDArray[Any], first: int, chosen: NDArray[Any], numbers: NDArray[Any]) -> None:
+def _blend_loop(weights: Array, counts: Array, first: int, chosen: Array, numbers: Array) -> None:
     """Fill `chosen` and `numbers` for the samples from `first` on, and update `counts` (D,)."""
     for place in range(len(chosen)):
         at = max(float(first + place), 1.0)

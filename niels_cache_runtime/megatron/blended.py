@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from niels_cache_runtime.cache.checks import MOST, check_index, check_whole
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Array, Ints
 from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
 from niels_cache_runtime.megatron.cache_split import open_indexed
 from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
@@ -88,7 +88,7 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
         self.dataset_index, self.dataset_sample_index = arrays["dataset_index"], arrays["dataset_sample_index"]
         self._check_sizes(self.dataset_index, self.dataset_sample_index)
 
-    def _check_sizes(self, dataset_index: NDArray[Any], dataset_sample_index: NDArray[np.int64]) -> None:
+    def _check_sizes(self, dataset_index: Array, dataset_sample_index: Ints) -> None:
         """Check that each data set has the samples that the blend takes. The last sample of each data set is enough, because sample numbers
         only rise.
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from niels_cache_runtime.cache.checks import MOST, check_index, check_whole
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Bools, Ints
 from niels_cache_runtime.megatron.cache_split import Indexed
 from niels_cache_runtime.megatron.gpt_indices import (
     Allocate,
@@ -152,7 +152,7 @@ class MegatronGPTDataset(Dataset[Sample]):
             "position_ids": position_ids,
         }
 
-    def read_tokens(self, indices: Sequence[int]) -> tuple[NDArray[np.int64], list[int]]:
+    def read_tokens(self, indices: Sequence[int]) -> tuple[Ints, list[int]]:
         """Return the tokens of the samples at `indices`, and the length of each row without padding.
 
         The tokens are (len(indices), sequence_length + a) int64, where a is 1 with the extra token, otherwise 0.
@@ -198,7 +198,7 @@ class MegatronGPTDataset(Dataset[Sample]):
             self._use(as_indices(open_arrays(self.index_directory), self.index_directory))
 
 
-def positions_after(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
+def positions_after(ends: Bools) -> Ints:
     """Return (rows, T) int64: the position of each token, counted from where its row or its document began.
 
     ends: (rows, T) bool, whether a token ends a document.

@@ -18,14 +18,13 @@ from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import OpenedSplit, cut_documents, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
-from niels_cache_runtime.format.layout import TOKEN_DTYPE
+from niels_cache_runtime.format.layout import TOKEN_DTYPE, Array, Uints
 from niels_cache_runtime.megatron.indexed import (
     BLOCK,
     DOCUMENTS_DTYPE,
@@ -43,7 +42,7 @@ from niels_cache_runtime.megatron.indexed import (
 
 MAX_BYTES = 512 * 1000**3  # the most bytes of one .bin
 Link = Literal["copy", "hardlink", "reflink"]
-Blocks = Callable[[], Iterator[NDArray[Any]]]
+Blocks = Callable[[], Iterator[Array]]
 
 _COPY_TOKENS = 1 << 23
 _FICLONE = 0x40049409  # an ioctl(2) request on Linux that shares the blocks of another file
@@ -68,7 +67,7 @@ class IndexedWriter:
         self._sequences = 0
         self._entries = 1
 
-    def add_sequence(self, tokens: NDArray[Any] | Sequence[int]) -> None:
+    def add_sequence(self, tokens: Array | Sequence[int]) -> None:
         """Add a sequence to the open document. If the document has only one sequence, `add_document` is simpler."""
         given = np.asarray(tokens)
         converted = given.astype(self.dtype, casting="unsafe")
@@ -85,7 +84,7 @@ class IndexedWriter:
         self._documents.write(np.array(self._sequences, dtype=DOCUMENTS_DTYPE).tobytes())
         self._entries += 1
 
-    def add_document(self, tokens: NDArray[Any] | Sequence[int], *, lengths: Sequence[int] | None = None) -> None:
+    def add_document(self, tokens: Array | Sequence[int], *, lengths: Sequence[int] | None = None) -> None:
         """Add a whole document. The document is one sequence, or one sequence for each number in `lengths`.
 
         `lengths` counts tokens, and its sum must be the length of the document.
@@ -126,13 +125,13 @@ class IndexedWriter:
             )
 
 
-def _read_spool(spool: IO[bytes], dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+def _read_spool(spool: IO[bytes], dtype: np.dtype) -> Iterator[Array]:
     spool.seek(0)
     while block := spool.read(BLOCK * dtype.itemsize):
         yield np.frombuffer(block, dtype=dtype)
 
 
-def write_index(file: IO[bytes], dtype: np.dtype[Any], *, sequences: int, lengths: Blocks, entries: int, document_indices: Blocks) -> None:
+def write_index(file: IO[bytes], dtype: np.dtype, *, sequences: int, lengths: Blocks, entries: int, document_indices: Blocks) -> None:
     """Write an .idx, section by section.
 
     `lengths` and `document_indices` are functions that yield their numbers in blocks. `lengths` is called twice.
@@ -199,7 +198,7 @@ class Part:
     end_document: int
     first_token: int
     end_token: int
-    dtype: np.dtype[Any] = TOKEN_DTYPE
+    dtype: np.dtype = TOKEN_DTYPE
 
     @property
     def documents(self) -> int:
@@ -275,7 +274,7 @@ def write_indexed(
     return parts
 
 
-def _open(folder: str | Path) -> tuple[OpenedSplit, NDArray[np.uint64]]:
+def _open(folder: str | Path) -> tuple[OpenedSplit, Uints]:
     split = open_split(folder, doc_ends=True)
     ends = require_doc_ends(folder, split.doc_ends)
     if not len(ends):
@@ -283,9 +282,7 @@ def _open(folder: str | Path) -> tuple[OpenedSplit, NDArray[np.uint64]]:
     return split, ends
 
 
-def _plan(
-    prefix: str | Path, folder: str | Path, split: OpenedSplit, ends: NDArray[np.uint64], *, max_bytes: int, key: str | None
-) -> list[Part]:
+def _plan(prefix: str | Path, folder: str | Path, split: OpenedSplit, ends: Uints, *, max_bytes: int, key: str | None) -> list[Part]:
     dtype = DTYPE_OF_CACHE[split.tokens.dtype]
     max_tokens = check_positive("max_bytes", max_bytes) // dtype.itemsize
     for _ in sequence_lengths(folder, ends):  # `sequence_lengths` raises for a document that is too long

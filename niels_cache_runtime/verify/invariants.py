@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.foreign_meta import foreign_family
@@ -30,6 +29,8 @@ from niels_cache_runtime.format.layout import (
     META_NAME,
     SPLITS,
     TOKEN_DTYPES,
+    Bools,
+    Ints,
     Split,
     Tokens,
     doc_ends_name,
@@ -166,17 +167,17 @@ class SpecialIds:
         self._begin, self._end = max(((before + 1, after) for before, after in runs), key=lambda run: run[1] - run[0], default=(0, 0))
         self._buffers = threading.local()
 
-    def unusual(self, tokens: Tokens) -> NDArray[np.bool_]:
+    def unusual(self, tokens: Tokens) -> Bools:
         """Return which tokens have an id that is not ordinary. The result is valid until the next call in this thread."""
-        buffer: NDArray[np.bool_] | None = getattr(self._buffers, "unusual", None)
+        buffer: Bools | None = getattr(self._buffers, "unusual", None)
         if buffer is None or len(buffer) < len(tokens):  # a new buffer for each block would cost more than the comparison
             buffer = self._buffers.unusual = np.empty(len(tokens), dtype=np.bool_)
-        unusual: NDArray[np.bool_] = np.less(tokens, self._begin, out=buffer[: len(tokens)])
+        unusual: Bools = np.less(tokens, self._begin, out=buffer[: len(tokens)])
         if len(tokens) and int(tokens.max()) >= self._end:
             unusual |= tokens >= self._end
         return unusual
 
-    def find(self, tokens: Tokens) -> tuple[NDArray[np.int64], Tokens]:
+    def find(self, tokens: Tokens) -> tuple[Ints, Tokens]:
         """Return the places of ids that are not ordinary, in order, and the ids at these places."""
         places = np.flatnonzero(self.unusual(tokens))
         return places, tokens[places]

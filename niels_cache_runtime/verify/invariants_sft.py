@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.format.layout import (
     CHAT_TEMPLATE_NAME,
     META_NAME,
     SIDES,
     SPLITS,
+    Ints,
     Split,
     Tokens,
     entries_per_example,
@@ -127,7 +127,7 @@ class _Messages:
             self._look_at_messages(self._starts, tokens, places, ids)
         self._position += len(tokens)
 
-    def _look_at_messages(self, starts: OffsetFile, tokens: Tokens, places: NDArray[np.int64], ids: Tokens) -> None:
+    def _look_at_messages(self, starts: OffsetFile, tokens: Tokens, places: Ints, ids: Tokens) -> None:
         first, begins = starts.within(self._position, len(tokens))
         _, last_tokens = starts.within(self._position + 1, len(tokens))
         if self._position + len(tokens) == self._token_count and len(starts):
@@ -163,6 +163,6 @@ class _Messages:
             yield f"{unanswered} examples have no assistant message"
 
 
-def _without(places: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.int64]:
+def _without(places: Ints, others: Ints) -> Ints:
     """Return the sorted `places` that are not in `others`."""
     return np.setdiff1d(places, others, assume_unique=True)

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.mmap import check_doc_ends, check_example_starts
 from niels_cache_runtime.cache.targets import check_targets
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TARGETS_DTYPE, Split, target_ends_name, targets_name
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TARGETS_DTYPE, Array, Ints, Split, target_ends_name, targets_name
 from niels_cache_runtime.format.npy_files import read_npy_header
 from niels_cache_runtime.format.safe_open import open_regular
 
@@ -54,7 +53,7 @@ class NpyRows:
             return self._read(first, max(end, first))
         return self._read(index % self._count, index % self._count + 1)[0]
 
-    def _read(self, first: int, end: int) -> NDArray[Any]:
+    def _read(self, first: int, end: int) -> Array:
         size = self._row.itemsize
         try:
             descriptor = open_regular(self._path)
@@ -85,7 +84,7 @@ class OffsetFile(NpyRows):
         every = [self[first : first + 1] for first in range(0, len(self), _STEP)]
         self._sparse = np.concatenate([np.array([], dtype=dtype), *every])
 
-    def within(self, begin: int, count: int) -> tuple[int, NDArray[np.int64]]:
+    def within(self, begin: int, count: int) -> tuple[int, Ints]:
         """Return the offsets in [begin, begin + count), relative to `begin`, and before them the index of the first of these offsets.
 
         If there are none, the index is where the first offset would be.

@@ -13,11 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.mmap import SlotTokens, check_doc_ends, check_offsets_form
 from niels_cache_runtime.cache.opening import OpenedSplit
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Ints, Split, Tokens, doc_ends_name, token_dtype_of
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Ints, Split, Tokens, Uints, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.pieces import read_range
@@ -51,7 +50,7 @@ class RangeWindows(PretrainWindows):
             )
         )
 
-    def _read_doc_ends(self, split: Split, token_count: int) -> NDArray[np.uint64] | None:
+    def _read_doc_ends(self, split: Split, token_count: int) -> Uints | None:
         file = next((file for file in self.build.published.data if file.path == doc_ends_name(split)), None)
         if file is None:
             return None

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.mmap import SlotTokens, map_doc_ends
 from niels_cache_runtime.cache.opening import OpenedSplit
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints, Split, Tokens, doc_ends_name, token_dtype_of
+from niels_cache_runtime.format.layout import Ints, Split, Tokens, Uints, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
@@ -65,7 +64,7 @@ class CopiedWindows(PretrainWindows):
         self.forget()
         copy.add_owner(self)
 
-    def _open_doc_ends(self, split: Split) -> NDArray[np.uint64] | None:
+    def _open_doc_ends(self, split: Split) -> Uints | None:
         if not self.build.has_doc_ends(split):
             return None
         place = self.build.place(doc_ends_name(split))
