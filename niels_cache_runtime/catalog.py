@@ -23,7 +23,6 @@ from niels_cache_runtime.cache.sft import open_examples, resolve_id
 from niels_cache_runtime.catalog_text import in_bytes, in_lines
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.described import describe
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     FAMILIES,
@@ -45,8 +44,7 @@ from niels_cache_runtime.format.layout import (
     tokenizer_dir,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import Meta
-from niels_cache_runtime.format.place import check_place
+from niels_cache_runtime.format.meta import Meta, check_place, is_foreign
 from niels_cache_runtime.format.reading import find_files
 from niels_cache_runtime.remote.record import TOKENIZER
 from niels_cache_runtime.remote.whole import Copy, Place

@@ -15,7 +15,6 @@ import numpy as np
 from niels_cache_runtime.cache.checks import check_choice
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.format.layout import (
     FAMILIES,
     META_NAME,
@@ -27,7 +26,7 @@ from niels_cache_runtime.format.layout import (
     token_dtype_of,
     tokenizer_dir,
 )
-from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta, build_id, read_meta
+from niels_cache_runtime.format.meta import MOST_META_BYTES, UNVERIFIABLE, Meta, build_id, is_foreign, read_meta
 from niels_cache_runtime.format.meta_keys import check_form, is_count
 from niels_cache_runtime.format.reading import hash_files
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular

@@ -18,7 +18,6 @@ from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts
 from niels_cache_runtime.cache.opening import Verify, check_meta_count, check_sizes, listed_files, open_meta, open_one_build
 from niels_cache_runtime.cache.targets import TargetSpans, map_targets
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
     META_NAME,
     SIDES,
@@ -37,7 +36,7 @@ from niels_cache_runtime.format.layout import (
     tokenizer_dir,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import Meta, is_foreign, read_meta
 
 
 def assistant_target_mask(tokens: Array, asst_id: int, eot_id: int) -> Bools:

@@ -17,9 +17,8 @@ import numpy as np
 from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, Array, Int32s, Ints
-from niels_cache_runtime.format.meta import build_id
+from niels_cache_runtime.format.meta import build_id, is_foreign
 from niels_cache_runtime.megatron.indexed import (
     DTYPE_CODES,
     DTYPE_OF_CACHE,

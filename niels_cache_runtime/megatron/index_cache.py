@@ -27,10 +27,9 @@ from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import UNKNOWN, Busy, LockRefused, Writer, partial_path, remove, sync, take_place, writer_lock
 from niels_cache_runtime.format.layout import META_NAME, Array
-from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file, write_meta
+from niels_cache_runtime.format.meta import Meta, index_name, read_meta, sha256_file, write_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.npy_files import create_npy, map_npy
-from niels_cache_runtime.format.place import index_name
 from niels_cache_runtime.format.safe_open import link_problem
 from niels_cache_runtime.megatron.gpt_indices import Allocate
 

@@ -21,11 +21,19 @@ from typing import Any, NamedTuple
 
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, Family, is_cache_file, is_tokenizer_file, shard_name
-from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta, canonical_json, content_sha256, is_content, parse_meta, sha256_text
+from niels_cache_runtime.format.meta import (
+    MOST_META_BYTES,
+    Meta,
+    canonical_json,
+    content_sha256,
+    is_content,
+    is_foreign,
+    parse_meta,
+    place_problem,
+    sha256_text,
+)
 from niels_cache_runtime.format.meta_keys import check_form, is_count
-from niels_cache_runtime.format.place import place_problem
 from niels_cache_runtime.format.safe_open import name_problem
 from niels_cache_runtime.remote.store import MissingError, Store
 

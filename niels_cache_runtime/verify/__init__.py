@@ -25,7 +25,7 @@ from niels_cache_runtime.cache.opening import TRIES
 from niels_cache_runtime.errors import NielsCacheError, escaped
 from niels_cache_runtime.format.described import NO_CACHE, describe
 from niels_cache_runtime.format.layout import META_NAME, parts_root, tokenizer_dir
-from niels_cache_runtime.format.place import place_problem
+from niels_cache_runtime.format.meta import place_problem
 from niels_cache_runtime.format.reading import Look, hash_files
 from niels_cache_runtime.verify.folder import Finding, Kind, VerifiedFolder
 

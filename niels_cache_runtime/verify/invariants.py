@@ -24,7 +24,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import foreign_family
 from niels_cache_runtime.format.layout import (
     META_NAME,
     SPLITS,
@@ -41,7 +40,7 @@ from niels_cache_runtime.format.layout import (
     token_dtype_of,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.meta import Meta, foreign_family
 from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.format.reading import Look
 from niels_cache_runtime.verify.offset_file import Kind, OffsetFile

@@ -24,9 +24,8 @@ from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_f
 from niels_cache_runtime.cache.sft import OpenedExamples, example_target_mask, open_examples, resolve_target_ids
 from niels_cache_runtime.cache.targets import ExampleParts
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import Ints, Split, Tokens, idx_name, target_ends_name, targets_name, tokens_name
-from niels_cache_runtime.format.meta import content_sha256
+from niels_cache_runtime.format.meta import content_sha256, is_foreign
 from niels_cache_runtime.loader.packing.kept import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
 from niels_cache_runtime.loader.source import Boundaries, Origins, Rows, SourceBlocks
