@@ -3,9 +3,9 @@
 A meta.json holds no clock, host or absolute path, so identical inputs give identical bytes. Reading it costs one small file. `sha256_file`
 reads all bytes of the file that it hashes.
 
-Another program may have written a meta.json (`is_foreign`). Such a file is enough to open a cache, but too little to verify its files. It has
-none of `schema_version`, `meta_sha256` and `files`, but it has every key that a reader of tokens needs. A meta.json with only some of these
-three keys is our own and damaged, not foreign. `opening` compares its counts with the files.
+Another program may have written a meta.json (`is_foreign`). Such a file is enough to open a cache, but too little to verify its files. It
+has none of `schema_version`, `meta_sha256` and `files`, but it has every key that a reader of tokens needs. A meta.json with only some of
+these three keys is our own and damaged, not foreign. `opening` compares its counts with the files.
 
 `place_problem` compares the place of a folder with its meta.json: `ROOT/FAMILY/NAME`, and for an index its hash. A folder that was renamed,
 copied or exchanged with another folder keeps its files and its hashes, so only its meta.json shows that the name is wrong. Only code that

@@ -16,7 +16,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 from niels_cache_runtime.cache.opening import listed_files
@@ -139,14 +139,7 @@ def _parsed(content: bytes) -> Record:
         or not all(is_count(entry["bytes"]) for entry in said["beside"].values())
     ):
         raise NielsCacheError("has a value that no record has")
-    return Record(
-        family=said["family"],
-        name=said["name"],
-        content_sha256=said["content_sha256"],
-        meta_sha256=said["meta_sha256"],
-        beside=said["beside"],
-        previous=tuple(said["previous"]),
-    )
+    return Record(**{field.name: said[field.name] for field in fields(Record)} | {"previous": tuple(said["previous"])})
 
 
 _SPLIT_FOLDERS = tuple(f"{split}/" for split in SPLITS)

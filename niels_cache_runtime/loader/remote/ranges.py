@@ -19,7 +19,7 @@ from niels_cache_runtime.cache.opening import OpenedSplit
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, Ints, Split, Tokens, Uints, doc_ends_name, token_dtype_of
 from niels_cache_runtime.loader.windows import PretrainWindows
 from niels_cache_runtime.remote.copied_build import CopiedBuild
-from niels_cache_runtime.remote.pieces import read_range
+from niels_cache_runtime.remote.pieces import another_object, read_range
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 
@@ -69,10 +69,8 @@ class RangeWindows(PretrainWindows):
             self._store = open_store(self.build.address)
         found = read_range(self._store, file, length, start=start)
         self.requests, self.bytes = self.requests + 1, self.bytes + length
-        is_same = found.size == file.size and found.sha256 in (None, file.sha256) and len(found.content) == length
-        if not is_same or self._e_tags.setdefault(file.key, found.e_tag) != found.e_tag:
-            name = self._store.name_of(file.key)
-            raise RemoteError(f"{name}: is another object than the one that meta.json lists; push it again with --repair")
+        if self._e_tags.setdefault(file.key, found.e_tag) != found.e_tag:
+            raise another_object(self._store, file)
         return found.content
 
     def _read_tokens(self, starts: Ints) -> Tokens:
@@ -93,7 +91,7 @@ class RangeWindows(PretrainWindows):
         return content
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"folder": self.folder, "build": self.build, "split": self.split, "T": self.T, "stride": self.stride}
+        return {name: getattr(self, name) for name in ("folder", "build", "split", "T", "stride")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]

@@ -237,15 +237,7 @@ class CopiedWindows(PretrainWindows):
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            "folder": self.folder,
-            "copy": self.copy,
-            "build": self.build,
-            "split": self.split,
-            "T": self.T,
-            "stride": self.stride,
-            "block_shards": self.block_shards,
-        }
+        return {name: getattr(self, name) for name in ("folder", "copy", "build", "split", "T", "stride", "block_shards")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
