@@ -27,6 +27,7 @@ from niels_cache_runtime.cache.checks import as_int, check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Array, Int32s, Ints
 
+Schedule = Sequence[tuple[int, Mapping[str, float]]]  # (first sample, weight per name) of every segment
 MAX_PERIOD = 2**20
 _MOST_SAMPLES = 2**60  # the most samples of a run, so that counts fit into int64
 
@@ -58,8 +59,8 @@ class Blend:
     1980, "The chairman assignment problem". P-fair scheduling (Baruah et al. 1996) uses the same windows.
     """
 
-    def __init__(self, names: Sequence[str], schedule: Sequence[tuple[int, Mapping[str, float]]], *, lanes: int = 1) -> None:
-        self.weights = _whole_schedule(list(names), list(schedule))
+    def __init__(self, names: Sequence[str], schedule: Schedule, *, lanes: int = 1) -> None:
+        self.weights = _whole_schedule(list(names), schedule)
         self._lanes = lanes
         of_rounds = {-(-first // lanes): shares for first, shares in self.weights}  # of two segments in one round, the later one counts
         self._firsts = np.array(list(of_rounds), dtype=np.int64)
@@ -195,7 +196,7 @@ def _interleave(weights: Sequence[int], *, slots: int) -> Array:
     return (np.array(chosen) % len(weights)).astype(np.min_scalar_type(len(weights)))
 
 
-def _whole_schedule(names: list[str], schedule: list[tuple[int, Mapping[str, float]]]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _whole_schedule(names: list[str], schedule: Schedule) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Check the schedule, and return it with whole weights."""
     if not names or len(set(names)) < len(names) or len(names) > MAX_PERIOD:
         raise NielsCacheError(f"sources {names!r:.200}: a blend needs at least one, each with a different name")

@@ -20,7 +20,7 @@ import numpy as np
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
-from niels_cache_runtime.loader.blend import Blend
+from niels_cache_runtime.loader.blend import Blend, Schedule
 from niels_cache_runtime.loader.blocks import BlockOrder, BlockVisit, block_visits
 from niels_cache_runtime.loader.grown import Epochs, Phases
 from niels_cache_runtime.loader.order import MAX_SAMPLES, Order
@@ -29,8 +29,6 @@ from niels_cache_runtime.loader.steps import Position, Steps, samples_of_rank
 
 _PLANNED_SAMPLES = 4096
 _MOST_LANES = 8
-
-Schedule = Sequence[tuple[int, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)

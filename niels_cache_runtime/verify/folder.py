@@ -16,8 +16,7 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, parts
 from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, canonical_json, content_sha256, is_content, is_foreign, load_meta
 from niels_cache_runtime.format.meta_keys import form_problem
 from niels_cache_runtime.format.reading import Look, find_files
-from niels_cache_runtime.verify.invariants import Part, Problem, as_problem, foreign_parts, foreign_size_problems, pretrain_parts
-from niels_cache_runtime.verify.invariants_sft import sft_parts
+from niels_cache_runtime.verify.invariants import Part, Problem, as_problem, foreign_parts, foreign_size_problems, pretrain_parts, sft_parts
 
 # The docstring of Finding explains these kinds.
 Kind = Literal["content", "files", "tokenizer", "recorded"]
