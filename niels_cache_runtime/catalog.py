@@ -210,16 +210,15 @@ class CacheSplit:
         if T < 1 or not self.tokens:
             return ""
         if has_pairs(self.dataset.meta):
-            return (
-                f"split = {self.dataset._expression}.{self.split}\n"
-                f"loader = split.loader(T={T}, B=8, seed=0)  # every pair once per epoch, resumable\n"
-                f"batch = next(iter(loader))  # batch.chosen.x, batch.rejected.x, and y_masked of both: (8, {T})"
-            )
-        each, targets = ("packed row", "batch.y_masked") if self.dataset.family == "sft" else ("window", "batch.y")
+            each, tensors = "pair", "batch.chosen.x, batch.rejected.x, and y_masked of both"
+        elif self.dataset.family == "sft":
+            each, tensors = "packed row", "batch.x, batch.y_masked"
+        else:
+            each, tensors = "window", "batch.x, batch.y"
         return (
             f"split = {self.dataset._expression}.{self.split}\n"
             f"loader = split.loader(T={T}, B=8, seed=0)  # every {each} once per epoch, resumable\n"
-            f"batch = next(iter(loader))  # batch.x, {targets}: (8, {T})"
+            f"batch = next(iter(loader))  # {tensors}: (8, {T})"
         )
 
     def __repr__(self) -> str:

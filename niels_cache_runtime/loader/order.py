@@ -58,9 +58,7 @@ class Order:
 
         Raises NielsCacheError for a position outside range(n) or an epoch below 0.
         """
-        if positions.size and not 0 <= positions.min() <= positions.max() < self._n:
-            wrong = positions[(positions < 0) | (positions >= self._n)][0]
-            raise NielsCacheError(f"position {wrong}: there are {self._n} samples per epoch, from 0")
+        check_positions(positions, self._n)
         keys = self._keys(check_whole("epoch", epoch))
         reached = self._step(positions.astype(np.uint64), keys)
         outside = np.flatnonzero(reached >= self._n)
@@ -118,3 +116,10 @@ def _tight_rectangle(n: int) -> tuple[int, int]:
     root = math.isqrt(n - 1) + 1
     candidates = ((a, -(-n // a)) for a in range(root, root + min(_SIDES_TRIED, 1 + root // 4)))
     return min(candidates, key=lambda sides: sides[0] * sides[1])
+
+
+def check_positions(positions: Ints, n: int) -> None:
+    """Raise NielsCacheError unless all positions are from 0 to n - 1."""
+    if positions.size and not 0 <= positions.min() <= positions.max() < n:
+        wrong = positions[(positions < 0) | (positions >= n)][0]
+        raise NielsCacheError(f"position {wrong}: there are {n} samples per epoch, from 0")

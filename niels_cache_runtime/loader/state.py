@@ -51,10 +51,6 @@ def _is_source(source: Mapping[str, Any]) -> bool:
     return _has_form(told, (str, str, int)) and _has_form(phases, [(int, int)]) and Epochs.is_valid(phases)
 
 
-def _is_worker(value: Any) -> bool:
-    return _has_form(value, (int, int, int)) and 0 <= value[0] < value[1] and value[2] >= 0
-
-
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
     """Return a state.
 
@@ -120,7 +116,8 @@ def check_form(state: Any) -> None:
             wrong = ["sources"]
         if not wrong and sorted(state["names"]) != sorted(state["sources"]):
             wrong = ["names"]
-        if not wrong and "worker" in state and not _is_worker(state["worker"]):
+        worker = state.get("worker", (0, 1, 0))
+        if not wrong and not (_has_form(worker, (int, int, int)) and 0 <= worker[0] < worker[1] and worker[2] >= 0):
             wrong = ["worker"]
         if wrong:
             raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")

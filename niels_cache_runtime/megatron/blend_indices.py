@@ -48,11 +48,6 @@ def normalized(weights: Sequence[float]) -> list[float]:
     return shares.tolist()
 
 
-def index_dtype(datasets: int) -> np.dtype:
-    """Return the dtype of dataset_index."""
-    return np.dtype(np.int16 if datasets < MANY_DATASETS else np.int32)
-
-
 def build_blending_indices(
     weights: Sequence[float], size: int, *, allocate: Allocate = new_array, progress: Progress | None = None
 ) -> tuple[Array, Ints]:
@@ -112,7 +107,7 @@ def _checked(weights: Sequence[float]) -> Floats:
 
 
 def _build(weights: Floats, size: int, *, allocate: Allocate, progress: Progress | None) -> tuple[Array, Ints]:
-    dataset_index = allocate("dataset_index", (size,), index_dtype(len(weights)))
+    dataset_index = allocate("dataset_index", (size,), np.dtype(np.int16 if len(weights) < MANY_DATASETS else np.int32))
     sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
     fill = (compiled_blend() if size >= _MANY else None) or _fill
     counts = np.zeros(len(weights))

@@ -97,16 +97,13 @@ class MegatronBlendedDataset(IndexedSamples):
             for number, place in zip(numbers.tolist(), places.tolist(), strict=True):
                 if number in unseen:
                     unseen.remove(number)
-                    self._check_size(number, dataset_sample_index.item(stop - 1 - place) + 1)
+                    has, taken = len(self.datasets[number]), dataset_sample_index.item(stop - 1 - place) + 1
+                    if has < taken:
+                        raise NielsCacheError(
+                            f"the blend takes {taken} samples of data set {number}, but it has {has}; give it more (a larger surplus)"
+                        )
             if not unseen:
                 return
-
-    def _check_size(self, number: int, taken: int) -> None:
-        has = len(self.datasets[number])
-        if has < taken:
-            raise NielsCacheError(
-                f"the blend takes {taken} samples of data set {number}, but it has {has}; give it more (a larger surplus)"
-            )
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -66,7 +66,6 @@ class EpochPlan:
         separately, otherwise None.
     """
 
-    tokens_per_epoch: int
     epochs: int
     samples: int
     shuffled_apart: int | None
@@ -143,7 +142,7 @@ def plan_epochs(
         per_epoch = (tokens_per_epoch - extra) // sequence_length
         if num_samples - before < int(_FINAL_EPOCH_THRESHOLD * per_epoch):
             shuffled_apart = before
-    return EpochPlan(tokens_per_epoch=tokens_per_epoch, epochs=epochs, samples=samples, shuffled_apart=shuffled_apart)
+    return EpochPlan(epochs=epochs, samples=samples, shuffled_apart=shuffled_apart)
 
 
 def build_gpt_indices(

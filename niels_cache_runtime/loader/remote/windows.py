@@ -175,12 +175,9 @@ class CopiedWindows(PretrainWindows):
         ):
             raise NielsCacheError(f"{self.folder}: a shard is not in its slot; report this as a bug")  # reading it would end the process
 
-    def _stop_of(self, block: int) -> int:
-        """Return the number of the first shard after a block."""
-        return min((block + 1) * self.block_shards, len(self._places))
-
     def _tail_of(self, block: int) -> str:
-        return tail_path(self.build.id, self.split, self._stop_of(block), self._tail_bytes[block])
+        stop = min((block + 1) * self.block_shards, len(self._places))
+        return tail_path(self.build.id, self.split, stop, self._tail_bytes[block])
 
     def _map(self, path: str) -> None:
         if is_tail(path):
