@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from niels_cache_assets.publish.push import local_build, prune, push
 from niels_cache_runtime import Blocks, Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.blocks import BlockVisit
-from niels_cache_runtime.loader.remote.ranges import RangeWindows
+from niels_cache_runtime.loader.remote.windows import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.remote import fetcher, local_copy
 from niels_cache_runtime.remote.ledger import Ledger, Reader

@@ -31,8 +31,7 @@ from niels_cache_runtime.format.meta import canonical_json, sha256_text
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.mixture import Located
-from niels_cache_runtime.loader.remote.ranges import RangeWindows
-from niels_cache_runtime.loader.remote.windows import CopiedWindows
+from niels_cache_runtime.loader.remote.windows import CopiedWindows, RangeWindows
 from niels_cache_runtime.loader.settings import LoaderSettings, check_named, name_sources, open_source
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.remote.copied_build import CopiedBuild, published_build, split_address
