@@ -4,7 +4,7 @@
 
 Both get the same data in memory or page cache, in turns, so a busy machine slows both; a time is the best of the rounds. Arrays and
 samples are compared too. megatron-core's helpers are compiled C++ on one core. Blends are ours with numba installed
-(`niels_cache_runtime.megatron.kernels`), on one core. Needs the extra `bridges`, 2 GB of disk and memory.
+(`niels_cache_runtime.megatron.blend_indices`), on one core. Needs the extra `bridges`, 2 GB of disk and memory.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter, MegatronGPTDataset, kernels
+from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter, MegatronGPTDataset, blend_indices
 from niels_cache_runtime.megatron.blend_indices import build_blending_indices, normalized
 from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, plan_epochs
 
@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=["index", "blend", "reads"], default=["index", "blend", "reads"])
     arguments = parser.parse_args()
     scale = QUICK if arguments.quick else FULL
-    if kernels.compiled_blend() is None:
+    if blend_indices.compiled_blend() is None:
         raise SystemExit("numba is not installed, or switched off")
     print(f"{'':<72} {'ours':>9} {'theirs':>9} {'':<10} {'ratio':>7}")
     with tempfile.TemporaryDirectory() as folder:

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from niels_cache_runtime.loader.preference.batch import PreferenceBatch
     from niels_cache_runtime.loader.settings import SFT, Blocks
     from niels_cache_runtime.remote.whole import Copy
-    from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
     from niels_cache_runtime.samplers.sequential import DatasetLoader
-    from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
+    from niels_cache_runtime.samplers.sft_dataset import PreferenceDataset, SFTExampleDataset
 
 __all__ = [
     "SFT",
@@ -54,7 +53,7 @@ _MODULES = {
     "DatasetLoader": "samplers.sequential",
     "NielsCacheError": "errors",
     "PreferenceBatch": "loader.preference.batch",
-    "PreferenceDataset": "samplers.preference_dataset",
+    "PreferenceDataset": "samplers.sft_dataset",
     "PretrainTokenStreamDataset": "samplers.pretrain_dataset",
     "SFTExampleDataset": "samplers.sft_dataset",
     "TokenLoader": "loader.loader",

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_index
 from niels_cache_runtime.cache.mmap import map_offsets, slice_pieces
@@ -24,7 +23,6 @@ from niels_cache_runtime.cache.sft import open_examples, resolve_id
 from niels_cache_runtime.catalog_text import in_bytes, in_lines
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.described import describe
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     FAMILIES,
@@ -32,6 +30,7 @@ from niels_cache_runtime.format.layout import (
     SPLITS,
     TOKENIZER_MODEL_NAMES,
     Family,
+    Ints,
     Split,
     Tokens,
     dataset_dir,
@@ -45,17 +44,15 @@ from niels_cache_runtime.format.layout import (
     tokenizer_dir,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import Meta
-from niels_cache_runtime.format.place import check_place
+from niels_cache_runtime.format.meta import Meta, check_place, is_foreign
 from niels_cache_runtime.format.reading import find_files
 from niels_cache_runtime.remote.record import TOKENIZER
 from niels_cache_runtime.remote.whole import Copy, Place
 
 if TYPE_CHECKING:
     from niels_cache_runtime.loader.loader import TokenLoader
-    from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
     from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
-    from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
+    from niels_cache_runtime.samplers.sft_dataset import PreferenceDataset, SFTExampleDataset
 
 _HOW_TO_BUILD = "build caches first (make cache, niels-cache build-all), or check the path"
 _SHOWN_T = 1024  # T in the code that is shown, if the split is long enough
@@ -78,7 +75,7 @@ class TokenStream:
     """
 
     pieces: list[Tokens]
-    offsets: NDArray[np.int64]
+    offsets: Ints
 
 
 class CacheSplit:
@@ -142,9 +139,8 @@ class CacheSplit:
         T: tokens per row. Raises NielsCacheError for the reasons that the classes of samplers list, and if the data set was rebuilt since
         it was looked up in the cache.
         """
-        from niels_cache_runtime.samplers.preference_dataset import PreferenceDataset
         from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
-        from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
+        from niels_cache_runtime.samplers.sft_dataset import PreferenceDataset, SFTExampleDataset
 
         settings: dict[str, Any] = {"T": T, "device": device, "verify": verify, "remote": self._remote}
         sampler: PretrainTokenStreamDataset | SFTExampleDataset | PreferenceDataset
@@ -184,7 +180,7 @@ class CacheSplit:
         return len(self._row_offsets) - 1 if self.rows is None else self.rows  # `stream` raises an error if documents are unknown
 
     @property
-    def _row_offsets(self) -> NDArray[np.int64]:
+    def _row_offsets(self) -> Ints:
         return self.stream.offsets[:: entries_per_example(self.dataset.meta)]
 
     def __getitem__(self, index: int) -> Tokens:
@@ -214,16 +210,15 @@ class CacheSplit:
         if T < 1 or not self.tokens:
             return ""
         if has_pairs(self.dataset.meta):
-            return (
-                f"split = {self.dataset._expression}.{self.split}\n"
-                f"loader = split.loader(T={T}, B=8, seed=0)  # every pair once per epoch, resumable\n"
-                f"batch = next(iter(loader))  # batch.chosen.x, batch.rejected.x, and y_masked of both: (8, {T})"
-            )
-        each, targets = ("packed row", "batch.y_masked") if self.dataset.family == "sft" else ("window", "batch.y")
+            each, tensors = "pair", "batch.chosen.x, batch.rejected.x, and y_masked of both"
+        elif self.dataset.family == "sft":
+            each, tensors = "packed row", "batch.x, batch.y_masked"
+        else:
+            each, tensors = "window", "batch.x, batch.y"
         return (
             f"split = {self.dataset._expression}.{self.split}\n"
             f"loader = split.loader(T={T}, B=8, seed=0)  # every {each} once per epoch, resumable\n"
-            f"batch = next(iter(loader))  # batch.x, {targets}: (8, {T})"
+            f"batch = next(iter(loader))  # {tensors}: (8, {T})"
         )
 
     def __repr__(self) -> str:

@@ -44,17 +44,12 @@ class LightningTokens(L.Callback):
             raise NielsCacheError(f"loader is a {type(loader).__name__}; give a TokenLoader, or a StatefulDataLoader of one")
         if isinstance(loader, DataLoader):
             _check_dataloader(loader)
-        self._tokens = tokens
-        self._anchor = copy.copy(tokens)  # never iterated: the position from which `_trained` is counted
-        self._trained = 0
-        self._trained_of_pass = 0
-        self._is_callback = False
-        self.batches = TrainingBatches(self, loader)
+        self.batches = TrainingBatches(loader, tokens)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Check that the loader has the rank and world_size of this process."""
-        self._is_callback = True
-        given, wanted = (self._tokens.rank, self._tokens.world_size), (trainer.global_rank, trainer.world_size)
+        self.batches.is_counted = True
+        given, wanted = (self.batches.tokens.rank, self.batches.tokens.world_size), (trainer.global_rank, trainer.world_size)
         if given != wanted:
             raise NielsCacheError(
                 f"TokenLoader has rank={given[0]}, world_size={given[1]}, the trainer rank={wanted[0]}, world_size={wanted[1]}; "
@@ -70,36 +65,8 @@ class LightningTokens(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count a trained batch."""
-        self._trained += 1
-        self._trained_of_pass += 1
-
-    def _state(self) -> dict[str, Any]:
-        return {"loader": self._anchor.state_dict(steps=self._trained), "trained_of_pass": self._trained_of_pass}
-
-    def _load(self, state: dict[str, Any]) -> None:
-        self._anchor.load_state_dict(state["loader"])
-        self._trained, self._trained_of_pass = 0, int(state["trained_of_pass"])
-
-    def _rewind(self) -> None:
-        """Move the loader to the position after the last trained batch.
-
-        If this is the end of a pass, move to the start of the next pass.
-        """
-        if not self._is_callback:
-            raise NielsCacheError(
-                "this loader's position would not be saved; give its callback to the trainer: Trainer(callbacks=[tokens])"
-            )
-        self._tokens.load_state_dict(self._anchor.state_dict(steps=self._trained))
-        if self._tokens.begin_pass():
-            self._trained_of_pass = 0
-
-    def _batches_of_pass(self) -> int:
-        if len(self._tokens.names) > 1:
-            raise TypeError("passes of a blend may differ in length")
-        tokens = copy.copy(self._tokens)
-        tokens.load_state_dict(self._anchor.state_dict(steps=self._trained))
-        begins = tokens.begin_pass()
-        return len(tokens) + (0 if begins else self._trained_of_pass)
+        self.batches.trained += 1
+        self.batches.trained_of_pass += 1
 
 
 class TrainingBatches:
@@ -110,23 +77,39 @@ class TrainingBatches:
     blend, because the passes of a blend may differ by a batch.
     """
 
-    def __init__(self, tokens: LightningTokens, loader: TokenLoader | DataLoader[Batch]) -> None:
-        self._tokens, self._loader = tokens, loader
+    def __init__(self, loader: TokenLoader | DataLoader[Batch], tokens: TokenLoader) -> None:
+        self._loader, self.tokens = loader, tokens
+        self._anchor = copy.copy(tokens)  # never iterated: the position from which `trained` is counted
+        self.trained = self.trained_of_pass = 0
+        self.is_counted = False  # whether the callback counts the trained batches
 
     def __iter__(self) -> Iterator[Batch]:
-        self._tokens._rewind()
+        """Move the loader to the position after the last trained batch; at the end of a pass, to the start of the next pass."""
+        if not self.is_counted:
+            raise NielsCacheError(
+                "this loader's position would not be saved; give its callback to the trainer: Trainer(callbacks=[tokens])"
+            )
+        self.tokens.load_state_dict(self._anchor.state_dict(steps=self.trained))
+        if self.tokens.begin_pass():
+            self.trained_of_pass = 0
         return iter(self._loader)
 
     def __len__(self) -> int:
-        return self._tokens._batches_of_pass()
+        if len(self.tokens.names) > 1:
+            raise TypeError("passes of a blend may differ in length")
+        tokens = copy.copy(self.tokens)
+        tokens.load_state_dict(self._anchor.state_dict(steps=self.trained))
+        begins = tokens.begin_pass()
+        return len(tokens) + (0 if begins else self.trained_of_pass)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's state after the last trained batch, and the number of batches trained in this pass, as JSON-able values."""
-        return self._tokens._state()
+        return {"loader": self._anchor.state_dict(steps=self.trained), "trained_of_pass": self.trained_of_pass}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue after the batches of a checkpoint. Raises NielsCacheError for the reasons that TokenLoader.load_state_dict lists."""
-        self._tokens._load(state)
+        self._anchor.load_state_dict(state["loader"])
+        self.trained, self.trained_of_pass = 0, int(state["trained_of_pass"])
 
 
 def _check_dataloader(loader: DataLoader[Batch]) -> None:

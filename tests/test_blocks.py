@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.loader.blend import Blend, BlendInRounds
+from niels_cache_runtime.loader.blend import Blend
 from niels_cache_runtime.loader.blocks import BLOCK_ORDER_VERSION, BlockOrder, block_visits, resolve_machines
 from niels_cache_runtime.loader.order import Order
 from niels_cache_runtime.loader.source import SourceBlocks
@@ -138,7 +138,7 @@ WEIGHTS = {"a": 5, "b": 2, "c": 0.5}
 
 
 def test_weights_of_less_than_a_round_have_no_samples() -> None:
-    blend = BlendInRounds("ab", [(0, {"a": 1, "b": 0}), (9, {"a": 0, "b": 1}), (11, {"a": 1, "b": 0})], lanes=8)
+    blend = Blend("ab", [(0, {"a": 1, "b": 0}), (9, {"a": 0, "b": 1}), (11, {"a": 1, "b": 0})], lanes=8)
     sources, numbers = blend.at(np.arange(40))
     assert not sources.any()
     assert numbers.tolist() == list(range(40))
@@ -148,7 +148,7 @@ def test_weights_of_less_than_a_round_have_no_samples() -> None:
 
 @pytest.mark.parametrize("lanes", [1, 3, 8])
 def test_a_round_has_one_source_and_a_lane_of_the_run_is_a_lane_of_each_source(lanes: int) -> None:
-    blend = BlendInRounds("abc", [(0, WEIGHTS), (1000, {"a": 1, "b": 1, "c": 1})], lanes=lanes)
+    blend = Blend("abc", [(0, WEIGHTS), (1000, {"a": 1, "b": 1, "c": 1})], lanes=lanes)
     samples = np.arange(3000)
     sources, numbers = blend.at(samples)
     assert ((samples - numbers) % lanes == 0).all()
@@ -164,7 +164,7 @@ def test_a_round_has_one_source_and_a_lane_of_the_run_is_a_lane_of_each_source(l
 
 def test_rounds_of_one_lane_are_the_blend_itself() -> None:
     schedule = [(0, WEIGHTS), (5, {"a": 0, "b": 1, "c": 1})]
-    plain, rounds = Blend("abc", schedule), BlendInRounds("abc", schedule, lanes=1)
+    plain, rounds = Blend("abc", schedule), Blend("abc", schedule, lanes=1)
     assert [array.tolist() for array in plain.at(np.arange(50))] == [array.tolist() for array in rounds.at(np.arange(50))]
     assert plain.weights == rounds.weights
 
@@ -172,7 +172,7 @@ def test_rounds_of_one_lane_are_the_blend_itself() -> None:
 def test_weights_that_change_within_a_round_apply_from_the_next_round_on() -> None:
     one = {"a": 1, "b": 0}
     other = {"a": 0, "b": 1}
-    blend = BlendInRounds("ab", [(0, one), (9, other), (11, one), (14, other)], lanes=8)
+    blend = Blend("ab", [(0, one), (9, other), (11, one), (14, other)], lanes=8)
     assert blend.at(np.arange(24))[0].tolist() == [0] * 16 + [1] * 8
     assert [first for first, _ in blend.weights] == [0, 9, 11, 14]
 
@@ -188,7 +188,7 @@ def test_weights_that_change_within_a_round_apply_from_the_next_round_on() -> No
 def test_visits_are_the_first_and_last_samples_of_each_block(sizes: list[list[int]], layout: tuple[int, int], samples: int) -> None:
     lanes, machines = layout
     names = [f"source {number}" for number in range(len(sizes))]
-    blend = BlendInRounds(names, [(0, {name: 2 + number for number, name in enumerate(names)})], lanes=lanes)
+    blend = Blend(names, [(0, {name: 2 + number for number, name in enumerate(names)})], lanes=lanes)
     orders = [BlockOrder(starts_of(own), seed=5, name=name, lanes=lanes) for own, name in zip(sizes, names, strict=True)]
     blocks = [SourceBlocks(samples=starts_of(own), files=10 * np.arange(len(own) + 1), tails=np.arange(len(own))) for own in sizes]
     end = samples + 60

@@ -11,8 +11,8 @@ import pytest
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.cache import mmap as mapping
-from niels_cache_runtime.cache import slots as slots_module
-from niels_cache_runtime.cache.slots import SlotTokens
+from niels_cache_runtime.cache import mmap as slots_module
+from niels_cache_runtime.cache.mmap import SlotTokens
 
 TOKENS = np.dtype("<u2")
 LENGTHS = (3 * mmap.PAGESIZE // 2, 700, 0, 1)  # in tokens: three pages, a part of a page, nothing, one token

@@ -23,7 +23,7 @@ from niels_cache_runtime import (
     read_meta,
     write_meta,
 )
-from niels_cache_runtime.format.foreign_meta import _warned
+from niels_cache_runtime.format.meta import _warned
 from niels_cache_runtime.megatron.cache_split import CacheSplit
 from niels_cache_runtime.samplers.sequential import DatasetLoader
 from niels_cache_runtime.verify import verify_cache

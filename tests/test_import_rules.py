@@ -13,8 +13,15 @@ ROOT = Path(niels_cache_runtime.__file__).parent.parent
 RUNTIME = sorted((ROOT / "niels_cache_runtime").rglob("*.py"))
 ASSETS = sorted((ROOT / "niels_cache_assets").rglob("*.py"))
 RUNTIME_MAY_IMPORT = sys.stdlib_module_names | {"numpy", "torch", "niels_cache_runtime"}
-OPTIONAL = {"lightning.py": {"lightning"}, "kernels.py": {"numba"}, "store.py": {"obstore"}}  # the one module for each optional package
-IMPORTED_LATE = {"kernels.py", "store.py"}  # whose package is imported when it is needed; nothing else of the runtime imports the others
+OPTIONAL = {
+    "lightning.py": {"lightning"},
+    "blend_indices.py": {"numba"},
+    "store.py": {"obstore"},
+}  # the one module for each optional package
+IMPORTED_LATE = {
+    "blend_indices.py",
+    "store.py",
+}  # whose package is imported when it is needed; nothing else of the runtime imports the others
 
 
 def imported_packages(path: Path) -> set[str]:

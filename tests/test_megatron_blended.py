@@ -16,7 +16,6 @@ from niels_cache_runtime.megatron import (
     MegatronBlendedDataset,
     MegatronGPTDataset,
     blend_indices,
-    kernels,
     open_blend,
     prebuild_blend,
 )
@@ -46,7 +45,7 @@ def assert_same(ours: tuple[np.ndarray, np.ndarray], theirs: tuple[np.ndarray, n
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Build blends of any size by numpy, or by the compiled loop."""
     compiled = request.param == "compiled"
-    if compiled and kernels.compiled_blend() is None:
+    if compiled and blend_indices.compiled_blend() is None:
         pytest.skip("numba is not installed")
     monkeypatch.setattr(blend_indices, "_MANY", 0 if compiled else 1 << 60)
     return request.param

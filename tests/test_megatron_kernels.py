@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from niels_cache_runtime.megatron import blend_indices, kernels
+from niels_cache_runtime.megatron import blend_indices
 from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
 from tests import programs
 
-ROOT = Path(kernels.__file__).parents[2]
+ROOT = Path(blend_indices.__file__).parents[2]
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_large_blends_are_the_same_bytes_compiled_by_numpy_and_where_numba_canno
     monkeypatch: pytest.MonkeyPatch, numba: Any
 ) -> None:
     monkeypatch.setattr(blend_indices, "_BLOCK", 7_777)
-    assert kernels.compiled_blend() is not None
+    assert blend_indices.compiled_blend() is not None
     compiled = hashes()
     assert len(set(compiled)) == len(compiled) == 6
     monkeypatch.undo()
@@ -46,8 +46,8 @@ def test_large_blends_are_the_same_bytes_compiled_by_numpy_and_where_numba_canno
 
 def test_numpy_does_it_where_numba_is_missing_broken_or_switched_off(monkeypatch: pytest.MonkeyPatch, numba: Any) -> None:
     def is_available() -> bool:
-        kernels.compiled_blend.cache_clear()
-        return kernels.compiled_blend() is not None
+        blend_indices.compiled_blend.cache_clear()
+        return blend_indices.compiled_blend() is not None
 
     class Broken:
         def __init__(self, error: type[Exception]) -> None:
@@ -68,7 +68,7 @@ def test_numpy_does_it_where_numba_is_missing_broken_or_switched_off(monkeypatch
                 patch.setattr(sys, "meta_path", [Broken(error), *sys.meta_path])
                 assert not is_available()
     finally:
-        kernels.compiled_blend.cache_clear()
+        blend_indices.compiled_blend.cache_clear()
 
 
 class BuildsInAWorker(torch.utils.data.Dataset[torch.Tensor]):

@@ -21,12 +21,11 @@ from torch.utils.data import DataLoader
 from niels_cache_assets.publish.push import local_build, prune, push
 from niels_cache_runtime import Blocks, Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.blocks import BlockVisit
-from niels_cache_runtime.loader.remote.ranges import RangeWindows
+from niels_cache_runtime.loader.remote.windows import RangeWindows
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.remote import fetcher, local_copy
-from niels_cache_runtime.remote.ledger import Ledger
+from niels_cache_runtime.remote.ledger import Ledger, Reader
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.needs import Reader
 from niels_cache_runtime.remote.store import RemoteError
 from niels_cache_runtime.remote.upkeep import trim
 from tests.copied_caches import (

@@ -22,8 +22,7 @@ from niels_cache_runtime import Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.safe_open import OwnFiles
 from niels_cache_runtime.remote import fetcher, ledger
-from niels_cache_runtime.remote.ledger import Ledger, Presence
-from niels_cache_runtime.remote.needs import Reader
+from niels_cache_runtime.remote.ledger import Ledger, Presence, Reader
 from niels_cache_runtime.remote.pieces import pieces
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.store import RemoteError, Store, open_store

@@ -11,8 +11,7 @@ import pytest
 
 from niels_cache_runtime.remote import fetcher
 from niels_cache_runtime.remote.fetcher import Fetcher
-from niels_cache_runtime.remote.ledger import Entry, State, failure_key
-from niels_cache_runtime.remote.needs import Reader, Want
+from niels_cache_runtime.remote.ledger import Entry, Reader, State, Want, failure_key
 from niels_cache_runtime.remote.room import Patience, first_needs, held_bytes, is_in_the_way, make_room, stuck_bytes, surplus
 
 BUILD = f"{'0' * 64}/pretrain/x"

@@ -22,9 +22,8 @@ from niels_cache_runtime import (
     open_cache,
 )
 from niels_cache_runtime.cache import gather
-from niels_cache_runtime.format.foreign_meta import _warned
 from niels_cache_runtime.format.layout import CACHE_FORMS, META_NAME, TOKEN_DTYPES
-from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.format.meta import _warned, read_meta
 from niels_cache_runtime.format.reading import BLOCK_BYTES
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.packing.rows import PackedExamples

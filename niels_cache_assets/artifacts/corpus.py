@@ -54,8 +54,7 @@ from niels_cache_assets.streaming.in_flight import map_in_processes
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.meta import Meta
-from niels_cache_runtime.format.place import check_place
+from niels_cache_runtime.format.meta import Meta, check_place
 from niels_cache_runtime.format.reading import available_threads
 
 

@@ -36,10 +36,8 @@ from niels_cache_assets.tokenizer.checked import EngineDiffers
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import ForeignMetaError, is_foreign
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPES, Family, dataset_dir
-from niels_cache_runtime.format.meta import Meta, load_meta
-from niels_cache_runtime.format.place import check_place, place_problem
+from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_place, is_foreign, load_meta, place_problem
 
 
 @dataclass(frozen=True, kw_only=True)

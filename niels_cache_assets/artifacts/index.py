@@ -23,9 +23,8 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import ALL_TRAIN, MEGATRON_SEED
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
-from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import Meta, check_place, read_meta
 from niels_cache_runtime.format.npy_files import read_npy_header
-from niels_cache_runtime.format.place import check_place
 
 Progress = Callable[[str, int, int], None]
 Part = Literal["train", "valid", "test"]

@@ -32,11 +32,9 @@ from niels_cache_assets.show.drops import DropSummary, summary_of_drops
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
-from niels_cache_runtime.format.meta import Meta, load_meta, read_meta
+from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, is_foreign, load_meta, place_problem, read_meta
 from niels_cache_runtime.format.meta_keys import check_form
-from niels_cache_runtime.format.place import place_problem
 
 Kind = Literal[
     "tokenizer", "corpus", "corpus_part", "hashes", "range", "report", "plan", "val_part", "part", "pretrain", "sft", "index"

@@ -17,8 +17,7 @@ from niels_cache_assets.disk.staging import work_on
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.described import describe
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names, dataset_dir, tokenizer_dir
-from niels_cache_runtime.format.meta import Meta, load_meta
-from niels_cache_runtime.format.place import check_place
+from niels_cache_runtime.format.meta import Meta, check_place, load_meta
 
 Kind = Literal["tokenizer", "pretrain", "sft"]
 

@@ -29,7 +29,6 @@ from niels_cache_runtime.cache.opening import check_same_id
 from niels_cache_runtime.cache.sft import example_target_mask, resolve_id
 from niels_cache_runtime.cache.targets import map_targets
 from niels_cache_runtime.catalog import Cache, CacheDataset, CacheSplit, TokenStream
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
     FAMILIES,
     IGNORE_INDEX,
@@ -42,7 +41,7 @@ from niels_cache_runtime.format.layout import (
     has_spans,
     token_dtype_of,
 )
-from niels_cache_runtime.format.meta import build_id, sha256_text
+from niels_cache_runtime.format.meta import build_id, is_foreign, sha256_text
 from niels_cache_runtime.format.reading import find_files
 
 _FORM = 1  # version of rows and columns; part of the fingerprint with which `datasets` finds earlier results

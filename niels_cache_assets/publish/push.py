@@ -35,11 +35,9 @@ from niels_cache_runtime.cache.opening import (
     tokenizer_problem,
 )
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, tokenizer_dir
-from niels_cache_runtime.format.meta import Meta, content_sha256, load_meta, sha256_file
+from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, check_place, content_sha256, is_foreign, load_meta, sha256_file
 from niels_cache_runtime.format.meta_keys import check_form
-from niels_cache_runtime.format.place import check_place
 from niels_cache_runtime.format.reading import mapped
 from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, read_record
 from niels_cache_runtime.remote.store import ConflictError, Listed, MissingError, RemoteError, Store, check_address, open_store

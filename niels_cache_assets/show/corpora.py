@@ -23,8 +23,7 @@ from niels_cache_assets.corpus.report import estimated_tokens
 from niels_cache_assets.documents import Document
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, built_names
-from niels_cache_runtime.format.meta import Meta, read_meta
-from niels_cache_runtime.format.place import check_place
+from niels_cache_runtime.format.meta import Meta, check_place, read_meta
 
 
 def corpus_names(registry: Registry, root: Path) -> list[str]:

@@ -20,7 +20,6 @@ from niels_cache_assets.show.targets import ExampleTargets
 from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.cache.mmap import Offsets
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
     META_NAME,
     Family,
@@ -33,7 +32,7 @@ from niels_cache_runtime.format.layout import (
     shard_name,
     token_dtype_of,
 )
-from niels_cache_runtime.format.meta import Meta, build_id, cut_ordinals, load_meta
+from niels_cache_runtime.format.meta import Meta, build_id, cut_ordinals, is_foreign, load_meta
 
 if TYPE_CHECKING:
     import torch

@@ -16,10 +16,8 @@ from typing import Any
 from niels_cache_assets.config.defaults import BOS
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, built_names, dataset_dir
-from niels_cache_runtime.format.meta import Meta, read_meta
-from niels_cache_runtime.format.place import check_place
+from niels_cache_runtime.format.meta import Meta, check_place, is_foreign, read_meta
 
 MEASURED_CHARACTERS = 1 << 18  # number of characters of each source that are measured
 LONGEST_WORDS = 9

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.mmap import MappedTokens
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Tokens
+from niels_cache_runtime.format.layout import Array, Ints, Tokens
 
 _CPU = torch.device("cpu")
 _INT64 = np.dtype(np.int64)
-_Pair = tuple[NDArray[np.int64], NDArray[np.int64]]
+_Pair = tuple[Ints, Ints]
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -44,7 +44,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return resolved
 
 
-def draw(count: int, *, B: int, generator: torch.Generator) -> NDArray[np.int64]:
+def draw(count: int, *, B: int, generator: torch.Generator) -> Ints:
     """Return B numbers below `count`, drawn with replacement. The numbers are the same as those of `torch.randint`.
 
     A batch uses the generator only for this one call.
@@ -66,7 +66,7 @@ class WindowReader:
         self._tokens = mapped.tokens
         self._all = _overlapping_windows(mapped.tokens, length)
 
-    def read(self, positions: NDArray[np.int64]) -> Tokens:
+    def read(self, positions: Ints) -> Tokens:
         """Return the windows (B, length) that begin at `positions` (B,), which count tokens. Each window must lie inside one shard."""
         # Reading one token of each window first fetches all their pages at once. This is a quarter faster.
         self._tokens[positions]
@@ -92,7 +92,7 @@ class PairMaker:
         self._is_cpu, self._is_cuda = device.type == "cpu", device.type == "cuda"  # reading device.type costs a microsecond per batch
         self._memory = _RecycledMemory()
 
-    def pairs(self, rows: Tokens | NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+    def pairs(self, rows: Tokens | Ints) -> tuple[torch.Tensor, torch.Tensor]:
         """Return x, y (B, T) int64, contiguous, on the device, from `rows` (B, T+1).
 
         x is all tokens of each row except the last, and y is all tokens except the first.
@@ -153,7 +153,7 @@ class _RecycledMemory:
         return None
 
 
-def send(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+def send(array: Array, device: torch.device) -> torch.Tensor:
     """Return the array as a tensor on the device.
 
     A copy to CUDA does not wait. It uses pinned memory, which torch keeps until the copy is done.

@@ -5,6 +5,11 @@ indexed read), for any number of shards. Opening costs a few system calls per sh
 cache. The size of a full shard is a multiple of the page size, so full shards lie back to back. After a shard of any other size, zeros fill
 the rest of the page.
 
+`SlotTokens` maps its shards one by one, each at its own place (slot) in the range. So a window has the same place whether or not its shard
+is mapped. A slot holds nothing, or the first tokens of its shard, or the whole shard. Reading tokens that are not held would end the
+process, so callers look at `held` first. Reserving costs no memory. Mapping a shard costs a few system calls. A forked child has the same
+slots until `clear_all`.
+
 This module samples nothing and does not need torch. Maps are never pickled: their owner opens the files again.
 """
 
@@ -20,10 +25,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, Tokens
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, Array, Ints, Tokens, Uints
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.safe_open import open_regular
 
@@ -55,7 +59,7 @@ class MappedTokens:
     different size replaces a file during opening.
     """
 
-    def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype[Any]) -> None:
+    def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype) -> None:
         self.dtype = dtype
         sizes = [_tokens_size(path, dtype) for path in paths]
         _require_maps(paths, sum(size > 0 for size in sizes))
@@ -79,7 +83,7 @@ class MappedTokens:
         return None if gaps[self.shard_lengths > 0].any() else self.tokens[: int(self.shard_lengths.sum())]
 
 
-def slice_pieces(pieces: Iterable[NDArray[Any]], start: int, stop: int) -> Iterator[NDArray[Any]]:
+def slice_pieces(pieces: Iterable[Array], start: int, stop: int) -> Iterator[Array]:
     """Yield the parts of consecutive 1-D `pieces` that together are the items start to stop - 1 of all pieces."""
     begin = 0
     for piece in pieces:
@@ -115,7 +119,7 @@ def _most_maps() -> int | None:
         return None
 
 
-def _tokens_size(path: str | Path, dtype: np.dtype[Any]) -> int:
+def _tokens_size(path: str | Path, dtype: np.dtype) -> int:
     """Return the size of a token file in bytes. Raises NielsCacheError if it is not a regular file of whole tokens."""
     try:
         state = os.stat(path)
@@ -212,7 +216,7 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
     return buffer
 
 
-def map_numbers(path: str | Path, *, if_missing: str) -> NDArray[Any]:
+def map_numbers(path: str | Path, *, if_missing: str) -> Array:
     """Map a .npy file of numbers, read-only. if_missing: the advice in the message about a missing file.
 
     Raises NielsCacheError if the file is missing or unreadable, or holds no numbers.
@@ -225,7 +229,7 @@ def map_numbers(path: str | Path, *, if_missing: str) -> NDArray[Any]:
         raise NielsCacheError(f"{path}: cannot be mapped: {error.strerror or error}") from error
 
 
-def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+def map_offsets(path: str | Path, dtype: np.dtype) -> Array:
     """Map a 1-D .npy file of offsets, read-only.
 
     Raises NielsCacheError if the file is missing or unreadable, or has a different dtype or shape.
@@ -235,7 +239,7 @@ def map_offsets(path: str | Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     return offsets
 
 
-def check_offsets_form(path: str | Path, offsets: NDArray[Any], dtype: np.dtype[Any]) -> None:
+def check_offsets_form(path: str | Path, offsets: Array, dtype: np.dtype) -> None:
     """Raise NielsCacheError unless an array of offsets has one dimension and this dtype."""
     if offsets.dtype != dtype or offsets.ndim != 1:
         raise NielsCacheError(
@@ -243,7 +247,7 @@ def check_offsets_form(path: str | Path, offsets: NDArray[Any], dtype: np.dtype[
         )
 
 
-def map_example_starts(path: str | Path, *, token_count: int) -> NDArray[np.int64]:
+def map_example_starts(path: str | Path, *, token_count: int) -> Ints:
     """Map the start offset of every SFT example (int64, 1-D, in tokens).
 
     The offsets begin at 0, increase strictly, and are below `token_count`. Raises NielsCacheError if the file breaks any of these rules.
@@ -268,7 +272,7 @@ def check_example_starts(path: str | Path, starts: Offsets, *, token_count: int)
         )
 
 
-def map_doc_ends(path: str | Path, *, token_count: int, is_joined: bool = False) -> NDArray[np.uint64]:
+def map_doc_ends(path: str | Path, *, token_count: int, is_joined: bool = False) -> Uints:
     """Map the exclusive end of every pretrain document (uint64, 1-D, in tokens).
 
     The offsets increase strictly, and the last one is `token_count`. Raises NielsCacheError if the file breaks any of these rules.
@@ -299,3 +303,55 @@ def _check_increasing(path: str | Path, offsets: Offsets) -> None:
             raise NielsCacheError(
                 f"{path}: not strictly increasing: entry {entry} is {offsets[entry]} after {offsets[entry - 1]}; rebuild this data set"
             )
+
+
+class SlotTokens(MappedTokens):
+    """Slots for shards of `sizes` bytes each, all of them empty.
+
+    held: (shards,) int64, the number of tokens at the start of each shard that can be read now. The other attributes are those of
+    MappedTokens. Raises NielsCacheError if the system cannot reserve the range.
+    """
+
+    def __init__(self, sizes: Sequence[int], *, dtype: np.dtype) -> None:
+        self.dtype = dtype
+        buffer = reserve_range(sizes)
+        self._base, self._sizes = 0 if buffer is None else ctypes.addressof(buffer), list(sizes)
+        self._set_range(buffer, sizes)
+        self.held: Ints = np.zeros(len(sizes), dtype=np.int64)
+
+    def map(self, shard: int, path: Path, *, open_file: Callable[[Path], int] = open_regular) -> None:
+        """Map a whole shard from its file. open_file: opens it and returns the descriptor. Raises NielsCacheError if that fails."""
+        size = self._sizes[shard]
+        if size:
+            descriptor = open_tokens(path, size, open_file=open_file)
+            try:
+                self._check(map_at(self._address(shard), size, descriptor), path)
+            finally:
+                os.close(descriptor)
+        self.held[shard] = self.shard_lengths[shard]
+
+    def fill(self, shard: int, content: bytes) -> None:
+        """Put the first bytes of a shard into its slot, in memory. Raises NielsCacheError if that fails."""
+        self._check(map_at(self._address(shard), len(content), None), f"the start of shard {shard}")
+        ctypes.memmove(self._address(shard), content, len(content))
+        self.held[shard] = len(content) // self.dtype.itemsize
+
+    def clear(self, shard: int) -> None:
+        """Empty a slot."""
+        if self.held[shard]:
+            self.held[shard] = 0
+            self._check(map_at(self._address(shard), self._sizes[shard], None, is_readable=False), f"shard {shard}")
+
+    def clear_all(self) -> None:
+        """Empty all slots."""
+        for shard in np.flatnonzero(self.held).tolist():
+            self.clear(shard)
+
+    def _address(self, shard: int) -> int:
+        return self._base + int(self.shard_starts[shard]) * self.dtype.itemsize
+
+    @staticmethod
+    def _check(is_mapped: bool, what: object) -> None:
+        if not is_mapped:
+            why = os.strerror(ctypes.get_errno())
+            raise NielsCacheError(f"{what}: cannot be mapped: {why}; raise vm.max_map_count, or give Blocks() fewer shards")

@@ -11,23 +11,22 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_choice
 from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.format.layout import (
     FAMILIES,
     META_NAME,
     SPLITS,
+    Uints,
     doc_ends_name,
     list_shards,
     shard_name,
     token_dtype_of,
     tokenizer_dir,
 )
-from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta, build_id, read_meta
+from niels_cache_runtime.format.meta import MOST_META_BYTES, UNVERIFIABLE, Meta, build_id, is_foreign, read_meta
 from niels_cache_runtime.format.meta_keys import check_form, is_count
 from niels_cache_runtime.format.reading import hash_files
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
@@ -49,7 +48,7 @@ class OpenedSplit:
     meta: Meta | None
     shards: list[str]
     tokens: MappedTokens
-    doc_ends: NDArray[np.uint64] | None
+    doc_ends: Uints | None
 
 
 def open_split(folder: str | Path, *, doc_ends: bool = False, verify: Verify = "size") -> OpenedSplit:
@@ -91,7 +90,7 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
     return OpenedSplit(meta=meta, shards=shards, tokens=tokens, doc_ends=ends)
 
 
-def require_doc_ends(folder: str | Path, doc_ends: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
+def require_doc_ends(folder: str | Path, doc_ends: Uints | None) -> Uints:
     """Return the `doc_ends` of an open split. Raises NielsCacheError, naming the split's folder, if they are None."""
     if doc_ends is None:
         name = doc_ends_name(Path(folder).name)
@@ -99,9 +98,7 @@ def require_doc_ends(folder: str | Path, doc_ends: NDArray[np.uint64] | None) ->
     return doc_ends
 
 
-def cut_documents(
-    folder: str | Path, doc_ends: NDArray[np.uint64], max_tokens: int, *, token_bytes: int
-) -> list[tuple[int, int, int, int]]:
+def cut_documents(folder: str | Path, doc_ends: Uints, max_tokens: int, *, token_bytes: int) -> list[tuple[int, int, int, int]]:
     """Cut the split into ranges of whole documents with at most `max_tokens` tokens each. A token has `token_bytes` bytes.
 
     Return a list of (first document, end document, first token, end token), where ends are exclusive. Raises NielsCacheError if one
@@ -289,9 +286,4 @@ def check_same_build(where: str, *, opened: Meta | None, reopened: Meta | None) 
 def check_same_id(where: str, *, opened: str | None, reopened: str | None) -> None:
     """Raise NielsCacheError in the same case as `check_same_build`, given the `build_id` of both."""
     if opened != reopened:
-        raise rebuilt(where)
-
-
-def rebuilt(where: str) -> NielsCacheError:
-    """Return the error for files of another build than the one that was opened."""
-    return NielsCacheError(f"{where}: was rebuilt since this data set was opened; open it again in every process")
+        raise NielsCacheError(f"{where}: was rebuilt since this data set was opened; open it again in every process")

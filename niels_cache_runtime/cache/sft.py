@@ -12,18 +12,19 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_token_id
 from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts
 from niels_cache_runtime.cache.opening import Verify, check_meta_count, check_sizes, listed_files, open_meta, open_one_build
 from niels_cache_runtime.cache.targets import TargetSpans, map_targets
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
     META_NAME,
     SIDES,
     SPLITS,
+    Array,
+    Bools,
+    Ints,
     Split,
     Tokens,
     has_pairs,
@@ -35,10 +36,10 @@ from niels_cache_runtime.format.layout import (
     tokenizer_dir,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta import Meta, is_foreign, read_meta
 
 
-def assistant_target_mask(tokens: NDArray[Any], asst_id: int, eot_id: int) -> NDArray[np.bool_]:
+def assistant_target_mask(tokens: Array, asst_id: int, eot_id: int) -> Bools:
     """Return which tokens are targets: those after an assistant sentinel, up to and including the next EOT.
 
     tokens: integers of any shape (..., L); each row of L tokens is treated by itself.
@@ -50,9 +51,7 @@ def assistant_target_mask(tokens: NDArray[Any], asst_id: int, eot_id: int) -> ND
     return example_target_mask(tokens.reshape(-1), row_starts, asst_id, eot_id).reshape(tokens.shape)
 
 
-def example_target_mask(
-    tokens: NDArray[Any], starts: NDArray[np.int64], asst_id: int, eot_id: int, *, resumed: NDArray[np.int64] | None = None
-) -> NDArray[np.bool_]:
+def example_target_mask(tokens: Array, starts: Ints, asst_id: int, eot_id: int, *, resumed: Ints | None = None) -> Bools:
     """Return the mask of `assistant_target_mask`, (N,) bool, for examples that lie back to back in `tokens` (N,).
 
     starts: (K,), the start of each example; the first is 0. A span ends with its example, and the first token of an example is never a
@@ -85,7 +84,7 @@ class OpenedExamples(NamedTuple):
 
     meta: Meta | None
     tokens: Tokens
-    starts: NDArray[np.int64]
+    starts: Ints
     spans: TargetSpans | None
 
 

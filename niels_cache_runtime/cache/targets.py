@@ -8,16 +8,14 @@ Both files are mapped. A mask costs two reads for each example in it. Caches wit
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from niels_cache_runtime.cache.mmap import map_numbers, map_offsets
+from niels_cache_runtime.cache.mmap import Offsets, map_numbers, map_offsets
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TARGETS_DTYPE, Split, target_ends_name, targets_name
+from niels_cache_runtime.format.layout import TARGETS_DTYPE, Bools, Ints, Split, Uints, target_ends_name, targets_name
 
-_BLOCK_EXAMPLES = 1 << 20
+_BLOCK_EXAMPLES = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,22 +26,22 @@ class ExampleParts:
     of tokens. places: where the part begins in the array.
     """
 
-    examples: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    places: NDArray[np.int64]
+    examples: Ints
+    starts: Ints
+    lengths: Ints
+    places: Ints
 
 
 class TargetSpans:
     """The spans of a split. bounds: (spans, 2) uint64. ends: (examples,) uint64."""
 
-    def __init__(self, bounds: NDArray[np.uint64], ends: NDArray[np.uint64]) -> None:
+    def __init__(self, bounds: Uints, ends: Uints) -> None:
         self.bounds, self.ends = bounds, ends
 
     def __len__(self) -> int:
         return len(self.bounds)
 
-    def of(self, examples: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def of(self, examples: Ints) -> tuple[Ints, Ints, Ints]:
         """Return all spans of some examples (S,): the place of its example in `examples`, the first token and the token after the last one.
 
         All three arrays are (m,) int64. Tokens are counted from the start of the split.
@@ -56,7 +54,7 @@ class TargetSpans:
         bounds = self.bounds[rows].astype(np.int64)
         return owners, bounds[:, 0], bounds[:, 1]
 
-    def mask(self, size: int, parts: ExampleParts, *, only_last: bool = False) -> NDArray[np.bool_]:
+    def mask(self, size: int, parts: ExampleParts, *, only_last: bool = False) -> Bools:
         """Return which of `size` tokens are targets, (size,) bool.
 
         The first token of a part is never a target, because no token comes before it. Tokens outside of all parts are not targets.
@@ -72,7 +70,7 @@ class TargetSpans:
         changes[ends + shift] = -1
         return np.cumsum(changes[:-1], dtype=np.int8).view(np.bool_)
 
-    def have_targets(self, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def have_targets(self, starts: Ints, lengths: Ints) -> Bools:
         """Return which parts have a target, (K,) bool. starts, lengths: (K,), the part of each example of the split, as in ExampleParts."""
         found = np.zeros(len(starts), dtype=np.bool_)
         for first in range(0, len(starts), _BLOCK_EXAMPLES):
@@ -82,7 +80,7 @@ class TargetSpans:
             found[first + owners] = True
         return found
 
-    def _clipped(self, parts: ExampleParts) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    def _clipped(self, parts: ExampleParts) -> tuple[Ints, Ints, Ints]:
         """Return the targets inside of the parts, in the form of `of`. Spans without a target there are left out."""
         owners, begins, ends = self.of(parts.examples)
         begins = np.maximum(begins, parts.starts[owners] + 1)
@@ -91,7 +89,7 @@ class TargetSpans:
         return owners[kept], begins[kept], ends[kept]
 
 
-def map_targets(folder: Path, split: Split, *, starts: NDArray[np.int64], token_count: int) -> TargetSpans:
+def map_targets(folder: Path, split: Split, *, starts: Ints, token_count: int) -> TargetSpans:
     """Map the spans of a split with these example starts.
 
     Raises NielsCacheError if a file is missing or malformed, and if spans are not in order, touch each other or leave their example. This
@@ -99,34 +97,39 @@ def map_targets(folder: Path, split: Split, *, starts: NDArray[np.int64], token_
     """
     path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
     bounds, ends = _map_bounds(path), map_offsets(ends_path, TARGETS_DTYPE)
-    check_target_ends(ends_path, ends, examples=len(starts), spans=len(bounds))
-    begin = 0
-    for first in range(0, len(starts), _BLOCK_EXAMPLES):
-        block = slice(first, first + _BLOCK_EXAMPLES)
-        stops = np.append(starts[block][1:], starts[first + _BLOCK_EXAMPLES] if first + _BLOCK_EXAMPLES < len(starts) else token_count)
-        stop = int(ends[block][-1])
-        counts = np.diff(np.append(begin, ends[block].astype(np.int64)))
-        check_bounds(path, bounds[begin:stop].astype(np.int64), first=begin, counts=counts, starts=starts[block], stops=stops)
-        begin = stop
+    check_targets(path, ends_path, bounds, ends, starts, token_count=token_count)
     return TargetSpans(bounds, ends)
 
 
-def check_target_ends(path: Path, ends: NDArray[Any], *, examples: int, spans: int) -> None:
-    """Raise NielsCacheError unless `ends` has an entry for each example, never decreases, and ends with the number of spans."""
-    if len(ends) != examples:
-        raise NielsCacheError(f"{path}: has {len(ends)} entries for {examples} examples; rebuild this data set")
-    if (int(ends[-1]) if examples else 0) != spans or (ends[1:] < ends[:-1]).any():
-        raise NielsCacheError(f"{path}: its entries do not grow up to the {spans} spans of the split; rebuild this data set")
+def check_targets(path: Path, ends_path: Path, bounds: Offsets, ends: Offsets, starts: Offsets, *, token_count: int) -> None:
+    """Check the spans of all examples, block by block. Raises NielsCacheError if they break a rule of `map_targets`."""
+    if len(ends) != len(starts):
+        raise NielsCacheError(f"{ends_path}: has {len(ends)} entries for {len(starts)} examples; rebuild this data set")
+    begin = 0
+    for first in range(0, len(starts), _BLOCK_EXAMPLES):
+        stop = min(first + _BLOCK_EXAMPLES, len(starts))
+        counts = np.diff(ends[first:stop].astype(np.int64), prepend=begin)
+        end = begin + int(counts.sum())
+        if counts.min() < 0 or end > len(bounds):
+            break
+        stops = np.append(starts[first + 1 : stop], starts[stop] if stop < len(starts) else token_count)
+        own = bounds[begin:end].astype(np.int64)
+        _check_bounds(path, own, first=begin, counts=counts, starts=starts[first:stop], stops=stops)
+        begin = end
+    else:
+        if begin == len(bounds):
+            return
+    raise NielsCacheError(f"{ends_path}: its entries do not grow up to the {len(bounds)} spans of the split; rebuild this data set")
 
 
-def check_bounds(
+def _check_bounds(
     path: Path,
-    bounds: NDArray[np.int64],
+    bounds: Ints,
     *,
     first: int,
-    counts: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
+    counts: Ints,
+    starts: Ints,
+    stops: Ints,
 ) -> None:
     """Raise NielsCacheError unless the spans (m, 2) are in order, do not touch, and lie in their examples.
 
@@ -143,7 +146,7 @@ def check_bounds(
         )
 
 
-def _map_bounds(path: Path) -> NDArray[np.uint64]:
+def _map_bounds(path: Path) -> Uints:
     bounds = map_numbers(path, if_missing="build this data set again")
     if bounds.dtype != TARGETS_DTYPE or bounds.ndim != 2 or bounds.shape[1] != 2:
         raise NielsCacheError(

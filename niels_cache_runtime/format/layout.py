@@ -20,6 +20,10 @@ Side = Literal["chosen", "rejected"]
 
 Tokens = NDArray[np.unsignedinteger[Any]]  # uint16 or uint32: one of TOKEN_DTYPES
 Ints = NDArray[np.int64]  # numbers, positions and counts
+Int32s = NDArray[np.int32]
+Uints = NDArray[np.uint64]  # offsets, as files hold them
+Bools = NDArray[np.bool_]
+Array = NDArray[Any]
 
 SCHEMA_VERSION = 1
 SPLITS: tuple[Split, Split] = ("train", "val")

@@ -2,6 +2,14 @@
 
 A meta.json holds no clock, host or absolute path, so identical inputs give identical bytes. Reading it costs one small file. `sha256_file`
 reads all bytes of the file that it hashes.
+
+Another program may have written a meta.json (`is_foreign`). Such a file is enough to open a cache, but too little to verify its files. It
+has none of `schema_version`, `meta_sha256` and `files`, but it has every key that a reader of tokens needs. A meta.json with only some of
+these three keys is our own and damaged, not foreign. `opening` compares its counts with the files.
+
+`place_problem` compares the place of a folder with its meta.json: `ROOT/FAMILY/NAME`, and for an index its hash. A folder that was renamed,
+copied or exchanged with another folder keeps its files and its hashes, so only its meta.json shows that the name is wrong. Only code that
+opens a folder by its name makes this check. A folder that is opened by its path may have any name.
 """
 
 import hashlib
@@ -9,15 +17,85 @@ import json
 import math
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import check_foreign, is_foreign, warn_unverifiable
-from niels_cache_runtime.format.layout import CACHE_FORMS, FAMILIES, SCHEMA_VERSION, forms_of, tokenizer_dir
+from niels_cache_runtime.format.layout import (
+    CACHE_FORMS,
+    FAMILIES,
+    META_NAME,
+    SCHEMA_VERSION,
+    Family,
+    forms_of,
+    max_vocab_size,
+    token_dtype_of,
+    tokenizer_dir,
+)
+from niels_cache_runtime.format.meta_keys import FORM_OF, FORMS, is_count
 from niels_cache_runtime.format.safe_open import read_regular
+
+UNVERIFIABLE = "another program wrote this meta.json; it lists no files and has no hash of its own, so nothing can be verified"
+
+_OWN_KEYS = ("schema_version", "meta_sha256", "files")
+_COUNTS: dict[Family, tuple[str, str]] = {"pretrain": ("train_tokens", "val_tokens"), "sft": ("train_examples", "val_examples")}
+_NEEDED = ("token_dtype", "vocab_size", "special_token_ids")
+_warned: set[str] = set()
+
+
+class ForeignMetaError(NielsCacheError):
+    """A meta.json of another program without the keys that a reader of tokens needs."""
+
+
+def is_foreign(meta: Mapping[str, Any] | None) -> bool:
+    """Return whether another program wrote `meta`. Return False for None, which means a folder without a meta.json."""
+    return meta is not None and "token_dtype" in meta and not any(key in meta for key in _OWN_KEYS)
+
+
+def foreign_family(meta: Mapping[str, Any]) -> Family:
+    """Return the family (pretrain or sft) of a foreign `meta`. The counts in `meta` decide the family, because no key names the family."""
+    return "sft" if any(key in meta for key in _COUNTS["sft"]) else "pretrain"
+
+
+def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
+    """Return the foreign `meta`. If a key has one of our names but its value has a different form, the key is left out.
+
+    Raises ForeignMetaError if a needed key is missing or its value has a wrong form, or if the tokens are neither little-endian uint16
+    nor little-endian uint32.
+    """
+    try:
+        most = max_vocab_size(token_dtype_of(meta))
+    except NielsCacheError as error:
+        raise ForeignMetaError(f"{path}: {error}") from error
+    ids = meta.get("special_token_ids")
+    counts = _COUNTS[foreign_family(meta)]
+    lacking = [key for key in (*_NEEDED, *counts) if key not in meta]
+    lacking += ["special_token_ids.eot"] if isinstance(ids, dict) and "eot" not in ids else []
+    if lacking:
+        raise ForeignMetaError(f"{path}: another program wrote it, and it has no {', '.join(lacking)}; add that, or remove the file")
+    numbers = {"vocab_size": meta["vocab_size"], **{key: meta[key] for key in counts}}
+    numbers |= {"special_token_ids.eot": ids["eot"] if isinstance(ids, dict) else ids}
+    for key, value in numbers.items():
+        if not is_count(value):
+            raise ForeignMetaError(f"{path}: {key} is {value!r:.80}, expected a whole number")
+    if not numbers["special_token_ids.eot"] < numbers["vocab_size"] <= most:
+        raise ForeignMetaError(
+            f"{path}: vocab_size is {numbers['vocab_size']} and the eot id {numbers['special_token_ids.eot']}; "
+            f"the id must be below the size, and the size at most {most:,} for {meta['token_dtype']}"
+        )
+    return {key: value for key, value in meta.items() if key not in FORM_OF or FORMS[FORM_OF[key]](value)}
+
+
+def warn_unverifiable(path: str) -> None:
+    """Warn that the cache with this meta.json cannot be verified. A process warns only once about each cache."""
+    known = os.path.abspath(path)
+    if known not in _warned:
+        _warned.add(known)
+        warnings.warn(f"{path}: {UNVERIFIABLE}", stacklevel=3)
+
 
 Meta = dict[str, Any]
 _SHOWN_KEY = 80  # the most characters of a key in a message
@@ -99,7 +177,7 @@ def read_meta(path: str) -> Meta:
     """Read a meta.json and check its own hash. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema.
 
     A meta.json that another program wrote has no such hash. It is accepted if it has the keys that a reader of tokens needs
-    (`foreign_meta`). Each process warns once about each such cache.
+    (`is_foreign`). Each process warns once about each such cache.
     """
     meta = load_meta(path)
     if is_foreign(meta):
@@ -220,3 +298,46 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{text[:40]} is too large for a float")
     return number
+
+
+_INDEX = "index/"
+_HASH_DIGITS = 32
+
+
+def place_problem(meta: Meta, *, family: str, name: str) -> str | None:
+    """Return the problem if meta.json says that the folder NAME in FAMILY/ holds a different data set. Otherwise, return None.
+
+    The problem is a part of an error message, without the path.
+
+    A `dataset_name` of null fits any name.
+    """
+    if is_foreign(meta):  # if it has a kind or dataset_name, they follow no rule of ours
+        own_family = foreign_family(meta)
+        return None if own_family == family else f"its counts are those of {own_family} data, but it lies in {family}/"
+    kind = meta.get("kind")
+    if str(kind).partition("/")[0] != family:
+        return f"kind is {kind!r:.80}, but it lies in {family}/"
+    own = meta.get("dataset_name")
+    if own is not None and own != name:
+        advice = "rename or remove the folder, or rebuild this data set with --force"
+        return f"dataset_name is {own!r:.80}, but its folder is called {name!r}; {advice}"
+    if str(kind).startswith(_INDEX) and {"index_version", "parameters"} <= meta.keys():
+        hashed = index_name(str(kind).removeprefix(_INDEX), version=meta["index_version"], parameters=meta["parameters"])
+        if hashed != name:
+            return (
+                f"is the index {hashed}, but its folder is called {name!r}; rename or remove the folder, because no program reads it there"
+            )
+    return None
+
+
+def check_place(meta: Meta, folder: str | Path) -> Meta:
+    """Return `meta`, which was read from the folder `ROOT/FAMILY/NAME`. Raises NielsCacheError if `place_problem` finds a problem."""
+    path = Path(folder).absolute()
+    if problem := place_problem(meta, family=path.parent.name, name=path.name):
+        raise NielsCacheError(f"{Path(folder) / META_NAME}: {problem}")
+    return meta
+
+
+def index_name(kind: str, *, version: int, parameters: Mapping[str, Any]) -> str:
+    """Return the name of an index. It is the same for equal parameters in any order."""
+    return sha256_text(canonical_json({"kind": kind, "index_version": version, "parameters": parameters}))[:_HASH_DIGITS]

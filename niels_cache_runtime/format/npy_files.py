@@ -12,12 +12,12 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Array
 from niels_cache_runtime.format.safe_open import open_regular
 
 _MAGIC = b"\x93NUMPY"
@@ -37,7 +37,7 @@ class NpyHeader:
         before the first item.
     """
 
-    dtype: np.dtype[Any] | None
+    dtype: np.dtype | None
     descr: str
     shape: tuple[int, ...]
     fortran_order: bool
@@ -62,7 +62,7 @@ def read_npy_header(path: str | Path) -> NpyHeader:
         os.close(descriptor)
 
 
-def map_npy(path: str | Path) -> NDArray[Any]:
+def map_npy(path: str | Path) -> Array:
     """Map the array of an .npy file, read-only.
 
     Raises OSError if the disk refuses. Raises NielsCacheError in the same cases as `read_npy_header`, and if items are not plain numbers.
@@ -81,7 +81,7 @@ def map_npy(path: str | Path) -> NDArray[Any]:
         os.close(descriptor)
 
 
-def create_npy(path: str | Path, dtype: DTypeLike, shape: tuple[int, ...]) -> NDArray[Any]:
+def create_npy(path: str | Path, dtype: DTypeLike, shape: tuple[int, ...]) -> Array:
     """Create a file with an array, mapped for writing. No dimension may have length 0.
 
     The space on the disk is reserved now. Without that, a full disk would kill the process with a signal when it later writes to the map.

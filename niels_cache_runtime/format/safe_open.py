@@ -137,14 +137,9 @@ class OwnFiles:
 
     def size(self, name: str) -> int | None:
         """Return the size of a file, or None if it is missing."""
-        try:
-            descriptor = self.open(name)
-        except FileNotFoundError:
-            return None
-        try:
-            return os.fstat(descriptor).st_size
-        finally:
-            os.close(descriptor)
+        with suppress(FileNotFoundError), os.fdopen(self.open(name), "rb") as file:
+            return os.fstat(file.fileno()).st_size
+        return None
 
     def exists(self, name: str) -> bool:
         """Return whether anything is there, such as a link that leads nowhere."""

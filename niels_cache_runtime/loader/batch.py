@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.gather import PairMaker, send
-from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE, Ints
+from niels_cache_runtime.format.layout import IGNORE_INDEX, TOKEN_DTYPE, Array, Ints
 from niels_cache_runtime.loader.documents import cross_document_targets, cu_seqlens, document_ids, max_seqlen, position_ids
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.source import Boundaries, Rows, Source
@@ -115,7 +114,10 @@ class BatchMaker:
         elif targets is None and self._packs:  # only pretrain rows are here, but some sources are packed: all targets count
             targets = np.ones((n, self._T), dtype=np.bool_)
         if targets is not None:
-            extra["y_masked"] = self._masked(y, targets)
+            if self._device.type == "cpu":  # numpy on the calling thread: see cache/gather.py
+                extra["y_masked"] = torch.from_numpy(np.where(targets, y.numpy(), IGNORE_INDEX))
+            else:
+                extra["y_masked"] = torch.where(self._send(targets), y, IGNORE_INDEX)
         return Batch(x=x, y=y, **extra)
 
     def _document_fields(self, boundaries: Boundaries, n: int) -> dict[str, Any]:
@@ -132,13 +134,7 @@ class BatchMaker:
             made["max_seqlen"] = max_seqlen(cu)
         return made
 
-    def _masked(self, y: torch.Tensor, targets: NDArray[np.bool_]) -> torch.Tensor:
-        """Return y (B, T) int64, with -100 where `targets` is False."""
-        if self._device.type == "cpu":  # numpy on the calling thread: see cache/gather.py
-            return torch.from_numpy(np.where(targets, y.numpy(), IGNORE_INDEX))
-        return torch.where(self._send(targets), y, IGNORE_INDEX)
-
-    def _send(self, array: NDArray[Any]) -> torch.Tensor:
+    def _send(self, array: Array) -> torch.Tensor:
         return send(array, self._device)
 
     def _read(self, located: Located) -> Rows:

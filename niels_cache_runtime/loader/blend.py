@@ -22,12 +22,12 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import as_int, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints
+from niels_cache_runtime.format.layout import Array, Int32s, Ints
 
+Schedule = Sequence[tuple[int, Mapping[str, float]]]  # (first sample, weight per name) of every segment
 MAX_PERIOD = 2**20
 _MOST_SAMPLES = 2**60  # the most samples of a run, so that counts fit into int64
 
@@ -44,6 +44,11 @@ class Blend:
         decimals have a sum of at most 2**20, the weights are these numbers. Otherwise they are rounded by largest remainders to the sum
         2**20, and no positive weight becomes 0.
 
+    With `lanes`, one source is chosen for a whole round of samples, one sample for each lane. Round t has the samples t*lanes ..
+    t*lanes + lanes - 1 of the run. If sample k of the run is sample c of its source, k and c are equal modulo `lanes`. So a lane of the run
+    is a lane of every source. The count of a source is less than `lanes` samples away from its share. Weights that change within a round
+    apply from the next round on.
+
     Each segment begins a new period. The counts of earlier samples continue from segment to segment.
 
     Proof that a count is always less than 1 away from the share: let a source have the whole weight a, and let P be the sum of the weights.
@@ -54,28 +59,17 @@ class Blend:
     1980, "The chairman assignment problem". P-fair scheduling (Baruah et al. 1996) uses the same windows.
     """
 
-    def __init__(self, names: Sequence[str], schedule: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        self._begin(_whole_schedule(list(names), list(schedule)))
-
-    @classmethod
-    def of_whole_weights(cls, weights: tuple[tuple[int, tuple[int, ...]], ...]) -> "Blend":
-        """Return the blend of a checked schedule, in the form of the attribute `weights`. A source may be in no segment."""
-        blend = cls.__new__(cls)
-        blend._begin(weights)
-        return blend
-
-    def _begin(self, whole: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
-        self.weights = whole
-        self._sources = len(whole[0][1])
+    def __init__(self, names: Sequence[str], schedule: Schedule, *, lanes: int = 1) -> None:
+        self.weights = _whole_schedule(list(names), schedule)
+        self._lanes = lanes
+        of_rounds = {-(-first // lanes): shares for first, shares in self.weights}  # of two segments in one round, the later one counts
+        self._firsts = np.array(list(of_rounds), dtype=np.int64)
         self._segments: list[_Segment] = []
-        ends: list[int | None] = [first for first, _ in self.weights[1:]]
-        before = np.zeros(self._sources, dtype=np.int64)
-        for (first, weights), end in zip(self.weights, [*ends, None], strict=True):
-            segment = _make_segment(first=first, weights=weights, before=before, length=None if end is None else end - first)
-            self._segments.append(segment)
+        before = np.zeros(len(names), dtype=np.int64)
+        for (first, weights), end in itertools.zip_longest(of_rounds.items(), list(of_rounds)[1:]):
+            self._segments.append(_make_segment(first=first, weights=weights, before=before, length=None if end is None else end - first))
             if end is not None:
-                before = segment.counts(end)
-        self._firsts = np.array([first for first, _ in self.weights], dtype=np.int64)
+                before = self._segments[-1].counts(end)
 
     def at(self, samples: Ints) -> tuple[Ints, Ints]:
         """Return two arrays (n,) int64 for global `samples` (n,). The first has the source of each sample, the second the number of earlier
@@ -83,72 +77,49 @@ class Blend:
         """
         if samples.size and samples.min() < 0:
             raise NielsCacheError(f"sample {samples.min()}: samples are counted from 0")
+        if self._lanes == 1:
+            return self._of_rounds(samples)
+        rounds, lanes = np.divmod(samples, self._lanes)
+        sources, numbers = self._of_rounds(rounds)
+        return sources, numbers * self._lanes + lanes
+
+    def _of_rounds(self, rounds: Ints) -> tuple[Ints, Ints]:
+        """Return the source of each round, and the number of earlier rounds of this source."""
         if len(self._segments) == 1:
-            return self._segments[0].at(samples)
-        sources, numbers = np.empty_like(samples, dtype=np.int64), np.empty_like(samples, dtype=np.int64)
-        segment_of_sample = self._firsts.searchsorted(samples, side="right") - 1
-        for index in np.unique(segment_of_sample).tolist():
-            chosen = np.flatnonzero(segment_of_sample == index)
-            sources[chosen], numbers[chosen] = self._segments[index].at(samples[chosen])
+            return self._segments[0].at(rounds)
+        sources, numbers = np.empty_like(rounds, dtype=np.int64), np.empty_like(rounds, dtype=np.int64)
+        segment_of_round = self._firsts.searchsorted(rounds, side="right") - 1
+        for index in np.unique(segment_of_round).tolist():
+            chosen = np.flatnonzero(segment_of_round == index)
+            sources[chosen], numbers[chosen] = self._segments[index].at(rounds[chosen])
         return sources, numbers
 
     def counts(self, samples: int) -> Ints:
         """Return how many of the first `samples` global samples come from each source, (sources,) int64."""
-        total = check_whole("samples", samples)
-        return self._segments[int(self._firsts[1:].searchsorted(total, side="left"))].counts(total)
+        rounds, lanes = divmod(check_whole("samples", samples), self._lanes)
+        counts = self._segments[int(self._firsts[1:].searchsorted(rounds, side="left"))].counts(rounds) * self._lanes
+        if lanes:
+            counts[self._of_rounds(np.array([rounds]))[0]] += lanes
+        return counts
 
     def position(self, source: int, number: int) -> int | None:
         """Return the global sample that is the `number`-th sample (from 0) of a source.
 
         Return None if the source never reaches this sample, because the last segment excludes the source.
         """
-        if not 0 <= source < self._sources:
-            raise NielsCacheError(f"source {source}: there are {self._sources}, counted from 0")
+        if not 0 <= source < len(self._segments[0].weights):
+            raise NielsCacheError(f"source {source}: there are {len(self._segments[0].weights)}, counted from 0")
         if number < 0:
             raise NielsCacheError(f"number {number}: a source's samples are counted from 0")
-        for segment, following in itertools.pairwise(self._segments):
-            if number < following.before[source]:
-                return segment.position(source, number)
-        return self._segments[-1].position(source, number) if self._segments[-1].weights[source] else None
-
-
-class BlendInRounds:
-    """A blend that chooses a source for a whole round of samples, one sample for each of `lanes` lanes.
-
-    Round t has the samples t*lanes .. t*lanes + lanes - 1 of the run. If sample k of the run is sample c of its source, k and c are equal
-    modulo `lanes`. So a lane of the run is a lane of every source. The count of a source is less than `lanes` samples away from its share.
-    Weights that change within a round apply from the next round on. The methods are those of Blend, and count samples.
-    """
-
-    def __init__(self, names: Sequence[str], schedule: Sequence[tuple[int, Mapping[str, float]]], *, lanes: int) -> None:
-        self.weights = _whole_schedule(list(names), list(schedule))
-        of_rounds = {-(-first // lanes): shares for first, shares in self.weights}  # of two segments in one round, the later one counts
-        self._blend = Blend.of_whole_weights(tuple(of_rounds.items()))
-        self._lanes = lanes
-
-    def at(self, samples: Ints) -> tuple[Ints, Ints]:
-        """Return the source of each sample, and the number of earlier samples of this source; see Blend.at."""
-        rounds, lanes = np.divmod(samples, self._lanes)
-        sources, numbers = self._blend.at(rounds)
-        return sources, numbers * self._lanes + lanes
-
-    def counts(self, samples: int) -> Ints:
-        """Return how many of the first `samples` samples come from each source, (sources,) int64."""
-        rounds, lanes = divmod(check_whole("samples", samples), self._lanes)
-        counts = self._blend.counts(rounds) * self._lanes
-        if lanes:
-            counts[self._blend.at(np.array([rounds]))[0]] += lanes
-        return counts
-
-    def position(self, source: int, number: int) -> int | None:
-        """Return the sample of the run that is the `number`-th sample (from 0) of a source, or None; see Blend.position."""
-        found = self._blend.position(source, number // self._lanes)
-        return None if found is None else found * self._lanes + number % self._lanes
+        rounds, lane = divmod(number, self._lanes)
+        earlier = (segment for segment, following in itertools.pairwise(self._segments) if rounds < following.before[source])
+        segment = next(earlier, self._segments[-1])
+        return segment.position(source, rounds) * self._lanes + lane if segment.weights[source] else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Segment:
-    """One segment of the schedule: the samples from `first` on.
+    """One segment of the schedule, in rounds: those from `first` on. Without lanes, a round is a sample.
 
     before: (sources,) the number of samples of each source in earlier segments.
     sources, numbers: the source of every slot (a place for one sample in the period), and the number of earlier slots of that source. Both
@@ -160,9 +131,9 @@ class _Segment:
     weights: Ints
     period: int
     before: Ints
-    sources: NDArray[Any]
-    numbers: NDArray[np.int32]
-    slots: NDArray[np.int32]
+    sources: Array
+    numbers: Int32s
+    slots: Int32s
     slot_starts: Ints
 
     def at(self, samples: Ints) -> tuple[Ints, Ints]:
@@ -206,7 +177,7 @@ def _make_segment(*, first: int, weights: tuple[int, ...], before: Ints, length:
     )
 
 
-def _interleave(weights: Sequence[int], *, slots: int) -> NDArray[Any]:
+def _interleave(weights: Sequence[int], *, slots: int) -> Array:
     """Return the source of each of the first `slots` slots of a period. Each slot takes the open window that closes first (see Blend)."""
     period = sum(weights)
     # Only windows that open before `slots` are needed: those with j * period / weight < slots.
@@ -225,7 +196,7 @@ def _interleave(weights: Sequence[int], *, slots: int) -> NDArray[Any]:
     return (np.array(chosen) % len(weights)).astype(np.min_scalar_type(len(weights)))
 
 
-def _whole_schedule(names: list[str], schedule: list[tuple[int, Mapping[str, float]]]) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _whole_schedule(names: list[str], schedule: Schedule) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Check the schedule, and return it with whole weights."""
     if not names or len(set(names)) < len(names) or len(names) > MAX_PERIOD:
         raise NielsCacheError(f"sources {names!r:.200}: a blend needs at least one, each with a different name")

@@ -38,6 +38,7 @@ machine. `resolve_machines` finds their number, and `steps` divides the samples.
 """
 
 import heapq
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -47,8 +48,8 @@ import numpy as np
 from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
-from niels_cache_runtime.loader.blend import Blend, BlendInRounds
-from niels_cache_runtime.loader.order import Order
+from niels_cache_runtime.loader.blend import Blend
+from niels_cache_runtime.loader.order import Order, check_positions
 from niels_cache_runtime.loader.source import SourceBlocks
 
 BLOCK_ORDER_VERSION = 1  # must change whenever the same blocks, seed, name, lanes and epoch would give another order
@@ -107,9 +108,7 @@ class BlockOrder:
         """
         if not places.size:
             return places
-        if not 0 <= places.min() <= places.max() < self.samples:
-            wrong = places[(places < 0) | (places >= self.samples)][0]
-            raise NielsCacheError(f"position {wrong}: there are {self.samples} samples per epoch, from 0")
+        check_positions(places, self.samples)
         row = self.row(epoch)
         cells = self._cells(places, row)
         first, last = row.ends.searchsorted([cells.min(), cells.max()], side="right").tolist()
@@ -207,7 +206,7 @@ def block_visits(
     names: Sequence[str],
     blocks: Sequence[SourceBlocks],
     orders: Sequence[Sequence[BlockOrder]],
-    blend: Blend | BlendInRounds,
+    blend: Blend,
     *,
     samples: int,
     machine: int,
@@ -287,11 +286,12 @@ def resolve_machines(given: int | None, *, lanes: int, world_size: int, environm
     """
     machines = _machines_of_torchrun(world_size, environment) if given is None else given
     origin = " (from torchrun)" if given is None and machines > 1 else ""
-    allowed = [count for count in _divisors(world_size) if lanes % count == 0]
+    allowed = [count for count in range(1, math.gcd(lanes, world_size) + 1) if lanes % count == 0 == world_size % count]
     if machines not in allowed:
+        other = "" if world_size % machines else f"; for {machines} machines, give lanes={machines} or a multiple of it"
         raise NielsCacheError(
             f"machines={machines}{origin}: must divide lanes={lanes} and world_size={world_size}; allowed are {_listed(allowed)}"
-            f"{_other_lanes(machines, world_size)}; with machines=1, each machine reads all lanes"
+            f"{other}; with machines=1, each machine reads all lanes"
         )
     return machines
 
@@ -312,16 +312,6 @@ def _machines_of_torchrun(world_size: int, environment: Mapping[str, str]) -> in
             f"give Blocks(machines=n) (machines=1: each machine reads all lanes)"
         )
     return world_size // here
-
-
-def _other_lanes(machines: int, world_size: int) -> str:
-    """Return the advice to use other lanes, if this number of machines is possible for some lanes."""
-    return "" if world_size % machines else f"; for {machines} machines, give lanes={machines} or a multiple of it"
-
-
-def _divisors(number: int) -> list[int]:
-    small = [count for count in range(1, int(number**0.5) + 1) if number % count == 0]
-    return sorted({*small, *(number // count for count in small)})
 
 
 def _listed(numbers: list[int]) -> str:

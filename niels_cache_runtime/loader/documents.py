@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints
+from niels_cache_runtime.format.layout import Bools, Int32s, Ints, Uints
 from niels_cache_runtime.loader.source import Boundaries
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 _INT32_MAX = 2**31 - 1
 
 
-def find_boundaries(doc_ends: NDArray[np.uint64], positions: Ints, *, T: int) -> Boundaries:
+def find_boundaries(doc_ends: Uints, positions: Ints, *, T: int) -> Boundaries:
     """Find where documents begin inside the windows [p, p + T] of a stream, for every p of `positions` (n,), in tokens.
 
     doc_ends: (documents,) uint64, the exclusive end of every document in the stream, increasing. Each window costs two binary searches.
@@ -57,7 +56,7 @@ def find_boundaries(doc_ends: NDArray[np.uint64], positions: Ints, *, T: int) ->
     return Boundaries(rows=rows, columns=columns.astype(np.int64), continues=doc_ends[stop] != lasts)
 
 
-def cu_seqlens(boundaries: Boundaries, *, rows: int, T: int) -> NDArray[np.int32]:
+def cu_seqlens(boundaries: Boundaries, *, rows: int, T: int) -> Int32s:
     """Return the cumulative lengths of the segments of a batch, (segments + 1,) int32, as flash-attention's varlen functions take them.
 
     The rows of the batch are flattened to rows * T inputs. A segment begins at the start of every row, and wherever a document begins
@@ -71,12 +70,12 @@ def cu_seqlens(boundaries: Boundaries, *, rows: int, T: int) -> NDArray[np.int32
     return starts
 
 
-def max_seqlen(cu: NDArray[np.int32]) -> int:
+def max_seqlen(cu: Int32s) -> int:
     """Return the number of tokens in the longest segment, or 0 for an empty batch. flash-attention's varlen functions take this number."""
     return int((cu[1:] - cu[:-1]).max(initial=0))
 
 
-def document_ids(cu: NDArray[np.int32], *, rows: int, T: int) -> NDArray[np.int32]:
+def document_ids(cu: Int32s, *, rows: int, T: int) -> Int32s:
     """Return (rows, T) int32: the number of every input's document. Documents are numbered 0, 1, 2, ... from the start of each row."""
     starts = cu[:-1]
     first_of_row = starts.searchsorted(np.arange(0, rows * T, T, dtype=np.int32)).astype(np.int32)
@@ -84,7 +83,7 @@ def document_ids(cu: NDArray[np.int32], *, rows: int, T: int) -> NDArray[np.int3
     return np.repeat(ids, cu[1:] - starts).reshape(rows, T)
 
 
-def position_ids(cu: NDArray[np.int32], *, rows: int, T: int) -> NDArray[np.int32]:
+def position_ids(cu: Int32s, *, rows: int, T: int) -> Int32s:
     """Return (rows, T) int32: the position of every input in its document. Positions begin at 0 where the document or the row begins."""
     starts = cu[:-1]
     positions = np.repeat(starts % T, cu[1:] - starts).reshape(rows, T)
@@ -92,7 +91,7 @@ def position_ids(cu: NDArray[np.int32], *, rows: int, T: int) -> NDArray[np.int3
     return np.subtract(np.arange(T, dtype=np.int32), positions, out=positions)
 
 
-def cross_document_targets(boundaries: Boundaries, *, rows: int, T: int) -> NDArray[np.bool_]:
+def cross_document_targets(boundaries: Boundaries, *, rows: int, T: int) -> Bools:
     """Return (rows, T) bool: whether each target is the first token of a new document. The input of such a target cannot predict it."""
     crosses = np.zeros((rows, T), dtype=np.bool_)
     crosses[boundaries.rows, boundaries.columns - 1] = True

@@ -2,7 +2,7 @@
 
     global sample k --Blend--> source and how many of its samples came before --Epochs--> epoch, place --Order--> sample number
 
-With `blocks`, BlendInRounds and BlockOrder take the places of Blend and Order.
+With `blocks`, BlockOrder takes the place of Order, and the blend may choose a source for a whole round of lanes.
 
 Everything is computed from k: there is no state and no file, and memory is constant. The sources read the samples.
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints
-from niels_cache_runtime.loader.blend import Blend, BlendInRounds
+from niels_cache_runtime.loader.blend import Blend, Schedule
 from niels_cache_runtime.loader.blocks import BlockOrder, BlockVisit, block_visits
 from niels_cache_runtime.loader.grown import Epochs, Phases
 from niels_cache_runtime.loader.order import MAX_SAMPLES, Order
@@ -29,8 +29,6 @@ from niels_cache_runtime.loader.steps import Position, Steps, samples_of_rank
 
 _PLANNED_SAMPLES = 4096
 _MOST_LANES = 8
-
-Schedule = Sequence[tuple[int, Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Mixture:
     ) -> None:
         self.names = tuple(names)
         self.samples = np.array(samples, dtype=np.int64)
-        self.blend = Blend(names, schedule) if lanes == 1 else BlendInRounds(names, schedule, lanes=lanes)
+        self.blend = Blend(names, schedule, lanes=lanes)
         self.lanes = lanes
         self._blocks, self._seed, self._shuffle = blocks, seed, shuffle
         self._set_epochs({})

@@ -12,11 +12,10 @@ import math
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints
+from niels_cache_runtime.format.layout import Ints, Uints
 
 ORDER_VERSION = 1
 MAX_SAMPLES = 2**62
@@ -59,9 +58,7 @@ class Order:
 
         Raises NielsCacheError for a position outside range(n) or an epoch below 0.
         """
-        if positions.size and not 0 <= positions.min() <= positions.max() < self._n:
-            wrong = positions[(positions < 0) | (positions >= self._n)][0]
-            raise NielsCacheError(f"position {wrong}: there are {self._n} samples per epoch, from 0")
+        check_positions(positions, self._n)
         keys = self._keys(check_whole("epoch", epoch))
         reached = self._step(positions.astype(np.uint64), keys)
         outside = np.flatnonzero(reached >= self._n)
@@ -71,7 +68,7 @@ class Order:
             outside = outside[further >= self._n]
         return reached.view(np.int64)
 
-    def _step(self, numbers: NDArray[np.uint64], keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    def _step(self, numbers: Uints, keys: Uints) -> Uints:
         """Apply the Feistel network: a permutation of all numbers of the rectangle.
 
         The arithmetic is in uint64 and wraps around.
@@ -95,14 +92,14 @@ class Order:
             np.minimum(changed, mixed, out=changed)
         return halves[0] * self._sides[1] + halves[1]
 
-    def _keys(self, epoch: int) -> NDArray[np.uint64]:
+    def _keys(self, epoch: int) -> Uints:
         newest, keys = self._newest_keys  # read and written as one pair, so that threads may share an order
         if newest != epoch:
             keys = self._derive_keys(epoch)
             self._newest_keys = (epoch, keys)
         return keys
 
-    def _derive_keys(self, epoch: int) -> NDArray[np.uint64]:
+    def _derive_keys(self, epoch: int) -> Uints:
         """Return (rounds, 2) uint64: a summand and an odd factor for every round."""
         stream = hashlib.shake_256(f"{self._secret} {epoch}".encode()).digest(self._rounds * 16)
         keys = np.frombuffer(stream, dtype="<u8").reshape(self._rounds, 2).astype(np.uint64)
@@ -119,3 +116,10 @@ def _tight_rectangle(n: int) -> tuple[int, int]:
     root = math.isqrt(n - 1) + 1
     candidates = ((a, -(-n // a)) for a in range(root, root + min(_SIDES_TRIED, 1 + root // 4)))
     return min(candidates, key=lambda sides: sides[0] * sides[1])
+
+
+def check_positions(positions: Ints, n: int) -> None:
+    """Raise NielsCacheError unless all positions are from 0 to n - 1."""
+    if positions.size and not 0 <= positions.min() <= positions.max() < n:
+        wrong = positions[(positions < 0) | (positions >= n)][0]
+        raise NielsCacheError(f"position {wrong}: there are {n} samples per epoch, from 0")

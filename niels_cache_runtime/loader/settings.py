@@ -17,6 +17,7 @@ from niels_cache_runtime.cache.opening import Verify, open_meta, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split, has_pairs, shard_name, tokens_name
 from niels_cache_runtime.loader.batch import FIELDS
+from niels_cache_runtime.loader.blend import Schedule
 from niels_cache_runtime.loader.blocks import MAX_LANES, resolve_machines
 from niels_cache_runtime.loader.order import MAX_SEED
 from niels_cache_runtime.loader.packing.rows import LossOn, Overflow, PackedExamples
@@ -262,9 +263,7 @@ def check_named(named: str | None, split: Split, folder: str) -> None:
         raise NielsCacheError(f"{folder}: is the split {named!r}, but split={split!r}; give the folder of the data set, or leave split out")
 
 
-def _schedule(
-    names: Collection[str], weights: Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]] | None
-) -> list[tuple[int, dict[str, float]]]:
+def _schedule(names: Collection[str], weights: Mapping[str, float] | Schedule | None) -> list[tuple[int, dict[str, float]]]:
     if weights is None:
         if len(names) > 1:
             raise NielsCacheError(f"weights=None: {len(names)} sources need weights, for example {dict.fromkeys(names, 1.0)}")

@@ -10,10 +10,7 @@ samples and their order.
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from niels_cache_runtime.format.layout import Ints, Tokens
+from niels_cache_runtime.format.layout import Bools, Ints, Tokens
 from niels_cache_runtime.format.meta import Meta
 
 
@@ -28,7 +25,7 @@ class Boundaries:
 
     rows: Ints
     columns: Ints
-    continues: NDArray[np.bool_]
+    continues: Bools
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +38,7 @@ class Rows:
 
     tokens: Tokens
     boundaries: Boundaries | None = None
-    targets: NDArray[np.bool_] | None = None
+    targets: Bools | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

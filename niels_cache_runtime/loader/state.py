@@ -51,10 +51,6 @@ def _is_source(source: Mapping[str, Any]) -> bool:
     return _has_form(told, (str, str, int)) and _has_form(phases, [(int, int)]) and Epochs.is_valid(phases)
 
 
-def _is_worker(value: Any) -> bool:
-    return _has_form(value, (int, int, int)) and 0 <= value[0] < value[1] and value[2] >= 0
-
-
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
     """Return a state.
 
@@ -120,7 +116,8 @@ def check_form(state: Any) -> None:
             wrong = ["sources"]
         if not wrong and sorted(state["names"]) != sorted(state["sources"]):
             wrong = ["names"]
-        if not wrong and "worker" in state and not _is_worker(state["worker"]):
+        worker = state.get("worker", (0, 1, 0))
+        if not wrong and not (_has_form(worker, (int, int, int)) and 0 <= worker[0] < worker[1] and worker[2] >= 0):
             wrong = ["worker"]
         if wrong:
             raise NielsCacheError(f"state: cannot be read, its {wrong[0]} are {state[wrong[0]]!r:.80}; it was edited")
@@ -233,32 +230,29 @@ def check_weights(
         the same numbers.
     """
     saved = [(int(first), check_shares(shares)) for first, shares in state["weights"]]
+    samples = int(state["samples"])
     if allow_changed:
-        _check_same_weights(state, saved, settings.weights)
+        past = [[segment for segment in weights if segment[0] < max(samples, 1)] for weights in (saved, settings.weights)]
+        if past[0] != past[1]:
+            raise NielsCacheError(
+                f"weights: with allow_changed they must be those of the state up to sample {max(samples, 1)}: "
+                'give weights=[*state["weights"], ...]'
+            )
     elif saved != settings.weights and len(names) > 1:
         known = {name: source for name, source in zip(names, sources, strict=True) if name in state["sources"]}
         weights = row_weights(tuple(known), list(known.values()), replace(settings, weights=saved))
         before = Mixture(tuple(known), [source.samples for source in known.values()], schedule=weights, seed=0, shuffle=False)
-        _check_past_weights(state, mixture, before)
+        if _past_weights(mixture, samples) != _past_weights(before, samples):
+            raise NielsCacheError(
+                f"weights: the state was saved at sample {samples} under {[*map(tuple, state['weights'])]}, and other weights would change "
+                f'the past; to change the weights from here on, give weights=[*state["weights"], ({samples}, {{...}})]'
+            )
 
 
-def _check_same_weights(state: State, saved: Weights, given: Weights) -> None:
-    """Raise NielsCacheError unless the `given` weights equal the `saved` weights up to the state's position."""
-    samples = max(int(state["samples"]), 1)
-    if [segment for segment in given if segment[0] < samples] != [segment for segment in saved if segment[0] < samples]:
-        raise NielsCacheError(
-            f'weights: with allow_changed they must be those of the state up to sample {samples}: give weights=[*state["weights"], ...]'
-        )
-
-
-def _check_past_weights(state: State, mixture: Mixture, saved: Mixture) -> None:
-    """Raise NielsCacheError unless `mixture` and `saved` take the same samples up to the state's position."""
-    samples = int(state["samples"])
-    if _before(mixture, samples) != _before(saved, samples):
-        raise NielsCacheError(
-            f"weights: the state was saved at sample {samples} under {_shown(state['weights'])}, and other weights would change the past; "
-            f'to change the weights from here on, give weights=[*state["weights"], ({samples}, {{...}})]'
-        )
+def _past_weights(mixture: Mixture, samples: int) -> list[tuple[int, dict[str, int]]]:
+    """Return the whole weights above 0 of the first `samples` samples."""
+    segments = [(first, shares) for first, shares in mixture.blend.weights if first < max(samples, 1)]
+    return [(first, {name: share for name, share in zip(mixture.names, shares, strict=True) if share}) for first, shares in segments]
 
 
 def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, B: int, world_size: int, machines: int) -> None:
@@ -289,12 +283,3 @@ def check_worker(state: State, position: Position, *, here: tuple[int, int] | No
 
 def _shown_sizes(B: int, world_size: int, machines: int) -> str:
     return f"B={B}, world_size={world_size}" + (f", machines={machines}" if machines > 1 else "")
-
-
-def _before(mixture: Mixture, samples: int) -> list[tuple[int, dict[str, int]]]:
-    segments = [(first, shares) for first, shares in mixture.blend.weights if first < max(samples, 1)]
-    return [(first, {name: share for name, share in zip(mixture.names, shares, strict=True) if share}) for first, shares in segments]
-
-
-def _shown(weights: Sequence[Any]) -> str:
-    return str([(first, shares) for first, shares in weights])

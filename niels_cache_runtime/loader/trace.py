@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints, Side, Tokens
+from niels_cache_runtime.format.layout import Array, Ints, Side, Tokens
 from niels_cache_runtime.loader.mixture import Located
 from niels_cache_runtime.loader.preference.rows import side_of
 from niels_cache_runtime.loader.source import Source
@@ -99,16 +98,13 @@ def trace_samples(
 ) -> BatchTrace:
     """Return the trace of the global samples `samples` (n,). `located` has their places. side: see `preference.rows.side_of`."""
     read_from = [side_of(source, side) for source in sources]
-    found: list[tuple[Ints, tuple[NDArray[np.generic], ...]]] = []
+    found: list[tuple[Ints, dict[str, Array]]] = []
     for source, epoch, places in located.groups():
         numbers = located.numbers[places]
-        origins = read_from[source].origins(numbers, epoch=epoch)
         tokens = read_from[source].read(numbers, epoch=epoch, boundaries=False).tokens
-        found.append((places, (tokens, origins.files, origins.offsets, origins.documents, origins.document_offsets)))
+        found.append((places, {"tokens": tokens, **vars(read_from[source].origins(numbers, epoch=epoch))}))
     order = np.argsort(np.concatenate([places for places, _ in found]))
-    tokens, files, offsets, documents, document_offsets = (
-        np.concatenate(arrays)[order] for arrays in zip(*(arrays for _, arrays in found), strict=True)
-    )
+    arrays = {name: np.concatenate([own[name] for _, own in found])[order] for name in found[0][1]}
     return BatchTrace(
         step=step,
         names=tuple(names),
@@ -118,11 +114,7 @@ def trace_samples(
         dataset_ids=located.sources,
         epochs=located.epochs,
         numbers=located.numbers,
-        tokens=tokens,
-        files=files,
-        offsets=offsets,
-        documents=documents,
-        document_offsets=document_offsets,
+        **arrays,
     )
 
 

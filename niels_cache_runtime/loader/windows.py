@@ -16,15 +16,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.gather import WindowReader
 from niels_cache_runtime.cache.opening import OpenedSplit, Verify, check_same_build, listed_of_split, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Ints, Tokens, doc_ends_name
-from niels_cache_runtime.format.meta import content_sha256
+from niels_cache_runtime.format.layout import IDX_DTYPE, TOKEN_DTYPE, Array, Ints, Tokens, doc_ends_name
+from niels_cache_runtime.format.meta import content_sha256, is_foreign
 from niels_cache_runtime.loader.documents import find_boundaries
 from niels_cache_runtime.loader.source import Origins, Rows, SourceBlocks
 
@@ -107,7 +105,7 @@ class PretrainWindows:
         if self._dtype != TOKEN_DTYPE:
             known.update(f"{self._dtype}\n".encode())
         names = [os.path.basename(path) for path in self.files]
-        arrays: list[NDArray[Any]] = [*self._shards]
+        arrays: list[Array] = [*self._shards]
         if self.doc_ends is not None:
             names.append(doc_ends_name(os.path.basename(self.path)))
             arrays.append(self.doc_ends)

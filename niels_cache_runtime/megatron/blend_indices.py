@@ -8,18 +8,20 @@ multiply-add.) So the arrays are the same. Megatron refuses 32,767 data sets or 
 
 A large blend is built by a loop that numba compiles, if numba is installed: a few ns per sample and data set, as by Megatron's compiled
 helper. Without numba, a sample takes about 3 us. Beside the output, no memory is needed.
+Only this module of the runtime imports numba, and only to build a large blend. The import takes about a second and 80 MB, and compiling
+half a second more. Without numba, or if numba cannot be loaded or is switched off (NUMBA_DISABLE_JIT=1), `compiled_blend` returns None.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Array, Ints
 from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array
-from niels_cache_runtime.megatron.kernels import compiled_blend
 
 MANY_DATASETS = 32_767  # Megatron refuses this number of data sets or more; here dataset_index is then int32
 
@@ -46,14 +48,9 @@ def normalized(weights: Sequence[float]) -> list[float]:
     return shares.tolist()
 
 
-def index_dtype(datasets: int) -> np.dtype[Any]:
-    """Return the dtype of dataset_index."""
-    return np.dtype(np.int16 if datasets < MANY_DATASETS else np.int32)
-
-
 def build_blending_indices(
     weights: Sequence[float], size: int, *, allocate: Allocate = new_array, progress: Progress | None = None
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+) -> tuple[Array, Ints]:
     """Return dataset_index and dataset_sample_index, both (size,), for weights that add up to 1 (see `normalized`).
 
     Raises NielsCacheError for a weight that is not above 0.
@@ -63,7 +60,7 @@ def build_blending_indices(
 
 def build_exhaustive_blending_indices(
     counts: Sequence[int], *, allocate: Allocate = new_array, progress: Progress | None = None
-) -> tuple[NDArray[Any], NDArray[np.int64]]:
+) -> tuple[Array, Ints]:
     """Return dataset_index and dataset_sample_index, both (sum of counts,), with exactly `counts` samples of each data set.
 
     A data set that has given all its samples is left out from then on. Raises NielsCacheError for a count that is not a whole number above
@@ -87,7 +84,7 @@ def build_exhaustive_blending_indices(
     return dataset_index, sample_index
 
 
-def _first_excess(dataset_index: NDArray[Any], sample_index: NDArray[np.int64], sizes: NDArray[np.int64]) -> int:
+def _first_excess(dataset_index: Array, sample_index: Ints, sizes: Ints) -> int:
     """Return the first sample of the blend that its data set does not have.
 
     If there is no such sample, return the number of all samples.
@@ -109,8 +106,8 @@ def _checked(weights: Sequence[float]) -> Floats:
     return known
 
 
-def _build(weights: Floats, size: int, *, allocate: Allocate, progress: Progress | None) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    dataset_index = allocate("dataset_index", (size,), index_dtype(len(weights)))
+def _build(weights: Floats, size: int, *, allocate: Allocate, progress: Progress | None) -> tuple[Array, Ints]:
+    dataset_index = allocate("dataset_index", (size,), np.dtype(np.int16 if len(weights) < MANY_DATASETS else np.int32))
     sample_index = allocate("dataset_sample_index", (size,), np.dtype(np.int64))
     fill = (compiled_blend() if size >= _MANY else None) or _fill
     counts = np.zeros(len(weights))
@@ -122,7 +119,7 @@ def _build(weights: Floats, size: int, *, allocate: Allocate, progress: Progress
     return dataset_index, sample_index
 
 
-def _fill(weights: Floats, counts: Floats, first: int, chosen: NDArray[Any], numbers: NDArray[np.int64]) -> None:
+def _fill(weights: Floats, counts: Floats, first: int, chosen: Array, numbers: Ints) -> None:
     """Do the same as the loop of `kernels`."""
     errors = np.empty(len(weights))
     for place in range(len(chosen)):
@@ -130,4 +127,31 @@ def _fill(weights: Floats, counts: Floats, first: int, chosen: NDArray[Any], num
         np.subtract(errors, counts, out=errors)
         dataset = int(errors.argmax())
         chosen[place], numbers[place] = dataset, counts[dataset]
+        counts[dataset] += 1.0
+
+
+@lru_cache(maxsize=1)
+def compiled_blend() -> Callable[..., None] | None:
+    """Return the compiled `_blend_loop`, or None if numba cannot compile here."""
+    try:
+        import numba
+    except (ImportError, OSError, SystemError):  # numba is not installed, was built for a different numpy, or cannot load its library
+        return None
+    if vars(numba.config).get("DISABLE_JIT"):
+        return None
+    compiled: Callable[..., None] = numba.njit(nogil=True)(_blend_loop)
+    return compiled
+
+
+def _blend_loop(weights: Array, counts: Array, first: int, chosen: Array, numbers: Array) -> None:
+    """Fill `chosen` and `numbers` for the samples from `first` on, and update `counts` (D,)."""
+    for place in range(len(chosen)):
+        at = max(float(first + place), 1.0)
+        dataset, largest = 0, weights[0] * at - counts[0]
+        for other in range(1, len(weights)):
+            error = weights[other] * at - counts[other]
+            if error > largest:
+                dataset, largest = other, error
+        chosen[place] = dataset
+        numbers[place] = int(counts[dataset])
         counts[dataset] += 1.0

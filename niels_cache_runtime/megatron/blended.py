@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from niels_cache_runtime.cache.checks import MOST, check_index, check_whole
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Array, Ints
 from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
 from niels_cache_runtime.megatron.cache_split import open_indexed
-from niels_cache_runtime.megatron.gpt_dataset import MegatronGPTDataset
-from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, new_array, split_ranges, tokens_of
-from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
+from niels_cache_runtime.megatron.gpt_dataset import IndexedSamples, MegatronGPTDataset
+from niels_cache_runtime.megatron.gpt_indices import Allocate, Progress, split_ranges, tokens_of
+from niels_cache_runtime.megatron.index_cache import IndexCache
 from niels_cache_runtime.remote.whole import Copy
 
 SURPLUS = 0.005  # Megatron's mid_level_dataset_surplus
@@ -35,7 +34,7 @@ class MapStyle(Protocol):
     def __getitem__(self, index: int) -> dict[str, Any]: ...
 
 
-class MegatronBlendedDataset(Dataset[dict[str, Any]]):
+class MegatronBlendedDataset(IndexedSamples):
     """`size` samples of `datasets`, blended by `weights`.
 
     [i] is a dict: `dataset_id`, a numpy integer, and the keys of the data set's sample.
@@ -46,6 +45,10 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
 
     Raises NielsCacheError for weights or counts that are not above 0, and if a data set has fewer samples than the blend takes from it.
     """
+
+    index_names = ("dataset_index", "dataset_sample_index")
+    dataset_index: Array
+    dataset_sample_index: Ints
 
     def __init__(
         self,
@@ -78,17 +81,10 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
             self._check_sizes(*built)  # checked before the cache keeps the arrays
             return built
 
-        if index_cache is None:
-            arrays: dict[str, Any] = {}
-            build(lambda name, shape, dtype: arrays.setdefault(name, new_array(name, shape, dtype)))
-            self.index_directory: str | None = None
-        else:
-            arrays = index_cache.open("blend", self.parameters, build)
-            self.index_directory = str(index_cache.directory("blend", self.parameters))
-        self.dataset_index, self.dataset_sample_index = arrays["dataset_index"], arrays["dataset_sample_index"]
+        self._open_index("blend", self.parameters, build, index_cache)
         self._check_sizes(self.dataset_index, self.dataset_sample_index)
 
-    def _check_sizes(self, dataset_index: NDArray[Any], dataset_sample_index: NDArray[np.int64]) -> None:
+    def _check_sizes(self, dataset_index: Array, dataset_sample_index: Ints) -> None:
         """Check that each data set has the samples that the blend takes. The last sample of each data set is enough, because sample numbers
         only rise.
 
@@ -101,24 +97,17 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
             for number, place in zip(numbers.tolist(), places.tolist(), strict=True):
                 if number in unseen:
                     unseen.remove(number)
-                    self._check_size(number, dataset_sample_index.item(stop - 1 - place) + 1)
+                    has, taken = len(self.datasets[number]), dataset_sample_index.item(stop - 1 - place) + 1
+                    if has < taken:
+                        raise NielsCacheError(
+                            f"the blend takes {taken} samples of data set {number}, but it has {has}; give it more (a larger surplus)"
+                        )
             if not unseen:
                 return
-
-    def _check_size(self, number: int, taken: int) -> None:
-        has = len(self.datasets[number])
-        if has < taken:
-            raise NielsCacheError(
-                f"the blend takes {taken} samples of data set {number}, but it has {has}; give it more (a larger surplus)"
-            )
 
     def __len__(self) -> int:
         """Return the number of samples."""
         return len(self.dataset_index)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return sample `index`. Raises IndexError for an index outside of 0 to len - 1."""
-        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return the samples at `indices`, in the order of `indices`.
@@ -138,18 +127,6 @@ class MegatronBlendedDataset(Dataset[dict[str, Any]]):
             for place, sample in zip(chosen, found, strict=True):
                 samples[place] = {"dataset_id": self.dataset_index[indices[place]], **sample}
         return samples
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        if self.index_directory is not None:
-            del state["dataset_index"], state["dataset_sample_index"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self.index_directory is not None:
-            arrays = open_arrays(self.index_directory)
-            self.dataset_index, self.dataset_sample_index = arrays["dataset_index"], arrays["dataset_sample_index"]
 
 
 def open_blend(

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
-from niels_cache_runtime.format.layout import TOKEN_DTYPE
-from niels_cache_runtime.format.meta import build_id
+from niels_cache_runtime.format.layout import TOKEN_DTYPE, Array, Int32s, Ints
+from niels_cache_runtime.format.meta import build_id, is_foreign
 from niels_cache_runtime.megatron.indexed import (
     DTYPE_CODES,
     DTYPE_OF_CACHE,
@@ -57,7 +55,7 @@ class CacheSplit:
     Raises NielsCacheError if the split cannot be opened, is empty, has no doc_ends, or has a document that an int32 cannot count.
     """
 
-    dtype: np.dtype[Any] = TOKEN_DTYPE  # without an open split; each object has the dtype of its own split
+    dtype: np.dtype = TOKEN_DTYPE  # without an open split; each object has the dtype of its own split
 
     def __init__(self, folder: str | Path, *, remote: Copy | None = None) -> None:
         self._place = Place.of(folder, remote)
@@ -74,7 +72,7 @@ class CacheSplit:
         # Our own meta.json has the sha256 of every file. Without it, only the files can be compared.
         vouched = split.meta is not None and not is_foreign(split.meta)
         self._build = {"meta_sha256": build_id(split.meta)} if vouched else states_here([os.stat(shard) for shard in split.shards])
-        self.sequence_lengths: NDArray[np.int32] = np.empty(len(ends), dtype=LENGTHS_DTYPE)
+        self.sequence_lengths: Int32s = np.empty(len(ends), dtype=LENGTHS_DTYPE)
         done = 0
         for block in sequence_lengths(self.folder, ends):
             self.sequence_lengths[done : done + len(block)] = block
@@ -85,12 +83,12 @@ class CacheSplit:
         return len(self.sequence_lengths)
 
     @cached_property
-    def sequence_pointers(self) -> NDArray[np.int64]:
+    def sequence_pointers(self) -> Ints:
         """The start of each sequence, in bytes."""
         return (self._ends.astype(np.int64) - self.sequence_lengths) * self.dtype.itemsize
 
     @cached_property
-    def tokens(self) -> NDArray[Any]:
+    def tokens(self) -> Array:
         """The tokens of the split as one mapped array.
 
         Raises NielsCacheError if shards are not whole pages, so that they cannot be mapped as one array.

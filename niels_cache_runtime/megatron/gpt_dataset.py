@@ -12,16 +12,16 @@ A sample costs a few microseconds, and more if it has many documents. A DataLoad
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from niels_cache_runtime.cache.checks import MOST, check_index, check_whole
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Array, Bools, Int32s, Ints
 from niels_cache_runtime.megatron.cache_split import Indexed
 from niels_cache_runtime.megatron.gpt_indices import (
     Allocate,
@@ -34,13 +34,55 @@ from niels_cache_runtime.megatron.gpt_indices import (
     check_sequence_length,
     new_array,
 )
-from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
+from niels_cache_runtime.megatron.index_cache import Arrays, IndexCache, open_arrays
 
 Sample = dict[str, torch.Tensor]
 NO_PAD = -1  # not a token id: Megatron pads with it if the tokenizer has no pad token
 
 
-class MegatronGPTDataset(Dataset[Sample]):
+class IndexedSamples(Dataset[dict[str, Any]]):
+    """Samples that an index puts in order. The index is built in memory, or opened in an IndexCache.
+
+    In a subclass, `index_names` are the attributes that hold its arrays. If they are in a cache, they are opened again and not pickled.
+    """
+
+    index_names: tuple[str, ...]
+    index_directory: str | None = None
+
+    def _open_index(
+        self, kind: str, parameters: dict[str, Any], build: Callable[[Allocate], object], index_cache: IndexCache | None
+    ) -> None:
+        if index_cache is None:
+            arrays: Arrays = {}
+            build(lambda name, shape, dtype: arrays.setdefault(name, new_array(name, shape, dtype)))
+        else:
+            arrays = index_cache.open(kind, parameters, build)
+            self.index_directory = str(index_cache.directory(kind, parameters))
+        self._use(arrays)
+
+    def _use(self, arrays: Arrays) -> None:
+        for name in self.index_names:
+            setattr(self, name, arrays[name])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return sample `index`. Raises IndexError for an index outside of 0 to len - 1."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Return the samples of `indices`. This is faster than one at a time."""
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        is_cached = self.index_directory is not None
+        return {name: value for name, value in self.__dict__.items() if not (is_cached and name in self.index_names)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.index_directory is not None:
+            self._use(open_arrays(self.index_directory))
+
+
+class MegatronGPTDataset(IndexedSamples):
     """Samples of `sequence_length` tokens, made from the sequences `indices` of `indexed`.
 
     [k] is a dict of tensors (sequence_length,): `tokens` and `labels` int64, `loss_mask` float32, `position_ids` int64. Tokens and labels
@@ -59,6 +101,11 @@ class MegatronGPTDataset(Dataset[Sample]):
 
     Raises NielsCacheError for settings out of range, and if no sample can be made.
     """
+
+    index_names = ("document_index", "sample_index", "shuffle_index")
+    document_index: Int32s
+    sample_index: Array
+    shuffle_index: Array
 
     def __init__(
         self,
@@ -100,24 +147,15 @@ class MegatronGPTDataset(Dataset[Sample]):
         def build(allocate: Allocate) -> GPTIndices:
             return build_gpt_indices(indexed.sequence_lengths, documents, allocate=allocate, progress=progress, **settings)
 
-        if index_cache is None:
-            self.index_directory: str | None = None
-            self._use(build(new_array))
-        else:
-            self.index_directory = str(index_cache.directory("gpt", self.parameters))
-            self._use(as_indices(index_cache.open("gpt", self.parameters, build), self.index_directory))
+        self._open_index("gpt", self.parameters, build, index_cache)
 
-    def _use(self, indices: GPTIndices) -> None:
-        self.document_index, self.sample_index, self.shuffle_index = indices.document_index, indices.sample_index, indices.shuffle_index
+    def _use(self, arrays: Arrays) -> None:
+        super()._use(vars(as_indices(arrays, self.index_directory or "the index")))
         self._position_ids = torch.arange(self.sequence_length)
 
     def __len__(self) -> int:
         """Return the number of samples: num_samples or more."""
         return len(self.shuffle_index)
-
-    def __getitem__(self, index: int) -> Sample:
-        """Return sample `index`. Raises IndexError for an index outside of 0 to len - 1."""
-        return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
         """Return the samples at `indices`, in the order of `indices`. A DataLoader calls this method."""
@@ -152,7 +190,7 @@ class MegatronGPTDataset(Dataset[Sample]):
             "position_ids": position_ids,
         }
 
-    def read_tokens(self, indices: Sequence[int]) -> tuple[NDArray[np.int64], list[int]]:
+    def read_tokens(self, indices: Sequence[int]) -> tuple[Ints, list[int]]:
         """Return the tokens of the samples at `indices`, and the length of each row without padding.
 
         The tokens are (len(indices), sequence_length + a) int64, where a is 1 with the extra token, otherwise 0.
@@ -185,20 +223,8 @@ class MegatronGPTDataset(Dataset[Sample]):
             filled.append(done)
         return rows, filled
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        if self.index_directory is not None:  # maps are opened again, not pickled
-            for name in ("document_index", "sample_index", "shuffle_index"):
-                del state[name]
-        return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self.index_directory is not None:
-            self._use(as_indices(open_arrays(self.index_directory), self.index_directory))
-
-
-def positions_after(ends: NDArray[np.bool_]) -> NDArray[np.int64]:
+def positions_after(ends: Bools) -> Ints:
     """Return (rows, T) int64: the position of each token, counted from where its row or its document began.
 
     ends: (rows, T) bool, whether a token ends a document.

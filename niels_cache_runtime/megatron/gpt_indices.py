@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import MOST, check_whole
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Array, Int32s, Ints
 
 Documents = range | NDArray[np.integer[Any]]
-Allocate = Callable[[str, tuple[int, ...], np.dtype[Any]], NDArray[Any]]
+Allocate = Callable[[str, tuple[int, ...], np.dtype], Array]
 Progress = Callable[[str, int, int], None]
-Int32s = NDArray[np.int32]
 
 DOCUMENT_DTYPE = np.dtype(np.int32)
 _FINAL_EPOCH_THRESHOLD = 0.80
@@ -43,12 +43,12 @@ _BLOCK = 1 << 20
 class GPTIndices:
     """The three arrays that the module docstring describes."""
 
-    document_index: NDArray[np.int32]
-    sample_index: NDArray[np.int32] | NDArray[np.int64]
-    shuffle_index: NDArray[np.uint32] | NDArray[np.int64]
+    document_index: Int32s
+    sample_index: Int32s | Ints
+    shuffle_index: NDArray[np.uint32] | Ints
 
 
-def as_indices(arrays: Mapping[str, NDArray[Any]], where: str | Path) -> GPTIndices:
+def as_indices(arrays: Mapping[str, Array], where: str | Path) -> GPTIndices:
     """Return the three arrays as GPTIndices. Raises NielsCacheError, naming the path `where`, for wrong names, types or shapes."""
     shapes = {name: (array.dtype.kind + str(array.dtype.itemsize), array.ndim) for name, array in sorted(arrays.items())}
     document, sample, shuffle = (shapes.get(f"{name}_index") for name in ("document", "sample", "shuffle"))
@@ -66,13 +66,12 @@ class EpochPlan:
         separately, otherwise None.
     """
 
-    tokens_per_epoch: int
     epochs: int
     samples: int
     shuffled_apart: int | None
 
 
-def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
     """Allocate memory for the array `name`. This function is an `Allocate`."""
     return np.empty(shape, dtype=dtype)
 
@@ -143,11 +142,11 @@ def plan_epochs(
         per_epoch = (tokens_per_epoch - extra) // sequence_length
         if num_samples - before < int(_FINAL_EPOCH_THRESHOLD * per_epoch):
             shuffled_apart = before
-    return EpochPlan(tokens_per_epoch=tokens_per_epoch, epochs=epochs, samples=samples, shuffled_apart=shuffled_apart)
+    return EpochPlan(epochs=epochs, samples=samples, shuffled_apart=shuffled_apart)
 
 
 def build_gpt_indices(
-    sequence_lengths: NDArray[np.int32],
+    sequence_lengths: Int32s,
     documents: Documents,
     *,
     num_samples: int | None,
@@ -191,7 +190,7 @@ def build_gpt_indices(
     return GPTIndices(document_index=document_index, sample_index=sample_index, shuffle_index=shuffle_index)
 
 
-def tokens_of(sequence_lengths: NDArray[np.int32], documents: Documents) -> int:
+def tokens_of(sequence_lengths: Int32s, documents: Documents) -> int:
     """Return the number of tokens in these documents. Raises NielsCacheError for a document that does not exist."""
     count = len(documents)
     if count:
@@ -209,7 +208,7 @@ def tokens_of(sequence_lengths: NDArray[np.int32], documents: Documents) -> int:
 
 def _build_document_index(
     documents: Documents, plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, tell: Progress
-) -> NDArray[np.int32]:
+) -> Int32s:
     index = allocate("document_index", (plan.epochs * len(documents),), DOCUMENT_DTYPE)
     tell("document_index", 0, len(index))
     by_epoch = index.reshape(plan.epochs, len(documents))
@@ -224,7 +223,7 @@ def _build_document_index(
     return index
 
 
-def _build_shuffle_index(plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, tell: Progress) -> NDArray[Any]:
+def _build_shuffle_index(plan: EpochPlan, random_state: np.random.RandomState, *, allocate: Allocate, tell: Progress) -> Array:
     dtype = np.int64 if plan.samples >= np.iinfo(np.uint32).max - 1 else np.uint32
     index = allocate("shuffle_index", (plan.samples,), np.dtype(dtype))
     tell("shuffle_index", 0, len(index))
@@ -239,15 +238,15 @@ def _build_shuffle_index(plan: EpochPlan, random_state: np.random.RandomState, *
 
 
 def build_sample_index(
-    sequence_lengths: NDArray[np.int32],
-    document_index: NDArray[np.int32],
+    sequence_lengths: Int32s,
+    document_index: Int32s,
     *,
     samples: int,
     sequence_length: int,
     add_extra_token: bool = True,
     allocate: Allocate = new_array,
     progress: Progress | None = None,
-) -> NDArray[Any]:
+) -> Array:
     """Return an array of shape (samples + 1, 2). Row i says where sample i begins; the last row is the end of the last sample.
 
     A row holds a place in `document_index` and an offset in that document, in tokens. Let L be sequence_length, and a be 1 with the extra
@@ -274,7 +273,7 @@ def build_sample_index(
 
 
 def place_samples(
-    sequence_lengths: Int32s, block: Int32s, index: NDArray[Any], start: int, tokens: int, done: int, sequence_length: int, extra: int
+    sequence_lengths: Int32s, block: Int32s, index: Array, start: int, tokens: int, done: int, sequence_length: int, extra: int
 ) -> tuple[int, int]:
     """Write the rows of `index` whose samples begin in `block`, a part of the document index. Return (rows, tokens) including the block.
 

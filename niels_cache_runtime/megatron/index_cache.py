@@ -22,16 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import UNKNOWN, Busy, LockRefused, Writer, partial_path, remove, sync, take_place, writer_lock
-from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file, write_meta
+from niels_cache_runtime.format.layout import META_NAME, Array
+from niels_cache_runtime.format.meta import Meta, index_name, read_meta, sha256_file, write_meta
 from niels_cache_runtime.format.meta_keys import check_form
 from niels_cache_runtime.format.npy_files import create_npy, map_npy
-from niels_cache_runtime.format.place import index_name
 from niels_cache_runtime.format.safe_open import link_problem
 from niels_cache_runtime.megatron.gpt_indices import Allocate
 
@@ -42,7 +40,7 @@ _ARRAY_NAME = re.compile(r"[a-z_]+\.npy")
 _ABANDONED_NAME = re.compile(r"\.[0-9a-f]{32}\.(partial|damaged)")
 _QUIET_SECONDS = 2.0  # a shorter wait is not reported
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = dict[str, Array]
 Notify = Callable[[str], None]
 
 
@@ -198,7 +196,7 @@ def _exchange(partial: Path, directory: Path) -> None:
 
 
 def _files_in(folder: Path) -> Allocate:
-    def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         shape = tuple(int(extent) for extent in shape)  # numpy writes numpy integers into the header in a form that it cannot read back
         if 0 in shape:  # an empty array cannot be mapped
             np.save(folder / f"{name}.npy", np.empty(shape, dtype=dtype))

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_index
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Array, Int32s, Ints, Uints
 from niels_cache_runtime.format.safe_open import open_regular
 
 MAGIC = b"MMIDIDX\x00\x00"
@@ -39,7 +40,7 @@ _NAMES_BY_CODE = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 _FLOATS = {6: "float64", 7: "float32"}
 DTYPES = {code: np.dtype(name) for code, name in _NAMES_BY_CODE.items()}
 DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
-DTYPE_OF_CACHE: dict[np.dtype[Any], np.dtype[Any]] = {
+DTYPE_OF_CACHE: dict[np.dtype, np.dtype] = {
     np.dtype("<u2"): np.dtype("<u2"),
     np.dtype("<u4"): np.dtype("<i4"),
 }  # the format has no uint32; ids are below 2^31
@@ -74,7 +75,7 @@ class IndexedDataset:
         index, index_state = _map_bytes(self.idx_path)
         self._index = index
         self.dtype, sequences, entries = _read_header(self.idx_path, index)
-        sections: list[tuple[np.dtype[Any], int]] = [(LENGTHS_DTYPE, sequences), (POINTERS_DTYPE, sequences), (DOCUMENTS_DTYPE, entries)]
+        sections: list[tuple[np.dtype, int]] = [(LENGTHS_DTYPE, sequences), (POINTERS_DTYPE, sequences), (DOCUMENTS_DTYPE, entries)]
         expected = HEADER.size + sum(dtype.itemsize * count for dtype, count in sections)
         if len(index) not in (expected, expected + sequences):
             raise NielsCacheError(
@@ -85,9 +86,9 @@ class IndexedDataset:
         for dtype, count in sections:
             arrays.append(np.frombuffer(index, dtype=dtype, count=count, offset=offset))
             offset += dtype.itemsize * count
-        self.sequence_lengths: NDArray[np.int32] = arrays[0]
-        self.sequence_pointers: NDArray[np.int64] = arrays[1]
-        self.document_indices: NDArray[np.int64] = arrays[2]
+        self.sequence_lengths: Int32s = arrays[0]
+        self.sequence_pointers: Ints = arrays[1]
+        self.document_indices: Ints = arrays[2]
         multimodal = len(index) > expected
         self.sequence_modes: NDArray[np.int8] | None = np.frombuffer(index, dtype=MODES_DTYPE, offset=offset) if multimodal else None
         content, content_state = _map_bytes(self.bin_path)
@@ -102,7 +103,7 @@ class IndexedDataset:
             raise NielsCacheError(
                 f"{self.bin_path}: has {tokens} bytes, not a whole number of {self.dtype} tokens; it is damaged, or of another data set"
             )
-        self.tokens: NDArray[Any] = np.frombuffer(content, dtype=self.dtype)
+        self.tokens: Array = np.frombuffer(content, dtype=self.dtype)
 
     def _check(self) -> None:
         """Check the index in one pass, in blocks."""
@@ -140,7 +141,7 @@ class IndexedDataset:
         """Return the number of sequences."""
         return len(self.sequence_lengths)
 
-    def __getitem__(self, index: int | slice) -> NDArray[Any] | list[NDArray[Any]]:
+    def __getitem__(self, index: int | slice) -> Array | list[Array]:
         """Return the tokens of a sequence, or a list of the tokens of each sequence in a slice. They are read-only views of the map.
 
         Raises IndexError for an index beyond the last sequence.
@@ -149,10 +150,10 @@ class IndexedDataset:
             return [self.get(sequence) for sequence in range(*index.indices(len(self)))]
         return self.get(index)
 
-    def __iter__(self) -> Iterator[NDArray[Any]]:
+    def __iter__(self) -> Iterator[Array]:
         return (self.get(sequence) for sequence in range(len(self)))
 
-    def get(self, index: int, offset: int = 0, length: int | None = None) -> NDArray[Any]:
+    def get(self, index: int, offset: int = 0, length: int | None = None) -> Array:
         """Return `length` tokens of a sequence from `offset` on. By default, return all tokens from `offset` on.
 
         Raises IndexError for an index beyond the last sequence, and NielsCacheError if the sequence is too short.
@@ -194,7 +195,7 @@ class IndexedDataset:
             raise NielsCacheError(f"{self.prefix}: its files changed since it was opened; open it again in every process")
 
 
-def sequence_lengths(folder: str | Path, ends: NDArray[np.uint64], first: int = 0, stop: int | None = None) -> Iterator[NDArray[np.int32]]:
+def sequence_lengths(folder: str | Path, ends: Uints, first: int = 0, stop: int | None = None) -> Iterator[Int32s]:
     """Yield the numbers of tokens of documents first to stop - 1 (all by default), in blocks of int32. `ends` are the ends of the
     documents.
 
@@ -211,7 +212,7 @@ def sequence_lengths(folder: str | Path, ends: NDArray[np.uint64], first: int = 
         yield lengths.astype(LENGTHS_DTYPE)
 
 
-def count_up(count: int) -> Iterator[NDArray[np.int64]]:
+def count_up(count: int) -> Iterator[Ints]:
     """Yield 0 to count - 1 in blocks, in the form of document indices."""
     for start in range(0, count, BLOCK):
         yield np.arange(start, min(start + BLOCK, count), dtype=DOCUMENTS_DTYPE)
@@ -242,12 +243,12 @@ def probe(size: int, read: Callable[[int], bytes]) -> bytes:
     return known.digest()
 
 
-def _probe(array: NDArray[Any]) -> bytes:
+def _probe(array: Array) -> bytes:
     content = array.view(np.uint8)
     return probe(len(content), lambda place: content[place : place + PROBE_BYTES].tobytes())
 
 
-def _read_header(path: str, index: memoryview) -> tuple[np.dtype[Any], int, int]:
+def _read_header(path: str, index: memoryview) -> tuple[np.dtype, int, int]:
     """Return the dtype, the number of sequences, and the number of entries of the document indices."""
     if len(index) < HEADER.size:
         raise NielsCacheError(f"{path}: has {len(index)} bytes, its header alone takes {HEADER.size} (cut short?); write or copy it again")

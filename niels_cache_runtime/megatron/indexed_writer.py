@@ -11,20 +11,20 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import check_positive
 from niels_cache_runtime.cache.mmap import slice_pieces
 from niels_cache_runtime.cache.opening import OpenedSplit, cut_documents, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import TOKEN_DTYPE
+from niels_cache_runtime.format.commit import sync
+from niels_cache_runtime.format.layout import TOKEN_DTYPE, Array, Uints
 from niels_cache_runtime.megatron.indexed import (
     BLOCK,
     DOCUMENTS_DTYPE,
@@ -42,7 +42,7 @@ from niels_cache_runtime.megatron.indexed import (
 
 MAX_BYTES = 512 * 1000**3  # the most bytes of one .bin
 Link = Literal["copy", "hardlink", "reflink"]
-Blocks = Callable[[], Iterator[NDArray[Any]]]
+Blocks = Callable[[], Iterator[Array]]
 
 _COPY_TOKENS = 1 << 23
 _FICLONE = 0x40049409  # an ioctl(2) request on Linux that shares the blocks of another file
@@ -63,20 +63,18 @@ class IndexedWriter:
             raise NielsCacheError(f"dtype={self.dtype}: this format has {', '.join(str(known) for known in DTYPE_CODES)}")
         if not force:
             refuse_existing(str(prefix))
-        self._output = Output(str(prefix))
+        self._prefix = str(prefix)
         self._sequences = 0
         self._entries = 1
 
-    def add_sequence(self, tokens: NDArray[Any] | Sequence[int]) -> None:
+    def add_sequence(self, tokens: Array | Sequence[int]) -> None:
         """Add a sequence to the open document. If the document has only one sequence, `add_document` is simpler."""
         given = np.asarray(tokens)
         converted = given.astype(self.dtype, casting="unsafe")
         if len(given) and not np.array_equal(converted, given):
-            raise NielsCacheError(f"{self._output.prefix}: sequence {self._sequences} has a token that does not fit into {self.dtype}")
+            raise NielsCacheError(f"{self._prefix}: sequence {self._sequences} has a token that does not fit into {self.dtype}")
         if len(given) > MAX_SEQUENCE_TOKENS:
-            raise NielsCacheError(
-                f"{self._output.prefix}: sequence {self._sequences} has {len(given)} tokens, more than an int32 can count"
-            )
+            raise NielsCacheError(f"{self._prefix}: sequence {self._sequences} has {len(given)} tokens, more than an int32 can count")
         self._bin.write(converted.tobytes())
         self._lengths.write(np.array(len(given), dtype=LENGTHS_DTYPE).tobytes())
         self._sequences += 1
@@ -86,14 +84,14 @@ class IndexedWriter:
         self._documents.write(np.array(self._sequences, dtype=DOCUMENTS_DTYPE).tobytes())
         self._entries += 1
 
-    def add_document(self, tokens: NDArray[Any] | Sequence[int], *, lengths: Sequence[int] | None = None) -> None:
+    def add_document(self, tokens: Array | Sequence[int], *, lengths: Sequence[int] | None = None) -> None:
         """Add a whole document. The document is one sequence, or one sequence for each number in `lengths`.
 
         `lengths` counts tokens, and its sum must be the length of the document.
         """
         lengths = [len(tokens)] if lengths is None else lengths
         if sum(lengths) != len(tokens):
-            raise NielsCacheError(f"{self._output.prefix}: lengths add up to {sum(lengths)}, the document has {len(tokens)} tokens")
+            raise NielsCacheError(f"{self._prefix}: lengths add up to {sum(lengths)}, the document has {len(tokens)} tokens")
         start = 0
         for length in lengths:
             self.add_sequence(tokens[start : start + length])
@@ -101,42 +99,39 @@ class IndexedWriter:
         self.end_document()
 
     def __enter__(self) -> Self:
-        self._output.__enter__()
         with ExitStack() as files:
-            files.callback(self._output.discard)
-            self._bin = open(self._output.bin_path, "wb")
-            folder = os.path.dirname(self._output.bin_path)  # not the system's temporary folder: the disk of the output has room
-            self._lengths, self._documents = (tempfile.TemporaryFile(dir=folder) for _ in range(2))  # noqa: SIM115
-            files.pop_all()
-        self._documents.write(np.array(0, dtype=DOCUMENTS_DTYPE).tobytes())
+            bin_path, self._idx_path = files.enter_context(_new_files(self._prefix))
+            self._bin = files.enter_context(open(bin_path, "wb"))
+            folder = os.path.dirname(bin_path)  # not the system's temporary folder: the disk of the output has room
+            self._lengths, self._documents = (files.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(2))
+            self._documents.write(np.array(0, dtype=DOCUMENTS_DTYPE).tobytes())
+            self._files = files.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        try:
-            self._bin.close()
-            if error is None:
-                with open(self._output.idx_path, "wb") as file:
-                    write_index(
-                        file,
-                        self.dtype,
-                        sequences=self._sequences,
-                        lengths=lambda: _read_spool(self._lengths, LENGTHS_DTYPE),
-                        entries=self._entries,
-                        document_indices=lambda: _read_spool(self._documents, DOCUMENTS_DTYPE),
-                    )
-        finally:
-            for spool in (self._lengths, self._documents):
-                spool.close()
-            self._output.__exit__(kind, error, traceback)
+        if error is None:
+            self._files.callback(self._write_index)
+        self._files.__exit__(kind, error, traceback)
+
+    def _write_index(self) -> None:
+        with open(self._idx_path, "wb") as file:
+            write_index(
+                file,
+                self.dtype,
+                sequences=self._sequences,
+                lengths=lambda: _read_spool(self._lengths, LENGTHS_DTYPE),
+                entries=self._entries,
+                document_indices=lambda: _read_spool(self._documents, DOCUMENTS_DTYPE),
+            )
 
 
-def _read_spool(spool: IO[bytes], dtype: np.dtype[Any]) -> Iterator[NDArray[Any]]:
+def _read_spool(spool: IO[bytes], dtype: np.dtype) -> Iterator[Array]:
     spool.seek(0)
     while block := spool.read(BLOCK * dtype.itemsize):
         yield np.frombuffer(block, dtype=dtype)
 
 
-def write_index(file: IO[bytes], dtype: np.dtype[Any], *, sequences: int, lengths: Blocks, entries: int, document_indices: Blocks) -> None:
+def write_index(file: IO[bytes], dtype: np.dtype, *, sequences: int, lengths: Blocks, entries: int, document_indices: Blocks) -> None:
     """Write an .idx, section by section.
 
     `lengths` and `document_indices` are functions that yield their numbers in blocks. `lengths` is called twice.
@@ -160,47 +155,34 @@ def refuse_existing(prefix: str) -> None:
             raise NielsCacheError(f"{path}: already exists; choose another prefix, or replace it (force)")
 
 
-class Output:
-    """PREFIX.bin and PREFIX.idx under temporary names. They are renamed if the block ends without an error, and removed otherwise."""
+@contextmanager
+def _new_files(prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield temporary names for PREFIX.bin and PREFIX.idx. They are renamed if the block ends without an error, and removed otherwise."""
+    bin_path, idx_path = f"{prefix}.bin.partial", f"{prefix}.idx.partial"
+    folder = os.path.dirname(os.path.abspath(prefix))
 
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.bin_path, self.idx_path = f"{prefix}.bin.partial", f"{prefix}.idx.partial"
-
-    def __enter__(self) -> Self:
-        folder = os.path.dirname(os.path.abspath(self.prefix))
-        try:
-            os.makedirs(folder, exist_ok=True)
-            self.discard()
-        except OSError as error:
-            raise NielsCacheError(f"{folder}: cannot write there: {error.strerror or error}; choose another prefix") from error
-        return self
-
-    def discard(self) -> None:
-        for path in (self.bin_path, self.idx_path):
+    def discard() -> None:
+        for path in (bin_path, idx_path):
             with suppress(FileNotFoundError):
                 os.unlink(path)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        try:
-            if error is None:
-                for path in (self.bin_path, self.idx_path):
-                    descriptor = os.open(path, os.O_RDONLY)
-                    os.fsync(descriptor)
-                    os.close(descriptor)
-                with suppress(FileNotFoundError):
-                    os.unlink(f"{self.prefix}.idx")  # the old .bin is about to be replaced
-                os.replace(self.bin_path, f"{self.prefix}.bin")
-                os.replace(self.idx_path, f"{self.prefix}.idx")
-        except OSError as problem:
-            raise self._failed(problem) from problem
-        finally:
-            self.discard()
-        if isinstance(error, OSError):
-            raise self._failed(error) from error
-
-    def _failed(self, error: OSError) -> NielsCacheError:
-        return NielsCacheError(f"{error.filename or self.prefix}: {error.strerror or error}; nothing was written")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        discard()
+    except OSError as error:
+        raise NielsCacheError(f"{folder}: cannot write there: {error.strerror or error}; choose another prefix") from error
+    try:
+        yield bin_path, idx_path
+        for path in (bin_path, idx_path):
+            sync(Path(path))
+        with suppress(FileNotFoundError):
+            os.unlink(f"{prefix}.idx")  # the old .bin is about to be replaced
+        os.replace(bin_path, f"{prefix}.bin")
+        os.replace(idx_path, f"{prefix}.idx")
+    except OSError as error:
+        raise NielsCacheError(f"{error.filename or prefix}: {error.strerror or error}; nothing was written") from error
+    finally:
+        discard()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +198,7 @@ class Part:
     end_document: int
     first_token: int
     end_token: int
-    dtype: np.dtype[Any] = TOKEN_DTYPE
+    dtype: np.dtype = TOKEN_DTYPE
 
     @property
     def documents(self) -> int:
@@ -271,13 +253,13 @@ def write_indexed(
             refuse_existing(part.prefix)
     total, done = sum(part.bin_bytes for part in parts), 0
     for part in parts:
-        with Output(part.prefix) as output:
-            if not _linked(split, part, output.bin_path, link):
-                with open(output.bin_path, "wb") as file:
+        with _new_files(part.prefix) as (bin_path, idx_path):
+            if not _linked(split, part, bin_path, link):
+                with open(bin_path, "wb") as file:
                     for copied in _copy_tokens(split, part, file):
                         if progress is not None:
                             progress(done + copied, total)
-            with open(output.idx_path, "wb") as file:
+            with open(idx_path, "wb") as file:
                 write_index(
                     file,
                     part.dtype,
@@ -292,7 +274,7 @@ def write_indexed(
     return parts
 
 
-def _open(folder: str | Path) -> tuple[OpenedSplit, NDArray[np.uint64]]:
+def _open(folder: str | Path) -> tuple[OpenedSplit, Uints]:
     split = open_split(folder, doc_ends=True)
     ends = require_doc_ends(folder, split.doc_ends)
     if not len(ends):
@@ -300,9 +282,7 @@ def _open(folder: str | Path) -> tuple[OpenedSplit, NDArray[np.uint64]]:
     return split, ends
 
 
-def _plan(
-    prefix: str | Path, folder: str | Path, split: OpenedSplit, ends: NDArray[np.uint64], *, max_bytes: int, key: str | None
-) -> list[Part]:
+def _plan(prefix: str | Path, folder: str | Path, split: OpenedSplit, ends: Uints, *, max_bytes: int, key: str | None) -> list[Part]:
     dtype = DTYPE_OF_CACHE[split.tokens.dtype]
     max_tokens = check_positive("max_bytes", max_bytes) // dtype.itemsize
     for _ in sequence_lengths(folder, ends):  # `sequence_lengths` raises for a document that is too long

@@ -28,8 +28,7 @@ from niels_cache_runtime.format.layout import (
     tokens_name,
 )
 from niels_cache_runtime.format.safe_open import OwnFiles
-from niels_cache_runtime.remote.ledger import Entry, Ledger, State
-from niels_cache_runtime.remote.needs import BUILDS
+from niels_cache_runtime.remote.ledger import BUILDS, Entry, Ledger, State
 from niels_cache_runtime.remote.record import (
     TOKENIZER,
     Published,

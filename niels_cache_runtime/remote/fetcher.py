@@ -34,12 +34,11 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import shard_name
 from niels_cache_runtime.format.safe_open import OwnFiles
 from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
-from niels_cache_runtime.remote.ledger import PART, Entry, Ledger, Presence, State, failure_key
-from niels_cache_runtime.remote.needs import TAILS, Reader, is_tail, next_files
-from niels_cache_runtime.remote.pieces import WrongContentError, complete, read_range
+from niels_cache_runtime.remote.ledger import PART, TAILS, Entry, Ledger, Presence, Reader, State, failure_key, is_tail, next_files
+from niels_cache_runtime.remote.pieces import WrongContentError, another_object, complete, read_range
 from niels_cache_runtime.remote.record import RemoteFile
 from niels_cache_runtime.remote.room import make_room, stuck_bytes, surplus
-from niels_cache_runtime.remote.store import RemoteError, Store, open_store
+from niels_cache_runtime.remote.store import Store, open_store
 
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_", "HTTPS_", "NO_PROXY")  # requests depend on them
 _PAUSE_SECONDS = 0.01
@@ -448,11 +447,8 @@ class Fetcher:
             known = state.etags.setdefault(build.place(file.path), found.e_tag or "")
             if found.sha256 == file.sha256:  # a repair sends the object again, and its ETag may change
                 known = state.etags[build.place(file.path)] = found.e_tag or ""
-        is_same = known == (found.e_tag or "") and found.size == file.size and found.sha256 in (None, file.sha256)
-        if not is_same or len(found.content) != length:
-            raise RemoteError(
-                f"{store.name_of(file.key)}: is another object than the one that meta.json lists; push it again with --repair"
-            )
+        if known != (found.e_tag or ""):
+            raise another_object(store, file)
         return found.content
 
 

@@ -8,7 +8,7 @@
 
 A reader and a fetcher hold a lock on their file. The kernel frees this lock when the process ends, however it ends, so no count can outlive
 its process. Nothing here compares clocks: `used` counts uses. A look costs about a millisecond for a thousand files. `room` decides what to
-remove, and `fetcher` downloads.
+remove, and `fetcher` downloads. What a reader needs is in `Reader` and `Want`.
 
 After a power failure, a file may have lost its content while its size is right. So the manifest also records the boot of the machine. After
 another boot, all files are `unchecked`: a reader uses one only after the fetcher has hashed it again. A live reader of the recorded boot
@@ -30,16 +30,107 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import try_lock
-from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.layout import META_NAME, shard_name
 from niels_cache_runtime.format.safe_open import OwnFiles
-from niels_cache_runtime.remote.needs import BUILDS, Reader, Want
+
+BUILDS, TAILS = "builds", "tails"
+
+
+def is_tail(path: str) -> bool:
+    return path.startswith(f"{TAILS}/")
+
+
+class Want(NamedTuple):
+    """A part of a run that needs the shards begin .. stop-1 of a split, and `tail` bytes after them.
+
+    first, end: it needs them from sample `first` of the run to sample `end` - 1. now: whether to download them now; otherwise they are only
+    kept if they are there. build: CONTENT_SHA256/FAMILY/NAME.
+    """
+
+    first: int
+    end: int
+    now: bool
+    build: str
+    split: str
+    begin: int
+    stop: int
+    tail: int
+
+    def paths(self) -> list[str]:
+        """Return the files, relative to the copy."""
+        folder = split_folder(self.build, self.split)
+        shards = [f"{folder}{shard_name(index)}" for index in range(self.begin, self.stop)]
+        return [*shards, tail_path(self.build, self.split, self.stop, self.tail)] if self.tail else shards
+
+
+def split_folder(build: str, split: str) -> str:
+    """Return the folder of the shards of a split, with a slash at its end."""
+    return f"{BUILDS}/{build}/{split}/"
+
+
+def tail_path(build: str, split: str, stop: int, size: int) -> str:
+    """Return the path of the file with the first `size` bytes of the shards from number `stop` on."""
+    return f"{TAILS}/{build}/{split}/{stop:05d}-{size}.bin"
+
+
+@dataclass
+class Reader:
+    """A process that reads.
+
+    maps: the files that it has mapped. demand: files that it waits for now. starved: whether it has waited for long. aside: whether it
+    waits for a read beside the batches of its run, as in `trace`.
+    run, position: the run that it takes part in, and its next sample. limit: that of its copy. group: the fetchers that may serve it.
+    addresses: the address of each build that it has opened.
+    holds_all: whether it may have mapped any file, because its record cannot be read. boot: of its machine (`ledger.boot`).
+    """
+
+    pid: int
+    limit: int
+    group: str
+    run: str = ""
+    position: int = 0
+    wants: list[Want] = field(default_factory=list)
+    demand: list[str] = field(default_factory=list)
+    maps: list[str] = field(default_factory=list)
+    starved: bool = False
+    aside: bool = False
+    holds_all: bool = False
+    boot: str = ""
+    addresses: dict[str, str] = field(default_factory=dict)
+
+    def held(self) -> set[str]:
+        """Return the files that this process has mapped for no part of its run. It holds them until it ends."""
+        return set() if self.aside else {*self.maps}.difference(*(want.paths() for want in self.wants))
+
+    def mapped(self, paths: set[str]) -> set[str]:
+        """Return the files that this process may have mapped. paths: all files of the copy."""
+        return paths if self.holds_all else {*self.maps}
+
+
+def next_files(readers: list[Reader]) -> Iterator[tuple[str, Reader | None]]:
+    """Yield the files to download next, and the first reader that waits for it. None: for a download ahead of time.
+
+    A slower reader of a run comes before a faster one. Otherwise the faster one could take the last room, and both would wait.
+    """
+    waiting: dict[str, Reader] = {}
+    for reader in sorted(readers, key=lambda reader: (reader.run, reader.position)):
+        for path in reader.demand:
+            waiting.setdefault(path, reader)
+    yield from waiting.items()
+    wants = [(want.first - reader.position, want) for reader in readers for want in reader.wants if want.now]
+    for _, want in sorted(dict.fromkeys(wants)):
+        for path in sorted(want.paths(), key=is_tail, reverse=True):  # a tail is small, and no batch should wait for it alone
+            yield path, None
+
 
 VERSION = 1
 _MANIFEST = "manifest.json"
 PART = ".part"  # the end of the name of a file that is not complete
+_TABLES = ("counts", "addresses", "builds", "failed", "etags")
 _COUNTS = ("files", "bytes", "tails", "tail_bytes", "again", "removed")
 
 
@@ -162,12 +253,10 @@ class Ledger:
 
     def make(self) -> None:
         """Make the folders. Raises NotWrittenError if the disk refuses."""
-        try:
+        with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in ("readers", "fetchers"):
                 self.files.make_folder(name)
-        except OSError as error:
-            raise self._refused(error) from error
 
     def exists(self) -> bool:
         """Return whether the folder is there."""
@@ -194,10 +283,8 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        try:
+        with self.writing():
             descriptor = self.files.open("lock", os.O_RDWR, make=True)
-        except OSError as error:
-            raise self._refused(error) from error
         try:
             if not try_lock(descriptor, self._manifest, fcntl.LOCK_EX):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -247,44 +334,46 @@ class Ledger:
             os.close(descriptor)
 
     def _load(self) -> tuple[State, str]:
+        content = ""
+        said: dict[str, Any] = {"version": VERSION, "boot": boot(), "tick": 0, "entries": {}, **{name: {} for name in _TABLES}}
+        said["counts"] = dict.fromkeys(_COUNTS, 0)
         try:
-            content = self.files.read(_MANIFEST).decode()
-            said = json.loads(content)
+            with suppress(FileNotFoundError):
+                content = self.files.read(_MANIFEST).decode()
+                said = json.loads(content)
             if said["version"] != VERSION:
                 raise NielsCacheError(f"{self._manifest}: is of version {said['version']}, not {VERSION}; choose another dir")
-            entries = {path: Entry(*values) for path, values in said["entries"].items()}
-            of_state = {name: dict(said[name]) for name in ("builds", "addresses", "failed", "etags", "counts")}
-            tick = int(said["tick"])
-            unchecked, booted = set(said.get("unchecked", ())), said.get("boot", "")
-        except FileNotFoundError:
-            content, entries, tick, unchecked, booted = "", {}, 0, set(), boot()
-            of_state = {name: {} for name in ("builds", "addresses", "failed", "etags")} | {"counts": dict.fromkeys(_COUNTS, 0)}
+            readers, overhead = self._readers()
+            state = State(
+                entries={path: Entry(*values) for path, values in said["entries"].items()},
+                tick=int(said["tick"]),
+                readers=readers,
+                overhead=overhead + 2 * len(content),
+                unchecked=set(said.get("unchecked", ())),
+                boot=said.get("boot", ""),
+                **{name: dict(said[name]) for name in _TABLES},
+            )
         except NielsCacheError:
             raise
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise NielsCacheError(
                 f"{self._manifest}: cannot be read ({type(error).__name__}); remove {self.folder}, and start again"
             ) from error
-        readers, overhead = self._readers()
         groups = {reader.group for reader in readers.values()}
-        of_state["failed"] = {key: why for key, why in of_state["failed"].items() if key.partition("/")[0] in groups}
-        overhead += 2 * len(content)
-        if booted != boot() and all(reader.boot != booted for reader in readers.values()):
-            unchecked, booted = {*filter(_needs_check, entries)}, boot()
-        state = State(entries=entries, tick=tick, readers=readers, overhead=overhead, unchecked=unchecked, boot=booted, **of_state)
-        owners = {entry.owner for entry in entries.values() if entry.owner}
+        state.failed = {key: why for key, why in state.failed.items() if key.partition("/")[0] in groups}
+        if state.boot != boot() and all(reader.boot != state.boot for reader in readers.values()):
+            state.unchecked, state.boot = {*filter(_needs_check, state.entries)}, boot()
+        owners = {entry.owner for entry in state.entries.values() if entry.owner}
         dead = {owner for owner in owners if not self.is_alive("fetchers", owner)}
-        for path in [path for path, entry in entries.items() if entry.owner in dead]:
+        for path in [path for path, entry in state.entries.items() if entry.owner in dead]:
             self.remove(state, path)
         return state, content
 
     def _readers(self) -> tuple[dict[str, Reader], int]:
         """Return the live readers and the bytes of their files."""
         found, size = {}, 0
-        try:
+        with self.writing():
             names = sorted(os.listdir(self.folder / "readers"))
-        except OSError as error:
-            raise self._refused(error) from error
         for name in names:
             if self.is_alive("readers", name):
                 with suppress(OSError):
@@ -296,12 +385,10 @@ class Ledger:
 
     def remove(self, state: State, path: str) -> None:
         """Remove a file of the copy from the disk and from the state."""
-        try:
+        with self.writing():
             self.files.remove(path)
             if state.entries[path].owner:
                 self.files.remove(path + PART)
-        except OSError as error:
-            raise self._refused(error) from error
         del state.entries[path]
         state.unchecked.discard(path)
 
@@ -310,25 +397,24 @@ class Ledger:
             "version": VERSION,
             "boot": state.boot,
             "tick": state.tick,
-            "counts": state.counts,
-            "addresses": state.addresses,
-            "builds": state.builds,
-            "failed": state.failed,
-            "etags": state.etags,
+            **{name: getattr(state, name) for name in _TABLES},
             "entries": {path: [entry.size, entry.sha256, entry.owner, entry.used] for path, entry in state.entries.items()},
         }
         if state.unchecked:
             said["unchecked"] = sorted(state.unchecked)
         content = json.dumps(said, separators=(",", ":"))
-        if content == before:
-            return
-        try:
-            self.files.write(_MANIFEST, content.encode())
-        except OSError as error:
-            raise self._refused(error) from error
+        if content != before:
+            with self.writing():
+                self.files.write(_MANIFEST, content.encode())
 
-    def _refused(self, error: OSError) -> NotWrittenError:
-        return NotWrittenError(f"{self.folder}: cannot be written: {error.strerror or error}; free room there, or choose another dir")
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Raise NotWrittenError if the disk refuses."""
+        try:
+            yield
+        except OSError as error:
+            message = f"{self.folder}: cannot be written: {error.strerror or error}; free room there, or choose another dir"
+            raise NotWrittenError(message) from error
 
 
 class Presence:
@@ -337,10 +423,8 @@ class Presence:
     def __init__(self, ledger: Ledger, kind: str, name: str | None = None) -> None:
         self.name = name or secrets.token_hex(8)
         self._path = ledger.folder / kind / self.name
-        try:
+        with ledger.writing():
             self.descriptor = ledger.files.open(f"{kind}/{self.name}", os.O_RDWR, make=True)
-        except OSError as error:
-            raise ledger._refused(error) from error
         self.is_held = try_lock(self.descriptor, self._path, fcntl.LOCK_EX)
 
     def write(self, reader: Reader) -> None:

@@ -111,15 +111,24 @@ def complete(opened: BinaryIO, source: Source, file: RemoteFile, *, tally: Tally
 def read_range(store: Store, file: RemoteFile, length: int, *, start: int = 0) -> Range:
     """Return a range of a file, as `Store.read_range` does.
 
-    Raises MissingError if the file is gone, and RemoteError if the store refuses, or fails again and again.
+    Raises MissingError if the file is gone, and RemoteError if another object has its place, or if the store refuses, or fails again and
+    again.
     """
     failures = 0
     while True:
         try:
             with named_if_gone(store, file):
-                return store.read_range(file.key, length, start=start)
+                found = store.read_range(file.key, length, start=start)
+            if found.size != file.size or found.sha256 not in (None, file.sha256) or len(found.content) != length:
+                raise another_object(store, file)
+            return found
         except RemoteError as error:
             if not error.is_transient or failures == _MOST_FAILURES:
                 raise
         time.sleep(_FIRST_WAIT_SECONDS * 2**failures)
         failures += 1
+
+
+def another_object(store: Store, file: RemoteFile) -> RemoteError:
+    """Return the error for an object that is not the recorded one."""
+    return RemoteError(f"{store.name_of(file.key)}: is another object than the one that meta.json lists; push it again with --repair")

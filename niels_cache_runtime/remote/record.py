@@ -16,16 +16,24 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, Family, is_cache_file, is_tokenizer_file, shard_name
-from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta, canonical_json, content_sha256, is_content, parse_meta, sha256_text
+from niels_cache_runtime.format.meta import (
+    MOST_META_BYTES,
+    Meta,
+    canonical_json,
+    content_sha256,
+    is_content,
+    is_foreign,
+    parse_meta,
+    place_problem,
+    sha256_text,
+)
 from niels_cache_runtime.format.meta_keys import check_form, is_count
-from niels_cache_runtime.format.place import place_problem
 from niels_cache_runtime.format.safe_open import name_problem
 from niels_cache_runtime.remote.store import MissingError, Store
 
@@ -131,14 +139,7 @@ def _parsed(content: bytes) -> Record:
         or not all(is_count(entry["bytes"]) for entry in said["beside"].values())
     ):
         raise NielsCacheError("has a value that no record has")
-    return Record(
-        family=said["family"],
-        name=said["name"],
-        content_sha256=said["content_sha256"],
-        meta_sha256=said["meta_sha256"],
-        beside=said["beside"],
-        previous=tuple(said["previous"]),
-    )
+    return Record(**{field.name: said[field.name] for field in fields(Record)} | {"previous": tuple(said["previous"])})
 
 
 _SPLIT_FOLDERS = tuple(f"{split}/" for split in SPLITS)

@@ -21,8 +21,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.ledger import Entry, State, failure_key
-from niels_cache_runtime.remote.needs import Reader, Want
+from niels_cache_runtime.remote.ledger import Entry, Reader, State, Want, failure_key
 
 PATIENCE_SECONDS = 60.0
 _IMPATIENCE_SECONDS = 1.0
@@ -58,16 +57,17 @@ def make_room(state: State, need: int, limit: int, *, path: str | None = None) -
 
     path: the file to download, if a reader waits for it. None for a download ahead of time: then only rules 1 and 2 apply.
     """
-    missing = state.used_bytes() + need - limit
-    if missing <= 0:
-        return []
+    chosen, missing = _first_files(state.used_bytes() + need - limit, _candidates(state, path))
+    return chosen if missing <= 0 else None
+
+
+def _first_files(missing: int, candidates: Iterator[tuple[str, Entry]]) -> tuple[list[str], int]:
+    """Return as many candidates as have the missing bytes, and the bytes that are missing then: above 0 if there are too few candidates."""
     chosen: list[str] = []
-    for candidate, entry in _candidates(state, path):
-        chosen.append(candidate)
-        missing -= entry.size
-        if missing <= 0:
-            return chosen
-    return None
+    while missing > 0 and (candidate := next(candidates, None)) is not None:
+        chosen.append(candidate[0])
+        missing -= candidate[1].size
+    return chosen, missing
 
 
 def held_bytes(state: State, files: Collection[str]) -> int:
@@ -121,14 +121,7 @@ def nothing_changed(folder: Path, path: str, seconds: float) -> NielsCacheError:
 
 def surplus(state: State, limit: int) -> list[str]:
     """Return files to remove until the copy is below `limit`, or as close to it as mapped files allow."""
-    missing, chosen = state.used_bytes() - limit, []
-    if missing > 0:
-        for candidate, entry in _candidates(state, "", is_strict=False):
-            chosen.append(candidate)
-            missing -= entry.size
-            if missing <= 0:
-                break
-    return chosen
+    return _first_files(state.used_bytes() - limit, _candidates(state, "", is_strict=False))[0]
 
 
 def _candidates(state: State, path: str | None, *, is_strict: bool = True) -> Iterator[tuple[str, Entry]]:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.remote.ledger import Ledger, State
-from niels_cache_runtime.remote.needs import BUILDS, TAILS
+from niels_cache_runtime.remote.ledger import BUILDS, TAILS, Ledger
 from niels_cache_runtime.remote.room import surplus
 
 
@@ -90,7 +89,8 @@ def check(folder: str | os.PathLike[str]) -> list[str]:
     for path, sha256 in sorted(wanted.items()):
         is_right = ledger.files.sha256(path) == sha256
         with ledger.changing() as state:
-            if not _is_unchanged(state, path, sha256):
+            entry = state.entries.get(path)
+            if entry is None or entry.owner or entry.sha256 != sha256:
                 continue  # it was removed or exchanged meanwhile
             if is_right:
                 state.unchecked.discard(path)
@@ -112,8 +112,3 @@ def _is_of(path: str, build: str) -> bool:
     """Return whether a file belongs to a build. The tokenizer lies above the data set."""
     content = build.partition("/")[0]
     return path.startswith((f"{BUILDS}/{build}/", f"{TAILS}/{build}/", f"{BUILDS}/{content}/tokenizer/"))
-
-
-def _is_unchanged(state: State, path: str, sha256: str) -> bool:
-    entry = state.entries.get(path)
-    return entry is not None and not entry.owner and entry.sha256 == sha256

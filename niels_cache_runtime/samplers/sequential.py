@@ -17,23 +17,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import as_int, check_positive, check_whole
 from niels_cache_runtime.cache.gather import PairMaker, resolve_device
 from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_of_split, open_split
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import (
     SPLITS,
     TOKEN_DTYPE,
+    Array,
     Tokens,
     doc_ends_name,
     idx_name,
     shard_name,
     target_ends_name,
 )
-from niels_cache_runtime.format.meta import Meta, content_sha256
+from niels_cache_runtime.format.meta import Meta, content_sha256, is_foreign
 from niels_cache_runtime.format.npy_files import map_npy, read_npy_header
 from niels_cache_runtime.loader.state import check_values
 from niels_cache_runtime.remote.whole import Copy, Place
@@ -121,7 +120,7 @@ class DatasetLoader:
         self.epoch = 0
         self._next_chunk = 0  # the first chunk of the next group, the same on every rank
         self._pairs = PairMaker(self.device)
-        self._mapped: tuple[_TokenFile, NDArray[Any]] | None = None
+        self._mapped: tuple[_TokenFile, Array] | None = None
 
     def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return x, y: (batch, seq_len) int64, contiguous, on the device. Flattened, y is x shifted by one token.
@@ -231,7 +230,7 @@ class DatasetLoader:
         shards = zip(map(Path, split.shards), split.tokens.shards, strict=True)
         return meta, content, [_TokenFile(path=path, length=len(tokens), shard=tokens) for path, tokens in shards]
 
-    def _read(self, file: _TokenFile, start: int, end: int) -> NDArray[Any]:
+    def _read(self, file: _TokenFile, start: int, end: int) -> Array:
         """Return a copy of the tokens start to end - 1 of a file. Shards and uint16 `.npy` files keep their dtype; others become int64."""
         if file.shard is not None:
             return file.shard[start:end].copy()

@@ -1,28 +1,182 @@
 """The verifier: functions that hash a cache again and check its rules. `__main__` is the command line.
 
-    root: the folders of a cache --> folder: one of them, judged --> invariants: the rules inside it      table: the results in rows
+    find_folders: the folders of a cache --> folder: one of them, judged --> invariants: the rules inside it      table: the results in rows
 
 If another program wrote the meta.json of a cache, the cache is unverifiable. This is a note, a result in the table and a number in the
 summary, but not a finding. The verifier reads every file once, several files at the same time. With `quick`, the verifier reads no file,
 and compares names and sizes only. A broken file of any kind is a finding, never an exception. The verifier repairs and writes nothing. It
 follows no link, except that the folder of a data set may itself be a link.
 
+A data set is a folder with a meta.json in `pretrain/`, `sft/`, `corpus/` or `index/`. Nothing else may be in these four folders, except
+`pretrain/.parts/` and `corpus/.parts/`, which hold the parts of data sets (NAME/part-00000). The folder of a data set may be a link,
+because its owner chooses where it lies; then the target of the link is verified. No other link is followed.
+Beside those folders any other entry is allowed, and is not read. Entries with a leading dot come from builds.
+
 Somebody may change files and compute all hashes again, including the hash of meta.json. The verifier does not detect this, because only a
 record outside of the cache can show it (`niels-cache verify --against-dagster`).
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from niels_cache_runtime.cache.opening import TRIES
+from niels_cache_runtime.errors import NielsCacheError, escaped
+from niels_cache_runtime.format.described import NO_CACHE, describe
 from niels_cache_runtime.format.layout import META_NAME, parts_root, tokenizer_dir
-from niels_cache_runtime.format.place import place_problem
+from niels_cache_runtime.format.meta import place_problem
 from niels_cache_runtime.format.reading import Look, hash_files
 from niels_cache_runtime.verify.folder import Finding, Kind, VerifiedFolder
-from niels_cache_runtime.verify.root import HAVE_PARTS, find_folders, notes, stray_findings
 
 __all__ = ["Finding", "Kind", "find_folders", "notes", "verify_cache", "verify_dataset", "verify_folders"]
+
+_ONE = ("tokenizer", "duplicates")
+_MANY = ("pretrain", "sft", "corpus", "index")
+HAVE_PARTS = ("pretrain", "corpus")
+_REPORTS = "reports"
+_LEFT_BY_BUILDERS = {
+    ".lock": os.path.isfile,
+    ".lease": os.path.isdir,
+    ".partial": os.path.isdir,
+    ".gone": os.path.isdir,
+    ".old": os.path.isdir,
+    ".journal": os.path.isdir,
+    ".damaged": os.path.isdir,
+}
+
+
+def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> list[Path]:
+    """Return the folders that `verify_cache` verifies, in order. Folders with a leading dot (builds in progress) are left out.
+
+    Raises NielsCacheError for a path that is no cache root and no data set, and for a name in `names` that the root does not hold.
+    """
+    root = Path(root)
+    if not root.is_dir():
+        raise _no_root(root, "give a cache root such as cache/")
+    if (root / META_NAME).exists():
+        if names:
+            raise NielsCacheError(f"{root}: is one data set, so it has no {names[0]}; give the cache root above it")
+        return [root]
+    found = [tokenizer_dir(root), *_entries(root / "pretrain"), *_entries(root / "sft")]
+    found += [*_entries(root / "corpus"), root / "duplicates", *_entries(root / "index")]
+    for family in HAVE_PARTS:
+        found += [part for dataset in _entries(parts_root(root, family)) for part in _entries(dataset) if (part / META_NAME).exists()]
+    found = [folder for folder in found if _stray_problem(folder) is None and os.path.isdir(folder)]
+    if not found:
+        raise _no_root(root, "build one first, or check the path")
+    for name in names or ():
+        if not any(_is_called(name, folder) for folder in found):
+            known = ", ".join(folder.relative_to(root).as_posix() for folder in found)
+            raise NielsCacheError(f"{root}: holds no {name}; it has {known}")
+    return [folder for folder in found if not names or any(_is_called(name, folder) for name in names)]
+
+
+def _no_root(path: Path, advice: str) -> NielsCacheError:
+    found = describe(path)
+    said = NO_CACHE if found.kind == "root" else found.said  # it looks like a root, but its folders are links to nowhere
+    return NielsCacheError(f"{path}: {said}; {found.root_advice if found.kind != 'root' and found.roots else advice}")
+
+
+def stray_findings(root: str | Path) -> Iterator[Finding]:
+    """Yield a finding for each entry that lies where only data sets may lie, but is not a data set."""
+    for path, problem in _places(Path(root)):
+        if problem is not None:
+            yield Finding(kind="files", folder=str(path.parent), path=path.name, problem=problem)
+
+
+def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: bool = True) -> list[str]:
+    """Return lines about harmless entries that the user should know about.
+
+    folders: entries in these folders that are not part of the data set are noted.
+    beside: also note data sets behind links in the root, and entries of the root that are not verified.
+    """
+    root = Path(root)
+    said = [line for folder in folders for line in folder.notes()]
+    if (root / META_NAME).exists():
+        return said + [escaped(line) for folder in folders for line in _renamed(folder)]
+    return said + [escaped(line) for line in _beside(root)] if beside else said
+
+
+def _renamed(folder: VerifiedFolder) -> Iterator[str]:
+    """Yield a line if the user gave the path of a folder, and the folder does not have the name of its data set. This is allowed."""
+    named = (folder.meta or {}).get("dataset_name")
+    if named not in (None, folder.path.absolute().name):
+        yield f"{folder.path}: is the data set {named!r:.80}, by its meta.json"
+
+
+def _beside(root: Path) -> Iterator[str]:
+    for path, problem in _places(root):
+        if problem is None and path.is_symlink():
+            yield f"{path}: is a link; its target {os.path.realpath(path)} is verified"
+    for path in (*_hidden(root), *(path for name in _MANY for path in _hidden(root / name))):
+        is_left = _LEFT_BY_BUILDERS.get(_kind(path))
+        if is_left is not None and (path.is_symlink() or not is_left(path)):
+            yield f"{path}: is not an entry that a build leaves under this name, and not verified; remove it"
+        elif is_left is None and path.parent != root and path not in [parts_root(root, family) for family in HAVE_PARTS]:
+            yield f"{path}: not part of the cache, and not verified"
+    if (root / _REPORTS).is_dir():
+        yield f"{root / _REPORTS}: not verified; reports are made from the other folders, and you can make them again"
+    hidden = [path for path in _hidden(root) if _kind(path) not in _LEFT_BY_BUILDERS]
+    others = [path for path in _entries(root) if path.name not in (*_ONE, *_MANY, _REPORTS)]
+    if hidden or others:
+        yield f"{root}: not part of the cache, and not verified: {', '.join(path.name for path in (*hidden, *others))}"
+
+
+def _kind(path: Path) -> str:
+    """Return the suffix of an entry, without the number of an attempt: `.partial` for `.NAME.partial.2`."""
+    return Path(path.stem).suffix if path.suffix[1:].isdecimal() else path.suffix
+
+
+def _places(root: Path) -> Iterator[tuple[Path, str | None]]:
+    """Yield every folder of data sets and every entry in it, each with its problem or None."""
+    for name in _ONE:
+        yield root / name, _stray_problem(root / name)
+    for name in _MANY:
+        yield root / name, _listing_problem(root / name) if os.path.isdir(root / name) else _stray_problem(root / name)
+        yield from ((path, _stray_problem(path)) for path in _entries(root / name))
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return the entries without a leading dot. The list is empty if the folder cannot be listed."""
+    return [path for path in _listed(folder) if not path.name.startswith(".")]
+
+
+def _hidden(folder: Path) -> list[Path]:
+    """Return the entries with a leading dot: a running build, its lock, or files of a file manager."""
+    return [path for path in _listed(folder) if path.name.startswith(".")]
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _stray_problem(path: Path) -> str | None:
+    """Return why this path is not a data set, or None if it may be one or is missing."""
+    if path.is_symlink() and not os.path.isfile(path / META_NAME):
+        return "is a link without a data set, and not followed; put the data set there, or remove it"
+    if os.path.lexists(path) and not os.path.isdir(path):
+        return "is not a folder, and only folders of data sets belong here; remove it"
+    return None
+
+
+def _listing_problem(path: Path) -> str | None:
+    """Return why the data sets of a family cannot be listed. Return None if they can be listed, or if the folder is missing."""
+    try:
+        os.listdir(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"cannot be listed: {error.strerror or error}"
+    return None
+
+
+def _is_called(name: str, folder: Path) -> bool:
+    return name in (folder.name, f"{folder.parent.name}/{folder.name}")
+
 
 OnProgress = Callable[[int, int], None]
 

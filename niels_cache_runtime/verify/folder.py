@@ -12,13 +12,11 @@ from typing import Literal, TypeVar
 
 from niels_cache_runtime.cache.opening import FileEntries, current_tokenizer_sha256, listed_files, read_build, tokenizer_problem
 from niels_cache_runtime.errors import NielsCacheError, escaped
-from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, parts_root, tokenizer_model_name
-from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256, is_content, load_meta
+from niels_cache_runtime.format.meta import UNVERIFIABLE, Meta, canonical_json, content_sha256, is_content, is_foreign, load_meta
 from niels_cache_runtime.format.meta_keys import form_problem
 from niels_cache_runtime.format.reading import Look, find_files
-from niels_cache_runtime.verify.invariants import Part, Problem, as_problem, foreign_parts, foreign_size_problems, pretrain_parts
-from niels_cache_runtime.verify.invariants_sft import sft_parts
+from niels_cache_runtime.verify.invariants import Part, Problem, as_problem, foreign_parts, foreign_size_problems, pretrain_parts, sft_parts
 
 # The docstring of Finding explains these kinds.
 Kind = Literal["content", "files", "tokenizer", "recorded"]

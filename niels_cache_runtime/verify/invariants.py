@@ -3,46 +3,108 @@
     meta, folder --> parts --> looks: called with the blocks of their files, of several at once --> problems: (path, clause)
 
 A part is a split, or meta.json alone. A look is a function that gets the blocks of one file in order. If another program wrote meta.json,
-only those keys are checked that are about tokens: counts, ids below the vocabulary size, and offsets that fit the tokens. `invariants_sft`
-has the rules of SFT data sets.
+only those keys are checked that are about tokens: counts, ids below the vocabulary size, and offsets that fit the tokens.
 
 A look searches each block for special ids and for ids outside the vocabulary. This takes two passes over a block that was just hashed. The
 other checks are arithmetic on the places of these ids. Memory does not grow with the files, and nothing is mapped. An error that stops a
 part is one more problem of this part.
+
+A data set that was joined from parts has them in `parts` of its meta.json, in order. The shards of a split are those of the first part,
+then those of the second, and so on. Only the last shard of each part may be short.
 """
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import foreign_family
 from niels_cache_runtime.format.layout import (
+    CHAT_TEMPLATE_NAME,
     META_NAME,
+    SIDES,
     SPLITS,
     TOKEN_DTYPES,
+    Bools,
+    Ints,
     Split,
     Tokens,
     doc_ends_name,
+    entries_per_example,
+    has_pairs,
+    has_spans,
     idx_name,
     list_shards,
     max_vocab_size,
     shard_name,
+    target_ends_name,
+    targets_name,
     token_dtype_of,
     tokens_name,
 )
-from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.meta import Meta, foreign_family
+from niels_cache_runtime.format.meta_keys import is_count
 from niels_cache_runtime.format.reading import Look
-from niels_cache_runtime.verify.joined import JoinedParts
-from niels_cache_runtime.verify.offset_file import Kind, OffsetFile
+from niels_cache_runtime.verify.offset_file import Kind, OffsetFile, check_target_files
 
 Problem = tuple[str, str]
+_COUNTED = ("shards", "tokens", "documents")
+
+
+class JoinedParts:
+    """The parts of one split. Without parts, the split counts as one part.
+
+    Raises NielsCacheError if an entry of `parts` lacks a name or a number.
+    """
+
+    def __init__(self, meta: Meta, split: Split) -> None:
+        self._split, self._parts = split, meta.get("parts")
+        for entry in self._parts or ():
+            for key in _COUNTED:
+                if not is_count(_count(entry, key, split)) or not isinstance(entry.get("name"), str):
+                    raise NielsCacheError(f"parts has an entry without a name, or without {key} of {split}; rebuild this data set")
+
+    def may_be_short(self, shards: int) -> set[int]:
+        """Return the numbers of the shards that may be short, if the split has so many shards."""
+        return {shards - 1} if self._parts is None else {end - 1 for end in self._ends("shards")}
+
+    def problems(self, sizes: dict[str, int], ends: OffsetFile | None, ends_path: str, token_bytes: int) -> Iterator[Problem]:
+        """Yield the parts whose shards or documents differ from `parts`. sizes: of the shards by path, in order."""
+        if self._parts is None:
+            return
+        paths, first, shard_ends = list(sizes), 0, self._ends("shards")
+        if (listed := shard_ends[-1] if shard_ends else 0) != len(paths):
+            yield META_NAME, f"parts lists {listed} shards of {self._split}, but there are {len(paths)}"
+            return
+        if ends is not None and (listed := sum(self._counts("documents"))) != len(ends):
+            yield META_NAME, f"parts lists {listed} documents of {self._split}, but there are {len(ends)}"
+            return
+        token_ends, document_ends = self._ends("tokens"), self._ends("documents")
+        for number, (entry, stop) in enumerate(zip(self._parts, shard_ends, strict=True)):
+            size, wanted = sum(sizes[path] for path in paths[first:stop]), _count(entry, "tokens", self._split) * token_bytes
+            if size != wanted:
+                where = paths[stop - 1] if stop > first else META_NAME
+                yield where, f"the shards of {entry['name']} have {size} bytes, but parts says {wanted}"
+            elif ends is not None and document_ends[number] and int(ends[document_ends[number] - 1]) != token_ends[number]:
+                yield ends_path, f"no document ends at the end of {entry['name']}"
+            first = stop
+
+    def _counts(self, key: str) -> list[int]:
+        return [_count(entry, key, self._split) for entry in self._parts or ()]
+
+    def _ends(self, key: str) -> Sequence[int]:
+        return list(accumulate(self._counts(key)))
+
+
+def _count(entry: dict[str, Any], key: str, split: Split) -> Any:
+    counts = entry.get(key)
+    return counts.get(split) if isinstance(counts, dict) else None
+
+
 ROLES = ("sys", "usr", "asst")
 
 
@@ -110,17 +172,17 @@ class SpecialIds:
         self._begin, self._end = max(((before + 1, after) for before, after in runs), key=lambda run: run[1] - run[0], default=(0, 0))
         self._buffers = threading.local()
 
-    def unusual(self, tokens: Tokens) -> NDArray[np.bool_]:
+    def unusual(self, tokens: Tokens) -> Bools:
         """Return which tokens have an id that is not ordinary. The result is valid until the next call in this thread."""
-        buffer: NDArray[np.bool_] | None = getattr(self._buffers, "unusual", None)
+        buffer: Bools | None = getattr(self._buffers, "unusual", None)
         if buffer is None or len(buffer) < len(tokens):  # a new buffer for each block would cost more than the comparison
             buffer = self._buffers.unusual = np.empty(len(tokens), dtype=np.bool_)
-        unusual: NDArray[np.bool_] = np.less(tokens, self._begin, out=buffer[: len(tokens)])
+        unusual: Bools = np.less(tokens, self._begin, out=buffer[: len(tokens)])
         if len(tokens) and int(tokens.max()) >= self._end:
             unusual |= tokens >= self._end
         return unusual
 
-    def find(self, tokens: Tokens) -> tuple[NDArray[np.int64], Tokens]:
+    def find(self, tokens: Tokens) -> tuple[Ints, Tokens]:
         """Return the places of ids that are not ordinary, in order, and the ids at these places."""
         places = np.flatnonzero(self.unusual(tokens))
         return places, tokens[places]
@@ -384,3 +446,130 @@ class _ForeignSplit:
                 yield from total_problems(self._meta, f"{self._split}_examples", found)
         except NielsCacheError as error:
             yield as_problem(error, self._folder)
+
+
+def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
+    """Yield the parts that check meta.json and both splits.
+
+    sizes: the bytes of those files on disk that meta.json lists. Raises NielsCacheError if meta.json lacks a key that the checks need.
+    """
+    dtype = token_dtype_of(meta)
+    roles = [] if "template" in meta else [special_id(meta, role) for role in ROLES]
+    ids = SpecialIds(number(meta, "vocab_size"), special_id(meta, "eot"), roles)
+    yield MetaPart(lambda: _meta_problems(meta, ids.vocab_size, dtype))
+    for split in SPLITS:
+        yield _SftSplit(meta, folder, split, sizes, ids=ids, dtype=dtype)
+
+
+class _SftSplit:
+    """A split: ids in the vocabulary, totals, messages if sentinels begin them, and spans of targets that lie in their examples."""
+
+    def __init__(self, meta: Meta, folder: Path, split: Split, sizes: Mapping[str, int], *, ids: SpecialIds, dtype: np.dtype) -> None:
+        self._meta, self._folder, self._split, self._ids, self._dtype = meta, folder, split, ids, dtype
+        self._path, idx_path = tokens_name(split), idx_name(split)
+        self._sizes, self._size = sizes, sizes.get(self._path, 0)
+        self._token_count = self._size // dtype.itemsize
+        self._starts, self._starts_problem = read_offsets(
+            folder, idx_path, "example_starts", meta, sizes, token_count=self._token_count, needed=True
+        )
+        self._messages = _Messages(ids, self._starts if ids.roles else None, token_count=self._token_count, dtype=dtype)
+        self._of_spans = (targets_name(split), target_ends_name(split)) if has_spans(meta) else ()
+        self.inputs = frozenset({self._path, idx_path, *self._of_spans})
+        self.looks: dict[str, Look] = {self._path: self._messages.look_at} if self._path in sizes else {}
+
+    def problems(self) -> Iterator[Problem]:
+        for name in (self._path, *self._of_spans):
+            if name not in self._meta["files"]:
+                yield META_NAME, f"lists no {name}"
+        if problem := size_problem(self._size, self._dtype):
+            yield self._path, problem
+        if self._starts_problem is not None:
+            yield self._starts_problem
+        if self._starts is not None:
+            examples, half = divmod(len(self._starts), entries_per_example(self._meta))
+            if half:
+                yield idx_name(self._split), f"has {len(self._starts)} entries, an odd number, so one side of a pair is missing"
+            yield from total_problems(self._meta, f"{self._split}_examples", examples)
+        yield from self._ids.too_large_problems(self._path, self._messages.too_large)
+        for found in self._messages.problems():
+            yield self._path, found
+        if f"{self._split}_tokens" in self._meta:
+            yield from total_problems(self._meta, f"{self._split}_tokens", self._token_count)
+        if self._starts is not None and self._of_spans and all(name in self._sizes for name in self._of_spans):
+            spans = check_target_files(self._folder, self._split, self._starts, token_count=self._token_count)
+            if self._meta["targets"].get(self._split) != spans:
+                yield META_NAME, f"targets.{self._split} is {self._meta['targets'].get(self._split)}, but the files hold {spans}"
+
+
+def _meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Problem]:
+    yield from meta_problems(meta, vocab_size, dtype)
+    named = meta["template"].get("sha256") if isinstance(meta.get("template"), dict) else None
+    if named != meta["files"].get(CHAT_TEMPLATE_NAME, {}).get("sha256"):
+        yield META_NAME, f"the sha256 of its template is not that of {CHAT_TEMPLATE_NAME} in `files`"
+    if has_pairs(meta) and meta["sides"] != [*SIDES]:
+        yield META_NAME, f"sides is {meta['sides']!r:.80}, expected {', '.join(SIDES)}"
+
+
+class _Messages:
+    """Counts of errors in the form of examples, in consecutive blocks of tokens. A message is a role sentinel, its content, and EOT.
+
+    starts: None if the starts of examples are unknown, or if no sentinels begin messages; then only ids are checked. If an offset was
+        moved to a different message of the same conversation, this is not detected.
+    """
+
+    def __init__(self, ids: SpecialIds, starts: OffsetFile | None, *, token_count: int, dtype: np.dtype) -> None:
+        self._ids, self._starts, self._token_count, self._dtype = ids, starts, token_count, dtype
+        self._asst = ids.roles[ROLES.index("asst")] if ids.roles else None
+        self._position = 0
+        self._last_is_eot = False  # whether the block before this one ended with EOT
+        self._last_answered = -1  # the last example in which an assistant's message was seen
+        self._answered = self._roleless = self._inside = self._after_eot = self._unclosed = 0
+        self.too_large = -1
+
+    def look_at(self, block: memoryview) -> None:
+        tokens = tokens_of(block, self._dtype)
+        places, ids = self._ids.find(tokens)
+        self.too_large = max(self.too_large, self._ids.too_large(ids))
+        if self._starts is not None and len(tokens):
+            self._look_at_messages(self._starts, tokens, places, ids)
+        self._position += len(tokens)
+
+    def _look_at_messages(self, starts: OffsetFile, tokens: Tokens, places: Ints, ids: Tokens) -> None:
+        first, begins = starts.within(self._position, len(tokens))
+        _, last_tokens = starts.within(self._position + 1, len(tokens))
+        if self._position + len(tokens) == self._token_count and len(starts):
+            last_tokens = np.append(last_tokens, len(tokens) - 1)
+        self._unclosed += int(np.count_nonzero(tokens[last_tokens] != self._ids.eot))
+
+        roles = places[np.isin(ids, self._ids.roles)]
+        after_eot = places[ids == self._ids.eot] + 1
+        if self._last_is_eot:
+            after_eot = np.append(0, after_eot)
+        self._last_is_eot = bool(tokens[-1] == self._ids.eot)
+        after_eot = after_eot[after_eot < len(tokens)]
+        self._roleless += len(_without(begins, roles))
+        self._inside += len(_without(_without(roles, begins), after_eot))
+        self._after_eot += len(_without(_without(after_eot, begins), roles))
+        answered = np.unique(first + begins.searchsorted(places[ids == self._asst], side="right") - 1)
+        if len(answered):
+            self._answered += len(answered) - int(answered[0] == self._last_answered)
+            self._last_answered = int(answered[-1])
+
+    def problems(self) -> Iterator[str]:
+        if self._unclosed:
+            yield f"{self._unclosed} examples do not end with EOT"
+        if self._starts is None:
+            return
+        if self._roleless:
+            yield f"{self._roleless} examples do not begin with a role sentinel"
+        if self._inside:
+            yield f"{self._inside} role sentinels are inside a message, neither first in an example nor after EOT"
+        if self._after_eot:
+            yield f"{self._after_eot} EOT tokens are followed by neither a role sentinel nor the end of the example"
+        if unanswered := len(self._starts) - self._answered:
+            yield f"{unanswered} examples have no assistant message"
+
+
+def _without(places: Ints, others: Ints) -> Ints:
+    """Return the sorted `places` that are not in `others`."""
+    return np.setdiff1d(places, others, assume_unique=True)

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.mmap import check_doc_ends, check_example_starts
-from niels_cache_runtime.cache.targets import check_bounds, check_target_ends
+from niels_cache_runtime.cache.targets import check_targets
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TARGETS_DTYPE, Split, target_ends_name, targets_name
+from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, TARGETS_DTYPE, Array, Ints, Split, target_ends_name, targets_name
 from niels_cache_runtime.format.npy_files import read_npy_header
 from niels_cache_runtime.format.safe_open import open_regular
 
@@ -23,7 +22,6 @@ Kind = Literal["doc_ends", "example_starts"]
 
 _STEP = 4096
 _KINDS = {"doc_ends": (DOC_ENDS_DTYPE, check_doc_ends), "example_starts": (IDX_DTYPE, check_example_starts)}
-_BLOCK_EXAMPLES = 1 << 18
 
 
 class NpyRows:
@@ -55,7 +53,7 @@ class NpyRows:
             return self._read(first, max(end, first))
         return self._read(index % self._count, index % self._count + 1)[0]
 
-    def _read(self, first: int, end: int) -> NDArray[Any]:
+    def _read(self, first: int, end: int) -> Array:
         size = self._row.itemsize
         try:
             descriptor = open_regular(self._path)
@@ -86,7 +84,7 @@ class OffsetFile(NpyRows):
         every = [self[first : first + 1] for first in range(0, len(self), _STEP)]
         self._sparse = np.concatenate([np.array([], dtype=dtype), *every])
 
-    def within(self, begin: int, count: int) -> tuple[int, NDArray[np.int64]]:
+    def within(self, begin: int, count: int) -> tuple[int, Ints]:
         """Return the offsets in [begin, begin + count), relative to `begin`, and before them the index of the first of these offsets.
 
         If there are none, the index is where the first offset would be.
@@ -106,26 +104,5 @@ def check_target_files(folder: Path, split: Split, starts: OffsetFile, *, token_
     """
     path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
     spans, examples = NpyRows(path, TARGETS_DTYPE, width=2), NpyRows(ends_path, TARGETS_DTYPE)
-    begin = 0
-    for first in range(0, len(starts), _BLOCK_EXAMPLES):
-        stop = min(first + _BLOCK_EXAMPLES, len(starts))
-        is_last = stop == len(starts)
-        ends = examples[first:stop]
-        end = int(ends[-1]) if len(ends) else begin
-        check_target_ends(ends_path, np.append(begin, ends), examples=stop - first + 1, spans=len(spans) if is_last else end)
-        if end > len(spans):
-            raise NielsCacheError(f"{ends_path}: names span {end - 1}, but there are {len(spans)}; rebuild this data set")
-        check_bounds(
-            path,
-            spans[begin:end].astype(np.int64),
-            first=begin,
-            counts=np.diff(np.append(begin, ends.astype(np.int64))),
-            starts=starts[first:stop],
-            stops=np.append(starts[first + 1 : stop], token_count if is_last else starts[stop]),
-        )
-        begin = end
-    if len(examples) != len(starts) or begin != len(spans):
-        raise NielsCacheError(
-            f"{ends_path}: has {len(examples)} entries and {begin} spans for {len(starts)} examples and {len(spans)} spans"
-        )
+    check_targets(path, ends_path, spans, examples, starts, token_count=token_count)
     return len(spans)

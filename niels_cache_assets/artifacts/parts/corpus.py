@@ -51,9 +51,8 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.format.meta import Meta
+from niels_cache_runtime.format.meta import Meta, place_problem
 from niels_cache_runtime.format.npy_files import map_npy
-from niels_cache_runtime.format.place import place_problem
 
 _ROWS = 1 << 16
 

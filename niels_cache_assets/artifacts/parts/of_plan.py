@@ -30,8 +30,7 @@ from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
-from niels_cache_runtime.format.meta import Meta
-from niels_cache_runtime.format.place import place_problem
+from niels_cache_runtime.format.meta import Meta, place_problem
 
 Kind = TypeVar("Kind")
 

@@ -114,9 +114,8 @@ def is_path(given: str) -> bool:
 
 
 def _folder(directory: Path) -> Shown:
-    from niels_cache_runtime.format.foreign_meta import foreign_family, is_foreign
     from niels_cache_runtime.format.layout import META_NAME
-    from niels_cache_runtime.format.meta import load_meta
+    from niels_cache_runtime.format.meta import foreign_family, is_foreign, load_meta
 
     path = directory / META_NAME
     if not path.exists():
@@ -153,7 +152,7 @@ def _no_dataset(path: Path) -> NielsCacheError:
 
 def _print_cache(console: Console, meta: Meta) -> None:
     from niels_cache_assets.show.contents import shortfall
-    from niels_cache_runtime.format.foreign_meta import UNVERIFIABLE, is_foreign
+    from niels_cache_runtime.format.meta import UNVERIFIABLE, is_foreign
 
     if is_foreign(meta):
         console.print(UNVERIFIABLE, style="yellow", soft_wrap=True)

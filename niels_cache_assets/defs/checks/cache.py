@@ -29,9 +29,8 @@ from niels_cache_assets.show.shared_texts import SharedWithOthers, advice_agains
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.streaming.disjoint import SplitOverlap, splits_disjoint
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
-from niels_cache_runtime.format.meta import Meta, load_meta
+from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta
 from niels_cache_runtime.verify import Finding, Kind, verify_dataset
 
 SPLITS_DISJOINT, BUDGETS_MET = "splits_disjoint", "budgets_met"

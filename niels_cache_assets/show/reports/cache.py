@@ -28,9 +28,8 @@ from niels_cache_assets.show.wording import counted, label
 from niels_cache_assets.sources.text_column import reading_warning
 from niels_cache_runtime.cache.opening import listed_files
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, built_names
-from niels_cache_runtime.format.meta import Meta, load_meta
+from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta
 from niels_cache_runtime.format.meta_keys import check_form
 
 CODE_VERSION = "1"  # raise this by hand when a report changes for the same caches and settings

@@ -20,8 +20,7 @@ from niels_cache_assets.config.tables import ALL_TRAIN
 from niels_cache_assets.show.wording import share_of
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, dataset_dir
-from niels_cache_runtime.format.meta import read_meta
-from niels_cache_runtime.format.place import check_place
+from niels_cache_runtime.format.meta import check_place, read_meta
 
 CODE_VERSION = "1"  # raise this by hand when a report changes for the same caches and settings
 ALL = "all pretrain data sets"

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.sft import example_target_mask
 from niels_cache_runtime.cache.targets import TargetSpans
-from niels_cache_runtime.format.layout import Ints, Tokens
+from niels_cache_runtime.format.layout import Bools, Ints, Tokens
 
 LossOn = Literal["assistant", "last_assistant", "all"]
 Overflow = Literal["truncate_right", "truncate_left", "drop"]
@@ -40,7 +39,7 @@ class KeptExamples:
     example_starts: Ints
     starts: Ints
     lengths: Ints
-    resumed: NDArray[np.bool_]
+    resumed: Bools
     skipped: Ints
     truncated: int
     truncated_tokens: int
@@ -96,7 +95,7 @@ def keep_examples(
 
 def _find_targets(
     tokens: Tokens, starts: Ints, ends: Ints, kept_starts: Ints, kept_ends: Ints, *, eot_id: int, asst_id: int
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Ints]:
+) -> tuple[Bools, Bools, Ints]:
     """Find the targets in the kept part of each example. Return three arrays (K,), one value for each example.
 
     The first array says whether the kept part has a target, the second whether the kept part begins inside an assistant span. The third

@@ -15,15 +15,13 @@ loop finds a row with one lookup in a bitset of the room that rows have left. `k
 import hashlib
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import as_int, check_positive, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Ints
+from niels_cache_runtime.format.layout import Array, Ints
 
 PACKING_VERSION = 1  # must change whenever the same lengths, capacity, seed and epoch would give different rows
 
@@ -135,7 +133,7 @@ def _unrolled(content: _Content | None) -> list[int]:
     return row[::-1]
 
 
-def _sorted_by_length(lengths: NDArray[Any]) -> Ints:
+def _sorted_by_length(lengths: Array) -> Ints:
     """Return a stable argsort. numpy sorts 16-bit integers by radix, ten times as fast as wider integers."""
     narrow = lengths.astype(np.uint16) if lengths.max(initial=0) < 1 << 16 else lengths
     return narrow.argsort(kind="stable")

@@ -24,9 +24,8 @@ from niels_cache_runtime.cache.opening import Verify, check_same_build, listed_f
 from niels_cache_runtime.cache.sft import OpenedExamples, example_target_mask, open_examples, resolve_target_ids
 from niels_cache_runtime.cache.targets import ExampleParts
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.foreign_meta import is_foreign
 from niels_cache_runtime.format.layout import Ints, Split, Tokens, idx_name, target_ends_name, targets_name, tokens_name
-from niels_cache_runtime.format.meta import content_sha256
+from niels_cache_runtime.format.meta import content_sha256, is_foreign
 from niels_cache_runtime.loader.packing.kept import KeptExamples, LossOn, Overflow, keep_examples
 from niels_cache_runtime.loader.packing.plan import PACKING_VERSION, Packing, place_examples, shape_rows
 from niels_cache_runtime.loader.source import Boundaries, Origins, Rows, SourceBlocks
@@ -148,7 +147,11 @@ class PackedExamples:
         if not len(starts):
             raise NielsCacheError(f"{folder}: this split is empty (0 examples); nothing can be packed")
         self.fingerprint = self._find_fingerprint(starts)
-        self._kept, self._room = self._keep(starts)
+        self._kept_sides = self._keep_sides(starts)
+        self._kept = self._kept_sides[0]
+        self._check_kept(len(starts) // self.sides)
+        lengths = np.maximum.reduce([kept.lengths for kept in self._kept_sides])
+        self._room = lengths if pack else np.full_like(lengths, self.T + 1)
         self._shapes = shape_rows(self._room, capacity=self.T + 1)
         self._plans: dict[int, Packing] = {}
         self.examples: int | None = len(self._room)
@@ -206,7 +209,7 @@ class PackedExamples:
         return Origins(
             files=spread(np.zeros_like(segments.rows)),
             offsets=spread(kept_at, moving=True),
-            documents=spread(self._kept.ordinals[segments.examples]),
+            documents=spread(self._kept.ordinals[segments.examples] // self.sides),
             document_offsets=spread(kept_at - self._kept.example_starts[segments.examples], moving=True),
         )
 
@@ -216,15 +219,16 @@ class PackedExamples:
 
     def report(self) -> PackingReport:
         """Return the fill rate, the padding, and the numbers of cut and dropped examples. They are the same in every epoch."""
-        tokens = int(self._kept.lengths.sum())
+        tokens = sum(int(kept.lengths.sum()) for kept in self._kept_sides)
         return PackingReport(
             examples=len(self._kept.lengths),
             rows=self.samples,
             tokens=tokens,
-            padding=self.samples * (self.T + 1) - tokens,
+            padding=self.sides * self.samples * (self.T + 1) - tokens,
             truncated=self._kept.truncated,
             truncated_tokens=self._kept.truncated_tokens,
             dropped=dict(self._kept.dropped),
+            sides=self.sides,
         )
 
     def _open(self, verify: Verify = "size") -> OpenedExamples:
@@ -255,8 +259,9 @@ class PackedExamples:
         settings = (PACKING_VERSION, self.T, self.seed, self.loss_on, self.overflow, self.eot_id, self.asst_id)
         return hashlib.sha256(f"{content} {settings}".encode()).hexdigest()
 
-    def _kept_of(self, starts: Ints) -> KeptExamples:
-        return keep_examples(
+    def _keep_sides(self, starts: Ints) -> list[KeptExamples]:
+        """Return the examples that are kept: one side, or in a subclass several sides of the same examples."""
+        kept = keep_examples(
             self._tokens,
             starts,
             T=self.T,
@@ -266,36 +271,23 @@ class PackedExamples:
             asst_id=self.asst_id,
             spans=self._spans,
         )
+        return [kept]
 
-    def _keep_all(self, starts: Ints) -> tuple[KeptExamples, Ints]:
-        """Return the examples to put into rows, perhaps none, and the room that each takes, in tokens."""
-        kept = self._kept_of(starts)
-        return kept, self._room_for(kept.lengths)
-
-    def _room_for(self, lengths: Ints) -> Ints:
-        """Return the room that examples of these lengths take. Without packing, it is a whole row."""
-        return lengths if self._pack else np.full_like(lengths, self.T + 1)
-
-    def _keep(self, starts: Ints) -> tuple[KeptExamples, Ints]:
-        """Return the result of `_keep_all`. Raises NielsCacheError if no example is left.
-
-        One warning gives the number of examples that are left out because they have no target.
-        """
-        kept, room = self._keep_all(starts)
-        count = len(starts) // self.sides
-        if not len(kept.ordinals):
+    def _check_kept(self, count: int) -> None:
+        """Raise NielsCacheError if none of `count` examples is kept, and warn if some have no target."""
+        dropped = self._kept.dropped
+        if not len(self._kept.ordinals):
             hint = "" if self._spans is not None else f", or check asst_id={self.asst_id} and eot_id={self.eot_id}"
-            left_out = " and ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in kept.dropped.items())
+            left_out = " and ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in dropped.items())
             raise NielsCacheError(
                 f"{self.folder}: none of its {count} examples can be packed at T={self.T} ({left_out}); use a larger T{hint}"
             )
-        if without_target := kept.dropped.get("without_target"):
+        if without_target := dropped.get("without_target"):
             warnings.warn(
                 f"{self.folder}: {without_target} of {count} examples have no target (loss_on={self.loss_on!r}) in the part that is "
                 f"kept at T={self.T}, and are left out; a larger T may keep them",
                 stacklevel=3,
             )
-        return kept, room
 
     def _plan(self, epoch: int) -> Packing:
         """Return the plan of an epoch. The plans of the last two epochs are kept, because a batch may cross from one epoch to the next."""

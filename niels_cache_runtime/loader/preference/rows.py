@@ -21,8 +21,8 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SIDES, Ints, Side
 from niels_cache_runtime.loader.packing.kept import KeptExamples
 from niels_cache_runtime.loader.packing.plan import Packing
-from niels_cache_runtime.loader.packing.rows import PackedExamples, PackingReport
-from niels_cache_runtime.loader.source import Origins, Source
+from niels_cache_runtime.loader.packing.rows import PackedExamples
+from niels_cache_runtime.loader.source import Source
 
 
 class PackedPairs(PackedExamples):
@@ -39,26 +39,8 @@ class PackedPairs(PackedExamples):
 
     def __init__(self, folder: str, **settings: Any) -> None:
         super().__init__(folder, **settings)
-        self.rejected = _RejectedSides(self, self._kept_rejected)
+        self.rejected = _RejectedSides(self)
         self.tokens += self.rejected.tokens
-
-    def origins(self, numbers: Ints, *, epoch: int) -> Origins:
-        """Return offset and pair of every token of the chosen sides of the rows `numbers` (n,). Padding has -1."""
-        return _of_pairs(super().origins(numbers, epoch=epoch))
-
-    def report(self) -> PackingReport:
-        """Return the fill rate and the padding of the rows of both sides, and the numbers of cut sides and of dropped pairs."""
-        tokens = int(self._kept.lengths.sum() + self._kept_rejected.lengths.sum())
-        return PackingReport(
-            examples=len(self._kept.lengths),
-            rows=self.samples,
-            tokens=tokens,
-            padding=2 * self.samples * (self.T + 1) - tokens,
-            truncated=self._kept.truncated,
-            truncated_tokens=self._kept.truncated_tokens,
-            dropped=dict(self._kept.dropped),
-            sides=self.sides,
-        )
 
     def _open(self, verify: Verify = "size") -> OpenedExamples:
         return self._use(open_examples(self.files[0], self._idx_path, verify=verify, pairs=True))
@@ -66,9 +48,9 @@ class PackedPairs(PackedExamples):
     def _find_fingerprint(self, starts: Ints) -> str:
         return hashlib.sha256(f"{super()._find_fingerprint(starts)} pairs {self._pack}".encode()).hexdigest()
 
-    def _keep_all(self, starts: Ints) -> tuple[KeptExamples, Ints]:
-        """Return the chosen sides of those pairs of which both sides are kept, and the room that each pair takes."""
-        sides = self._kept_of(starts)
+    def _keep_sides(self, starts: Ints) -> list[KeptExamples]:
+        """Return the chosen and the rejected sides of those pairs of which both sides are kept."""
+        (sides,) = super()._keep_sides(starts)
         pairs = len(starts) // len(SIDES)
         is_whole = np.bincount(sides.ordinals // len(SIDES), minlength=pairs) == len(SIDES)
         lengths = np.diff(starts, append=len(self._tokens))
@@ -82,12 +64,11 @@ class PackedPairs(PackedExamples):
             "truncated_tokens": int(cut.sum()),
             "dropped": {reason: count for reason, count in counts.items() if count},
         }
-        chosen, self._kept_rejected = (replace(_selected(sides, whole[side :: len(SIDES)]), **counted) for side in range(len(SIDES)))
-        return chosen, self._room_for(np.maximum(chosen.lengths, self._kept_rejected.lengths))
+        return [replace(_selected(sides, whole[side :: len(SIDES)]), **counted) for side in range(len(SIDES))]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.rejected = _RejectedSides(self, self._kept_rejected)
+        self.rejected = _RejectedSides(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "rejected"}
@@ -96,13 +77,12 @@ class PackedPairs(PackedExamples):
 class _RejectedSides(PackedExamples):
     """The rejected sides of pairs. It reads the files that the chosen sides have open, by the same plan."""
 
-    def __init__(self, chosen: PackedPairs, kept: KeptExamples) -> None:
-        self.__dict__.update(chosen.__dict__)
-        self._chosen, self._kept = chosen, kept
-        self.tokens = self._inputs()
+    sides = len(SIDES)
 
-    def origins(self, numbers: Ints, *, epoch: int) -> Origins:
-        return _of_pairs(super().origins(numbers, epoch=epoch))
+    def __init__(self, chosen: PackedPairs) -> None:
+        self.__dict__.update(chosen.__dict__)
+        self._chosen, self._kept = chosen, chosen._kept_sides[1]
+        self.tokens = self._inputs()
 
     def _plan(self, epoch: int) -> Packing:
         return self._chosen._plan(epoch)
@@ -120,11 +100,6 @@ def side_of(source: Source, side: Side | None) -> Source:
     if side not in (None, *SIDES):
         raise NielsCacheError(f"side={side!r}: must be {' or '.join(map(repr, SIDES))}")
     return source.rejected if side == SIDES[1] else source
-
-
-def _of_pairs(origins: Origins) -> Origins:
-    """Return origins whose documents are numbers of pairs instead of numbers of sides."""
-    return replace(origins, documents=origins.documents // len(SIDES))  # -1 // 2 is -1, so padding stays
 
 
 def _selected(kept: KeptExamples, chosen: Ints) -> KeptExamples:

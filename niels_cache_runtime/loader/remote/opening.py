@@ -3,11 +3,25 @@
 a folder                       `settings.open_source`
 a pretrain split               CopiedWindows, with order=Blocks(); RangeWindows, with Copy(fetch="windows")
 an SFT split                   fetched whole into the local copy, and then read as a folder
+
+For a loader that reads in blocks, `BlockFeed` tells the local copy which blocks the process needs now and next, as the run moves on:
+
+    position of the run --block_visits--> visits in use, visits to come --LocalCopy.need--> the record of the copy
+
+A visit is in use if a sample of the next batch, of any rank, is in it. All processes of a machine have the same visits in the same order.
+So the copy can keep what the slowest process needs. A batch costs a few comparisons, and something new only when a visit begins or ends.
+If a visit ends within a batch and another one begins there, the batch is read in portions. So a batch needs no more blocks at a time than
+a single sample.
+Only the newest feed of a loader chooses the blocks in use. An older one may still run on another thread, or end later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import sys
+from _thread import start_new_thread
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from niels_cache_runtime.cache.opening import Verify
@@ -17,15 +31,192 @@ from niels_cache_runtime.format.meta import canonical_json, sha256_text
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.loader.blocks import BlockVisit
 from niels_cache_runtime.loader.mixture import Located
-from niels_cache_runtime.loader.remote.feed import BlockFeed, fed
-from niels_cache_runtime.loader.remote.ranges import RangeWindows
-from niels_cache_runtime.loader.remote.windows import CopiedWindows
+from niels_cache_runtime.loader.remote.windows import CopiedWindows, RangeWindows
 from niels_cache_runtime.loader.settings import LoaderSettings, check_named, name_sources, open_source
 from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.remote.copied_build import CopiedBuild, published_build, split_address
+from niels_cache_runtime.remote.ledger import Want, once_unlocked
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import is_address
 from niels_cache_runtime.remote.whole import Copy, check_remote
+
+_MOST_VISITS = 64  # that are told ahead
+_NEVER = 2**62
+
+
+class BlockFeed:
+    """The progress of one process.
+
+    sources: those that come from a copy, by name. All have the same LocalCopy. visits: those of these sources (`block_visits`). names: of
+    all sources of the run, in its order. run: a name of the run, the same in all its processes. end: the sample at which the pass ends, or
+    None. ahead: the visits to download early. make: makes a batch. first: the first sample of the first batch, on all ranks. rows: the rows
+    of a batch on all ranks. step: the samples from one batch of this process to the next.
+    """
+
+    _is_exiting = staticmethod(sys.is_finalizing)
+
+    def __init__(
+        self,
+        sources: Mapping[str, CopiedWindows],
+        visits: Iterator[BlockVisit],
+        make: Callable[[Located], Batch],
+        *,
+        names: Sequence[str],
+        run: str,
+        end: int | None,
+        ahead: int,
+        first: int,
+        rows: int,
+        step: int,
+    ) -> None:
+        self._make, self._first, self._rows, self._step = make, first - step, rows, step  # _first: of the last batch
+        self._sources, self._names, self._run, self._ahead = dict(sources), names, run, ahead
+        self._all = tuple(self._sources.values())
+        self._lead = self._all[0]
+        self._key = object()  # the sources know this feed by it
+        self._end = _NEVER if end is None else end
+        self._copy = self._lead.copy
+        self._visits = visits
+        self._coming: deque[BlockVisit] = deque()
+        self._current: list[BlockVisit] = []
+        self._move_at = -1  # the first sample of a batch that needs other visits
+        self._sizes: dict[tuple[str, int], int] = {}
+        self._room = self._copy.limit  # beside the visits in use and to come
+
+    def make(self, located: Located) -> Batch:
+        """Return the next batch. It has the samples at `located`."""
+        copy = self._copy
+        with copy.reading:
+            self._first += self._step
+            copy.is_fed = True
+            try:
+                if self._first >= self._move_at or self._lead.feed is not self._key:
+                    return self._make_in_portions(located)
+                return self._make(located)
+            finally:
+                copy.is_fed = False
+
+    def _make_in_portions(self, located: Located) -> Batch:
+        """Return the next batch, which needs other visits than the last one. Read what can leave before the others come."""
+        first = self._first
+        try:
+            while (reached := self._move(first)) < min(self._first + self._rows, self._end):
+                self._read_early(located, reached)
+                first = reached
+            return self._make(located)
+        finally:
+            for source in self._all:
+                source.early.clear()
+
+    def end_pass(self) -> None:
+        """Map nothing any more, but need the first blocks of the next pass: a faster process may be there already."""
+        with self._copy.reading:
+            if self._lead.feed is self._key:
+                self._advance(self._end, self._end)
+                self._rest(max(0, self._end - 1))
+
+    def stop(self) -> None:
+        """Need nothing any more. The garbage collector may call this."""
+        if not self._is_exiting():  # when Python ends, other modules may be gone, and the kernel frees everything
+            once_unlocked(self._stop)
+
+    def _stop(self, *, may_wait: bool = False) -> None:
+        if not self._copy.reading.acquire(blocking=may_wait):
+            # The collector may run on a thread with another lock, for which the reading thread waits. threading.Thread has locks too.
+            start_new_thread(self._stop, (), {"may_wait": True})
+            return
+        try:
+            with suppress(NielsCacheError):  # the copy may have been removed
+                if self._lead.feed is self._key and self._copy.is_reader():  # the collector may have ended the copy first
+                    self._leave(0, [], run="")
+        finally:
+            self._copy.reading.release()
+
+    def _rest(self, position: int) -> None:
+        """Map nothing until the next batch, and need its blocks later."""
+        self._leave(position, [self._sources[visit.source].want(visit, now=False) for visit in (*self._current, *self._coming)])
+
+    def _leave(self, position: int, wants: list[Want], *, run: str | None = None) -> None:
+        for source in self._all:
+            source.use_visits(None, feed=None)
+        self._copy.need(self._run if run is None else run, position, wants, owners=self._all)
+
+    def _read_early(self, located: Located, end: int) -> None:
+        """Read those of the samples at `located` whose visits are over at sample `end`."""
+        over = [visit for visit in self._current if visit.end <= end]
+        for number, epoch, places in located.groups():
+            name = self._names[number]
+            if blocks := [visit.block for visit in over if (visit.source, visit.epoch) == (name, epoch)]:
+                self._sources[name].read_early(located.numbers[places], blocks)
+
+    def _move(self, first: int) -> int:
+        """Let the sources read the visits of the last batch from sample `first` on, and record what this process needs now and next.
+
+        Return the sample at which this portion of the batch ends. The caller holds `copy.reading`.
+        """
+        reached = self._advance(first, min(self._first + self._rows, self._end))
+        first_end = min((visit.end for visit in self._current), default=_NEVER)
+        next_move = self._coming[0].first - self._rows + 1 if self._coming else _NEVER
+        self._move_at = min(first_end, next_move)
+        for name, source in self._sources.items():
+            source.use_visits([visit for visit in self._current if visit.source == name], feed=self._key)
+        wants = [self._sources[visit.source].want(visit, now=True) for visit in self._current]
+        for place, visit in enumerate(self._coming):
+            wants.append(self._sources[visit.source].want(visit, now=place < self._ahead and visit.first < self._end))
+        self._copy.need(self._run, first, wants, owners=self._all, again=self._renew)
+        return reached
+
+    def _renew(self) -> None:
+        """Unmap everything for a slower process.
+
+        A thread of the copy calls this, and holds `copy.reading`.
+        """
+        if self._lead.feed is self._key and self._copy.is_in_the_way():
+            self._rest(self._first)
+
+    def _advance(self, first: int, last: int) -> int:
+        """Find the visits that the samples first .. last-1 of the run are in, and those after them. Return `last`.
+
+        If one of these visits begins when another is over, find only those of the samples before it, and return its first sample.
+        """
+        while True:
+            self._room += sum(self._bytes(visit) for visit in self._current if visit.end <= first)
+            self._current = [visit for visit in self._current if visit.end > first]
+            if not (self._coming or self._look_ahead()) or self._coming[0].first >= last:
+                break
+            if any(visit.end <= self._coming[0].first for visit in self._current):
+                last = self._coming[0].first
+                break
+            self._current.append(self._coming.popleft())
+        self._look_ahead()
+        return last
+
+    def _look_ahead(self) -> bool:
+        """Fill `_coming` with as many visits as the copy can hold. Return whether there is one."""
+        while (self._room > 0 or len(self._coming) < self._ahead) and len(self._coming) < max(_MOST_VISITS, self._ahead):
+            visit = next(self._visits, None)
+            if visit is None:
+                break
+            self._coming.append(visit)
+            self._room -= self._bytes(visit)
+        return bool(self._coming)
+
+    def _bytes(self, visit: BlockVisit) -> int:
+        key = visit.source, visit.block
+        if key not in self._sizes:
+            self._sizes[key] = self._sources[visit.source].bytes_of(visit)
+        return self._sizes[key]
+
+
+def fed(plan: Iterator[Located], feed: BlockFeed) -> Iterator[Batch]:
+    """Yield the batches of a `plan` through the feed. After an error, the feed needs nothing any more."""
+    try:
+        yield from map(feed.make, plan)
+    except BaseException:  # also if the iterator is dropped
+        feed.stop()
+        raise
+    feed.end_pass()
+
 
 _BLOCKS_AHEAD = 2  # in each lane, as far as they fit: with one, the streams would wait for the batches at the end of each block
 
