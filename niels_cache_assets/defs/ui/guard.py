@@ -23,8 +23,6 @@ here, for example after an update.
 The guard does not decide who may log in. A program (not a web page) that can connect to the port is let through.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
