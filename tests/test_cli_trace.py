@@ -20,8 +20,8 @@ from rich.console import Console
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands.trace import print_row
+from niels_cache_assets.disk.lineage import Lineage, read_lineage
 from niels_cache_assets.documents import Document
-from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_assets.show.loader_states import read_loader_state
 from niels_cache_assets.show.origins import Cache, row_of
 from niels_cache_assets.tokenizer.decoding import as_text

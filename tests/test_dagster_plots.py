@@ -18,7 +18,7 @@ from niels_cache_assets.show.plots import measures as measuring
 from niels_cache_assets.show.plots.drawing import Panel, Picture, Series, as_png, as_svg
 from niels_cache_assets.show.plots.measures import CONTEXT, LENGTH_EDGES, measure_cache
 from niels_cache_assets.show.plots.pictures import cache_pictures, ratios_picture
-from niels_cache_assets.show.samples import pick_samples
+from niels_cache_assets.show.samples import notable, notable_numbers
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import Family
 from niels_cache_runtime.format.meta import read_meta
@@ -183,15 +183,15 @@ def test_samples_are_the_first_a_random_one_the_longest_and_the_shortest(notes: 
     meta = read_meta(str(notes / "meta.json"))
     documents = documents_of(notes)[: meta["documents"]["train"]]
     lengths = [len(document) for document in documents]
-    picked = {what: sample for sample in pick_samples(notes, "pretrain", "train", meta) for what in sample.what.split(", ")}
-    assert list(picked) == ["first", "random", "longest", "shortest"] or len(picked) == 4
-    assert picked["first"].number == 0
-    assert (picked["longest"].length, picked["shortest"].length) == (max(lengths), min(lengths))
-    for sample in picked.values():
-        assert sample.tokens.tolist() == documents[sample.number].tolist()[: len(sample.tokens)]
-    assert len(pick_samples(notes, "pretrain", "train", meta, shown=3)[0].tokens) == 3
-    examples = pick_samples(chats, "sft", "train", read_meta(str(chats / "meta.json")))
-    assert any(sample.length > CONTEXT for sample in examples)
+    numbers = notable_numbers(np.cumsum(lengths), meta)
+    picked = {what: number for number, whats in numbers.items() for what in whats.split(", ")}
+    assert sorted(picked) == ["first", "longest", "random", "shortest"]
+    assert picked["first"] == 0
+    assert (lengths[picked["longest"]], lengths[picked["shortest"]]) == (max(lengths), min(lengths))
+    shown = [*notable(notes, "pretrain", "train", length=10**6, tokenizer=None)]
+    assert [sample.tokens.tolist() for sample in shown] == [documents[number].tolist() for number in numbers]
+    assert len(next(notable(notes, "pretrain", "train", length=3, tokenizer=None)).tokens) == 3
+    assert any(len(sample.tokens) > CONTEXT for sample in notable(chats, "sft", "train", length=10**6, tokenizer=None))
 
 
 def test_a_trained_tokenizer_shows_how_it_fits_its_sources_as_compare_and_the_cache_do(

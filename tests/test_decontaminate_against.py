@@ -15,7 +15,7 @@ from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.dedup.text_set import Match
 from niels_cache_assets.defs.checks import cache
-from niels_cache_assets.show.shared_texts import Origin, SharedPair, SharedWithOthers, shared_with_others
+from niels_cache_assets.show.shared_texts import Origin, SharedText, SharedTexts, shared_texts
 from niels_cache_assets.streaming.decontaminate import REASONS_OF_REFERENCES, ReferencePlace, ReferenceTexts, open_references
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -127,18 +127,15 @@ def test_the_val_of_another_data_set_stays_out_of_train_in_either_order(project:
         build_dataset(plain, name, root=root)
     before = leaks(root)
     assert before > 3
-    others = {"web": root / "pretrain" / "web"}
-    shared = shared_with_others("news", root / "pretrain" / "news", others, max_pairs=4)
-    assert (shared.documents, len(shared.pairs), shared.not_checked) == (before, 4, ())
-    assert {(pair.other, pair.train.file, pair.val.file) for pair in shared.pairs} == {("web", "news.jsonl", "web.jsonl")}
-    assert all(pair.train.row - 10 == pair.val.row - NEWS for pair in shared.pairs)
+    shared = shared_texts({name: root / "pretrain" / name for name in ("news", "web")}, trains=["news"])
+    assert shared.not_checked == ()
+    assert [(each.train, each.val, each.documents, each.first.file) for each in shared.found] == [("news", "web", before, "news.jsonl")]
     warned = cache._disjoint_result(plain, "news", root, is_sound=True, skipped=None)
     assert (warned.passed, warned.severity) == (False, dg.AssetCheckSeverity.WARN)
     assert 'decontaminate_against = ["web"]' in str(warned.description)
-    assert warned.metadata["in_val_of_others"].value == before
-    pairs = warned.metadata["pairs_with_others"]
-    assert isinstance(pairs, dg.TableMetadataValue)
-    assert len(pairs.records) == before
+    others = warned.metadata["in_val_of_others"]
+    assert isinstance(others, dg.TableMetadataValue)
+    assert [(record.data["data_set"], record.data["documents"]) for record in others.records] == [("web", before)]
 
     both = registry_of(project, news=KEY, web='decontaminate_against = ["news"]\n')
     built = {}
@@ -222,8 +219,8 @@ def test_a_changed_val_or_file_makes_the_cache_stale(project: Path) -> None:
 def test_the_check_names_only_a_key_that_the_data_set_can_have(project: Path, table: str, others: list[str], advice: str) -> None:
     registry = registry_of(project, news=table, web='[pretrain.mix]\nsource = "interleave"\nmembers = { web = 1 }\n')
     place = Origin("a", "a.jsonl", 0)
-    pairs = tuple(SharedPair(other=name, train=place, val=place) for name in others)
-    (told,) = cache._describe_shared(registry, "news", SharedWithOthers(documents=9, pairs=pairs))
+    found = tuple(SharedText(train="news", val=name, documents=9, first=place) for name in others)
+    (told,) = cache._describe_shared(registry, "news", SharedTexts(found=found))
     assert advice in told
     assert ("keeps them out" in told) == bool(advice)
 
@@ -322,13 +319,13 @@ def test_a_cache_without_hashes_is_not_checked(project: Path) -> None:
         build_dataset(registry, name, root=root)
     path = root / "pretrain" / "web" / "val_documents.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["text_hash"]), path)
-    shared = shared_with_others("news", root / "pretrain" / "news", {"web": path.parent}, max_pairs=4)
-    assert shared == SharedWithOthers(not_checked=("web",))
+    folders = {"news": root / "pretrain" / "news", "web": path.parent}
+    shared = shared_texts(folders, trains=["news"])
+    assert shared == SharedTexts(not_checked=("web",))
     (told,) = cache._describe_shared(registry, "news", shared)
     assert "web" in told
-    assert shared_with_others("web", path.parent, {"news": root / "pretrain" / "news"}, max_pairs=4).not_checked == ()
     path.with_name("train_documents.parquet").unlink()
-    assert shared_with_others("web", path.parent, {}, max_pairs=4) == SharedWithOthers(not_checked=("web",))
+    assert shared_texts(folders, trains=["web"]) == SharedTexts(not_checked=("web",))
 
 
 def test_a_data_set_that_has_grown_without_parts_is_refused(project: Path) -> None:

@@ -19,10 +19,10 @@ from niels_cache_assets.cleaning import counting
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.corpus.layout import corpus_dir, corpus_parts_dir
 from niels_cache_assets.corpus.reading import prepared_documents
+from niels_cache_assets.disk.lineage import read_lineage
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.parts import excluded
 from niels_cache_assets.parts.layout import parts_dir
-from niels_cache_assets.show.lineage import read_lineage
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming import in_flight
 from niels_cache_runtime.errors import NielsCacheError

@@ -19,9 +19,9 @@ from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.build_cache import resuming
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
+from niels_cache_assets.disk.lineage import Lineage, read_lineage
 from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.show.differences.documents import compare_documents
-from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_assets.streaming.disjoint import splits_disjoint

@@ -28,7 +28,7 @@ from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.plots.pictures import MAX_MIXED, mixture_picture
 from niels_cache_assets.show.reports.cache import CacheReport, Item, cache_report, find_items
 from niels_cache_assets.show.reports.drawings import Drawings, draw_report
-from niels_cache_assets.show.reports.history import Check, History, Recorded, Upstream, age
+from niels_cache_assets.show.reports.history import Check, History, Recorded
 from niels_cache_assets.show.reports.markdown import cache_markdown, mixture_markdown
 from niels_cache_assets.show.reports.mixture import ALL, Mixture, all_mixtures
 from niels_cache_assets.show.reports.page import render_page, write_page
@@ -42,7 +42,6 @@ from tests.small_project import STAGES, SmallProject, small_project
 from tests.ui.browser import browser_page, browser_path
 
 T = 16  # of the blend
-MIX = "blend mix"  # as the blend is called
 NOW = 1_800_000_000.0
 HOSTILE = (
     "</title><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' {{ 7*7 }} &amp; | [a](javascript:x) ![b](http:x/y)\n# c"
@@ -217,12 +216,9 @@ def test_everything_that_is_built_is_there_with_its_size_and_hash(project: Small
         assert item.state.condition == "complete"
         assert item.bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != "meta.json")
         assert item.sha256 is not None
-    uses = {items[name].purpose: items[name] for name in indices}
-    assert set(uses) == {MIX, f"letters of {MIX}", f"notes of {MIX}"}
-    blend = uses[MIX]
-    assert blend.meta["kind"] == "index/blend"
+    (blend,) = (items[name] for name in indices if items[name].meta["kind"] == "index/blend")
     assert blend.sha256 == content_sha256(blend.meta["files"])
-    assert len({index.sha256 for index in uses.values()}) == len(indices), "each of its own files"
+    assert len({items[name].sha256 for name in indices}) == len(indices), "each of its own files"
     assert items["tokenizer"].sha256 == hashlib.sha256((project.root / "tokenizer/spm.model").read_bytes()).hexdigest()
     assert items["letters"].sha256 == read_meta(str(project.root / "pretrain/letters/meta.json"))["content_sha256"]
     assert (report.complete, len(report.wanted)) == (len(items) - 2, len(items))
@@ -230,40 +226,24 @@ def test_everything_that_is_built_is_there_with_its_size_and_hash(project: Small
     assert report.total("train_examples", "sft") == items["chats"].counts["train_examples"] > 0
 
 
-def test_an_index_is_called_by_every_blend_that_it_is_for_and_by_none_where_its_blend_is_gone(project: SmallProject) -> None:
-    def said(blends: dict[str, BlendSettings]) -> list[str]:
-        items = find_items(replace(project.registry, blend=blends), root=project.root)
-        return sorted(item.purpose for item in items if item.state.kind == "index")
-
-    mix = project.registry.blend["mix"]
-    other = mix.model_copy(update={"num_samples": 101})  # asks for as many letters, rounded up
-    blend, letters, notes = said({"mix": mix, "other": other})
-    assert (blend, notes) == (MIX, f"notes of {MIX}")
-    assert letters.split(", ") == [f"letters of {name}" for name in (MIX, "blend other")]
-    assert {"no configured" in use for use in said({"mix": mix.model_copy(update={"seed": 1})})} == {True}
-    assert len(list((project.root / "index").glob("*/meta.json"))) == 3, "nothing was built to find that out"
-
-
 def test_checks_of_what_is_off_are_not_counted_as_passed(project: SmallProject) -> None:
     check = Check(name="whole", outcome="passed", said="switched off: there is nothing to verify", when=NOW)
     report = reported(project)
-    history = History(
-        source="here", folders={item.state.directory.absolute(): Recorded(built=NOW, checks=(check,)) for item in report.items}
-    )
+    history = History(source="here", folders={item.state.directory.absolute(): Recorded(checks=(check,)) for item in report.items})
     items = tuple(replace(item, state=replace(item.state, state="disabled")) if item.name == "chats" else item for item in report.items)
     report = replace(report, items=items, history=history)
     assert report.outcomes == {"passed": len(items) - 1}
     said = {item.name: report.recorded(item).passed for item in items}
     assert (said["chats"], said["letters"]) == ("-", "1 of 1")
     (chats,) = (item for item in report.as_json()["items"] if item["name"] == "chats")
-    assert (chats["checks"], chats["built"]) == ((), NOW)
-    (row,) = (line for line in cache_markdown(report, now=NOW).splitlines() if line.startswith("| chats "))
+    assert chats["checks"] == ()
+    (row,) = (line for line in cache_markdown(report).splitlines() if line.startswith("| chats "))
     assert row.endswith(r"| \- |")
     assert check.said not in Page(render_page(replace(report, items=(next(i for i in items if i.name == "chats"),)), {}, now=NOW)).text
 
 
 def test_a_report_can_be_written_as_json(project: SmallProject) -> None:
-    recorded = Recorded(built=NOW, checks=(Check(name="c", outcome="failed", said="bad", when=NOW),))
+    recorded = Recorded(checks=(Check(name="c", outcome="failed", said="bad", when=NOW),))
     folder = project.root / "pretrain/letters"
     found = json.loads(json.dumps(reported(project, history=History(source="here", folders={folder.absolute(): recorded})).as_json()))
     letters = next(item for item in found["items"] if item["name"] == "letters")
@@ -277,17 +257,11 @@ def test_a_revision_that_has_moved_and_a_check_that_failed_need_attention(projec
     report = reported(project)
     letters = next(item for item in report.items if item.name == "letters")
     assert letters.revision is not None
-    day = 86_400.0
-    upstream = Upstream(first_seen=NOW - 12 * day, newest="abc", looked_at=NOW - 3600)
-    recorded = Recorded(built=NOW - 11 * day, upstream=upstream, checks=(Check(name="whole", outcome="failed", said="no", when=NOW),))
+    recorded = Recorded(newest_revision="abc", checks=(Check(name="whole", outcome="failed", said="no", when=NOW),))
     report = replace(report, history=History(source="here", folders={letters.state.directory.absolute(): recorded}))
     texts = [notice.text for notice in report.notices if notice.name == "letters"]
     assert texts[0] == "whole: no"
     assert missing(texts[1], f"revision {letters.revision}", "upstream", "at abc") == []
-    assert recorded.revision_age(letters.revision, NOW) == "12 days"
-    assert missing(recorded.upstream_words(letters.revision, NOW), "60 minutes", "at abc") == []
-    assert Recorded().revision_age(letters.revision, NOW) == "-"
-    assert "not recorded" in Recorded().upstream_words(letters.revision, NOW)
 
 
 def test_what_needs_attention_is_looked_for_once_however_many_items_there_are(
@@ -320,25 +294,9 @@ def test_a_source_that_ended_before_its_budget_needs_attention_once(project: Sma
     (short,) = said(report)  # built before there was a check
     assert missing(short, "<0.1%", "train_tokens") == []
     letters = next(item for item in items if item.name == "letters")
-    recorded = Recorded(built=NOW, checks=(Check(name="budgets_met", outcome="warning", said=short, when=NOW),))
+    recorded = Recorded(checks=(Check(name="budgets_met", outcome="warning", said=short, when=NOW),))
     report = replace(report, history=History(source="here", folders={letters.state.directory.absolute(): recorded}))
     assert said(report) == [f"budgets met: {short}"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (0, "moments"),
-        (119, "moments"),
-        (120, "2 minutes"),
-        (7_199, "119 minutes"),
-        (7_200, "2 hours"),
-        (172_800, "2 days"),
-        (1e8, "3 years"),
-    ],
-)
-def test_ages_are_told_in_the_largest_unit_of_which_there_are_two(seconds: float, said: str) -> None:
-    assert age(NOW - seconds, NOW) == said
 
 
 # The page
@@ -424,7 +382,7 @@ def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[C
         meta = {**item.meta, "dataset_revision": text, "split_rule": text, "dropped": {text: 3}} if item.meta else {}
         items.append(replace(item, state=replace(item.state, name=text + item.name, advice=text, directory=tmp_path / text), meta=meta))
     check = Check(name=text, outcome="failed", said=text, when=NOW)
-    recorded = Recorded(built=NOW, upstream=Upstream(newest=f"now {text}", looked_at=NOW), checks=(check,))
+    recorded = Recorded(newest_revision=f"now {text}", checks=(check,))
     history = History(source=text, folders={(tmp_path / text).absolute(): recorded}, checks=(check,))
     (mixture,) = report.mixtures
     mixture = replace(
@@ -445,7 +403,7 @@ def test_no_name_or_text_of_others_becomes_markup_in_the_page(project: SmallProj
 def test_no_name_or_text_of_others_becomes_markup_in_markdown(project: SmallProject, tmp_path: Path) -> None:
     def tokens(text: str) -> Iterator[str]:
         report, _ = hostile_strings(text, project, tmp_path)
-        shown = f"{cache_markdown(report, now=NOW)}\n\n{mixture_markdown(report.mixtures[0])}"
+        shown = f"{cache_markdown(report)}\n\n{mixture_markdown(report.mixtures[0])}"
         for block in MarkdownIt("gfm-like", {"linkify": False}).parse(shown):
             yield block.type
             yield from (child.type for child in block.children or [] if child.type not in ("text", "text_special"))
@@ -533,7 +491,7 @@ def test_a_meta_json_of_another_form_is_broken_and_the_problem_is_shown(
     assert said in odd.state.advice
     assert [said in notice.text for notice in report.notices if notice.name == "odd"] == [True]
     report.as_json()
-    assert "| odd |" in cache_markdown(report, now=NOW)
+    assert "| odd |" in cache_markdown(report)
     assert said in Page(render_page(report, {}, now=NOW)).text
 
 
@@ -673,7 +631,7 @@ PAPER = 718  # CSS pixels of A4 between margins of 10 mm
 def test_on_paper_nothing_is_folded_and_no_column_is_cut(project: SmallProject, drawings: Drawings, tmp_path: Path) -> None:
     report = reported(project)
     check = Check(name="a_check_with_a_long_name", outcome="warning", said="a long sentence that a check has said of it; " * 4, when=NOW)
-    recorded = Recorded(built=NOW, upstream=Upstream(first_seen=NOW - 1e7, newest="a" * 64, looked_at=NOW), checks=(check,) * 3)
+    recorded = Recorded(newest_revision="a" * 64, checks=(check,) * 3)
     report = replace(report, history=History(source="a test", folders={item.state.directory.absolute(): recorded for item in report.items}))
     content = render_page(report, drawings, now=NOW)
     assert content.count("<details") > 5

@@ -23,7 +23,7 @@ from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.reading import prepared_documents
 from niels_cache_assets.corpus.tokenizer_sample import MAX_LINE_BYTES, split_long_line, spool_sample
-from niels_cache_assets.show.lineage import read_lineage
+from niels_cache_assets.disk.lineage import read_lineage
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.text import Text

@@ -18,9 +18,10 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from niels_cache_assets.defs.ui import guard as web_guard
-from niels_cache_assets.defs.ui.guard import Answer, Request, WebGuard, ask, check_guard, refuse_unknown_routes
+from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
+from tests.web_requests import Answer, Request, ask
 
 PORT = 3000
 HOST = ("host", "127.0.0.1:3000")
@@ -323,18 +324,3 @@ def test_every_route_of_the_installed_server_is_known_and_another_is_refused(ser
     for route in (Route("/run_anything", print, methods=["GET"]), Route("/graphql", print, methods=["PUT"]), Route("/graphql", print)):
         with pytest.raises(NielsCacheError, match=r"not cover: (GET/HEAD /run_anything|(PUT|ANY) /graphql)$"):
             refuse_unknown_routes([*server.routes, route])
-
-
-@pytest.mark.parametrize("read_only", [False, True])
-def test_the_self_test_passes_the_guard_and_no_server_without_it(server: Starlette, read_only: bool) -> None:
-    asyncio.run(check_guard(WebGuard(server, port=PORT, read_only=read_only), port=PORT, read_only=read_only))
-    with pytest.raises(NielsCacheError, match="mutation by GET"):
-        asyncio.run(check_guard(server, port=PORT, read_only=read_only))
-    if read_only:
-        with pytest.raises(NielsCacheError, match="mutation, read-only"):
-            asyncio.run(check_guard(WebGuard(server, port=PORT), port=PORT, read_only=True))
-
-
-def test_the_self_test_fails_for_a_guard_that_refuses_the_ui(server: Starlette) -> None:
-    with pytest.raises(NielsCacheError, match="page with 403"):
-        asyncio.run(check_guard(WebGuard(server, port=PORT), port=PORT + 1, read_only=False))

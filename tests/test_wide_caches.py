@@ -24,7 +24,7 @@ from niels_cache_assets.show.differences.folders import Pair, compare_pair
 from niels_cache_assets.show.plots import measures
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.plots.pictures import cache_pictures
-from niels_cache_assets.show.samples import Drawn, examples, notable, pick_samples, windows
+from niels_cache_assets.show.samples import Drawn, examples, notable, windows
 from niels_cache_assets.streaming import encode, intake
 from niels_cache_assets.streaming.disjoint import splits_disjoint
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -355,8 +355,7 @@ def test_samples_are_those_of_the_files(root: Path) -> None:
     shown = [*examples(chats, "train", count=5, length=1_000, generator=generator, tokenizer=None)]
     known = [encoded(messages) for messages in conversations(60)]
     assert all(found.tokens.tolist() in known and found.is_target.any() for found in shown)
-    longest = {sample.what: sample for sample in pick_samples(chats, "sft", "train", read_meta(str(chats / "meta.json")), shown=10**6)}
-    assert max(sample.length for sample in longest.values()) == max(map(len, known))
+    assert max(len(each.tokens) for each in notable(chats, "sft", "train", length=10**6, tokenizer=None)) == max(map(len, known))
 
 
 def test_a_batch_is_traced_to_its_documents(root: Path) -> None:

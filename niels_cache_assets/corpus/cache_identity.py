@@ -3,8 +3,6 @@
 A finished cache with the same fingerprint over its identity needs no build.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 

@@ -3,8 +3,6 @@
 Thresholds for duplicates and the split of documents do not belong to a corpus, because they are applied later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 from pathlib import Path

@@ -11,10 +11,9 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,7 +61,7 @@ class ArrayRows:
     def __enter__(self) -> ArrayRows:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def __len__(self) -> int:
@@ -140,7 +139,7 @@ class Drops:
     because_splits: np.ndarray
 
     def where(self, chosen: np.ndarray | slice) -> Drops:
-        return Drops(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+        return Drops(**{name: column[chosen] for name, column in vars(self).items()})
 
     def of(self, corpus: int) -> Drops:
         """Return the documents that are dropped from this corpus."""

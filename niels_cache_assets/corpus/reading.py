@@ -3,8 +3,6 @@
 Opening costs two small reads, and one more for each data set with "dedup". prepared.py reads the documents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ Everything comes from the meta.json of the corpus and of the drop lists. So a re
 Dagster's checks judge these numbers, not this module.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path

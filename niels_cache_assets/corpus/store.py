@@ -35,7 +35,7 @@ from niels_cache_assets.corpus.layout import (
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES
 from niels_cache_assets.disk.journal import SCRATCH_NAME, write_whole
 from niels_cache_assets.disk.table_file import TableFile, closing_table
-from niels_cache_assets.disk.writers import Files, HashedFile, NpyWriter, Sizes, add_file
+from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes, add_file
 from niels_cache_runtime.format.layout import META_NAME
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class CorpusWriter:
     def __exit__(self, *_: object) -> None:
         if self._table is not None:
             self._table.abandon()
-        for part in (*self._growing, *([self._spool] if self._spool is not None else [])):
+        for part in self._open_files():
             part.abandon()
 
     def write(self, rows: Sequence[DocumentRow], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> bool:
@@ -181,6 +181,10 @@ class CorpusWriter:
                 self._add(ordinal, DocumentRow(*json.loads(line)))
         self._spool = HashedFile(self._root, name, {}, resume_at=(self._root / name).stat().st_size)
 
+    def _open_files(self) -> list[GrowingFile]:
+        """Return the unfinished files, except that of documents."""
+        return [*self._growing, *([self._spool] if self._spool is not None else [])]
+
     @property
     def _finished_tables(self) -> int:
         return self._tables - (self._table is not None)
@@ -191,7 +195,7 @@ class CorpusWriter:
         Return the state to resume from, and the number of bytes of each unfinished file.
         """
         sizes = Sizes()
-        for part in (*self._growing, *([self._spool] if self._spool is not None else [])):
+        for part in self._open_files():
             part.checkpoint(sizes)
         return Written(documents=self.documents, tables=self._finished_tables, open_rows=self._open_rows), sizes
 

@@ -7,8 +7,6 @@ bytes. One row group of the corpus (2 MB of text) is in memory. The result has a
 the kept values of the corpus finds the kind that holds all values of a column, in about two microseconds a document.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from bisect import bisect_left

@@ -1,7 +1,5 @@
 """The note of `status` about a trained tokenizer: the data sets in the training sample, and those that could not be read."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from niels_cache_assets.config.registry import Registry

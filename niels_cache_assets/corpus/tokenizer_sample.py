@@ -7,8 +7,6 @@ members. So the mixture gives the same text when the tokenizer is trained again.
 out, with a warning and a record. Only the needed part of each data set is read. The text is written to disk.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from itertools import chain

@@ -90,7 +90,9 @@ def drop_later(buckets: Buckets, *, verify: Verify | None) -> Dropped:
         for window in buckets.windows():
             digests = buckets.digests()  # a map for each window, so that pages of earlier windows take no memory
             found += _drop(window, digests, dtype, similarity, verify.threshold if verify is not None else 0.0)
-    return _dropped(buckets.documents, found, dtype)
+    nothing = (np.empty(0, dtype), np.empty(0, dtype), np.empty(0, np.bool_), np.empty(0, np.float32))
+    ordinals, because, exact, similarity = (np.concatenate(columns) for columns in zip(nothing, *found, strict=True))
+    return Dropped(documents=buckets.documents, ordinals=ordinals, because=because, exact=exact, similarity=similarity)
 
 
 class _Members:
@@ -250,9 +252,3 @@ def _representatives(
     same = (digests[first] == digests[ordinals[shared]]).all(axis=1)
     representatives[shared[same]] = first[same]
     return representatives
-
-
-def _dropped(documents: int, found: list[_Columns], dtype: np.dtype) -> Dropped:
-    nothing = (np.empty(0, dtype), np.empty(0, dtype), np.empty(0, np.bool_), np.empty(0, np.float32))
-    ordinals, because, exact, similarity = (np.concatenate(columns) for columns in zip(nothing, *found, strict=True))
-    return Dropped(documents=documents, ordinals=ordinals, because=because, exact=exact, similarity=similarity)

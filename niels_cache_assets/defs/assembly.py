@@ -17,7 +17,6 @@ import dagster as dg
 import niels_cache_assets
 from niels_cache_assets.config.registry import FALLBACK_PROFILE, Registry, cache_root, load_registry
 from niels_cache_assets.defs.assets.corpus import corpus_assets
-from niels_cache_assets.defs.assets.corpus_parts import corpus_parts_assets
 from niels_cache_assets.defs.assets.datasets import pretrain_assets, sft_assets
 from niels_cache_assets.defs.assets.index import index_assets
 from niels_cache_assets.defs.assets.parts import parts_assets
@@ -59,7 +58,6 @@ def build_defs(
             [
                 *upstream_specs(registry),
                 tokenizer_asset(registry),
-                *corpus_parts_assets(registry),
                 *corpus_assets(registry),
                 *parts_assets(registry),
                 pretrain_assets(registry),

@@ -15,24 +15,16 @@ _REGISTRY = "Empty: the value of niels_cache.toml or the profile"
 _BUDGET = f"{AS_CONFIGURED}: the value of niels_cache.toml or the profile"
 
 
-class _BuildConfig(dg.Config):
+class BuildConfig(dg.Config):
     wait: bool = Field(False, description="If another process is building the same, wait for it instead of failing")
+    force: bool = Field(False, description="Build again, even if it is current")
 
 
-class TokenizerConfig(_BuildConfig):
-    force: bool = Field(False, description="Train or import again, even if the tokenizer is current")
-
-
-class CorpusConfig(_BuildConfig):
-    force: bool = Field(False, description="Make it again, even if it is current")
-
-
-class PartConfig(CorpusConfig):
+class PartConfig(BuildConfig):
     pass_over: bool = Field(False, description="If another process is building the part, end without it, neither waiting nor failing")
 
 
-class FamilyConfig(_BuildConfig):
-    force: bool = Field(False, description="Build again, even if the cache is current")
+class FamilyConfig(BuildConfig):
     seed: int | None = Field(None, description=f"Seed of shuffles and splits (default {defaults.SEED}). {_REGISTRY}")
     threads: int | None = Field(None, description=f"Encoding threads; never changes the bytes. {_REGISTRY}, else every core")
     val_frac: float | None = Field(None, description=f"Share that goes to val, at least 0 and below 1. {_REGISTRY}")
@@ -50,7 +42,3 @@ class PretrainConfig(FamilyConfig):
     val_tokens: int | None = Field(AS_CONFIGURED, description=f"Token budget of val, met before train starts; 0 for no val. {_BUDGET}")
     shuffle_buffer: int | None = Field(None, description=f"Documents in the shuffle buffer; 0 keeps the input order. {_REGISTRY}")
     shard_bytes: int | None = Field(None, description=f"Size of a full shard in bytes, a whole number of tokens. {_REGISTRY}")
-
-
-class SftConfig(FamilyConfig):
-    """Settings of one run."""

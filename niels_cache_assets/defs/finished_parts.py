@@ -26,12 +26,12 @@ from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.corpus_parts import corpus_part_metadata
+from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
 from niels_cache_assets.defs.assets.parts import is_recorded_plan, list_of_ids, part_metadata, plan_metadata, plan_version
 from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version
 from niels_cache_assets.defs.metadata.builds import STATE
 from niels_cache_assets.defs.places import limit_parts
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
@@ -63,7 +63,7 @@ def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
         default_status=dg.DefaultSensorStatus.STOPPED,
         description="Records plans and parts that were built without Dagster, such as by an array job of Slurm. Each is recorded once.",
     )
-    def sensor(context: dg.SensorEvaluationContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.SensorResult:
+    def sensor(context: dg.SensorEvaluationContext, cache_root: RootParam) -> dg.SensorResult:
         limit_parts(context.instance, registry)
         state = json.loads(context.cursor or "{}")
         seen: dict[str, str] = state.get("seen", {})

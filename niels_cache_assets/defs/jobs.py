@@ -11,7 +11,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.sources.errors import in_one_line, log_traceback
 from niels_cache_assets.sources.net.network import briefly
 from niels_cache_runtime.format.layout import FAMILIES
@@ -19,22 +19,6 @@ from niels_cache_runtime.format.layout import FAMILIES
 if TYPE_CHECKING:  # the type of define_asset_job's result has no public name
     from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-_TOKENIZER = "Train or import the tokenizer and check it. Every cache in the same root uses it."
-_PRETRAIN = "Build the pretrain cache of a data set (of all: by a backfill) and verify it."
-_SFT = "Build the SFT cache of a data set (of all: by a backfill) and verify it."
-_CORPUS = "Clean and sign the documents of a data set (of all: by a backfill)."
-_DUPLICATES = "Find duplicates across all data sets that have a corpus."
-_REPORT = "Count the documents of a data set's corpus that are kept, and draw its report."
-_PLAN = "List the files of a data set, and divide them and its budgets among its parts."
-_VAL_PART = "Make the val of a data set in parts, before its parts."
-_PARTS = "Build one part of a data set (of all: by a backfill)."
-_CORPUS_PARTS = "Clean and sign one part of a corpus (of all: by a backfill)."
-_HASHES = "Hash the signatures of all corpora, for a search for duplicates in ranges."
-_RANGES = "Find the documents that share a hash in one range of hashes (in all: by a backfill)."
-_INDEX = "Build the indices of a blend (of all: by a backfill) ahead of training."
-_PUBLISH = "Push the cache of a data set (of all: by a backfill) to the address of [publish]."
-_REPORTS = "Write the reports over everything that is built, as build-all does at the end."
-_VERIFY = "Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both families."
 
 _NIGHTLY_HOUR = 3  # in UTC
 _NIGHTLY = {
@@ -46,42 +30,56 @@ _NIGHTLY = {
 def build_jobs(registry: Registry) -> "list[dg.JobDefinition | UnresolvedAssetJobDefinition]":
     """Return all jobs. The jobs for corpora and indices exist only if there are such assets."""
     jobs = {
-        keys.TOKENIZER_JOB: ([keys.TOKENIZER], _TOKENIZER),
-        keys.FAMILY_JOBS["pretrain"]: (keys.family_keys("pretrain"), _PRETRAIN),
-        keys.FAMILY_JOBS["sft"]: (keys.family_keys("sft"), _SFT),
+        keys.TOKENIZER_JOB: ([keys.TOKENIZER], "Train or import the tokenizer and check it. Every cache in the same root uses it."),
+        keys.FAMILY_JOBS["pretrain"]: (
+            keys.family_keys("pretrain"),
+            "Build the pretrain cache of a data set (of all: by a backfill) and verify it.",
+        ),
+        keys.FAMILY_JOBS["sft"]: (keys.family_keys("sft"), "Build the SFT cache of a data set (of all: by a backfill) and verify it."),
     }
     if registry.prepared():
-        jobs[keys.CORPUS_JOB] = ([keys.DOCUMENTS], _CORPUS)
-        jobs[keys.DUPLICATES_JOB] = ([keys.DUPLICATES], _DUPLICATES)
-        jobs[keys.REPORT_JOB] = ([keys.KEPT, keys.REPORT], _REPORT)
+        jobs[keys.CORPUS_JOB] = ([keys.DOCUMENTS], "Clean and sign the documents of a data set (of all: by a backfill).")
+        jobs[keys.DUPLICATES_JOB] = ([keys.DUPLICATES], "Find duplicates across all data sets that have a corpus.")
+        jobs[keys.REPORT_JOB] = ([keys.KEPT, keys.REPORT], "Count the documents of a data set's corpus that are kept, and draw its report.")
     if registry.corpora_in_parts():
-        jobs[keys.CORPUS_PARTS_JOB] = ([keys.CORPUS_PARTS], _CORPUS_PARTS)
+        jobs[keys.CORPUS_PARTS_JOB] = ([keys.CORPUS_PARTS], "Clean and sign one part of a corpus (of all: by a backfill).")
     if registry.search_ranges:
-        jobs[keys.HASHES_JOB] = ([keys.HASHES], _HASHES)
-        jobs[keys.RANGES_JOB] = ([keys.RANGES], _RANGES)
+        jobs[keys.HASHES_JOB] = ([keys.HASHES], "Hash the signatures of all corpora, for a search for duplicates in ranges.")
+        jobs[keys.RANGES_JOB] = ([keys.RANGES], "Find the documents that share a hash in one range of hashes (in all: by a backfill).")
     if keys.with_plan(registry):
-        jobs[keys.PLAN_JOB] = ([keys.PLAN], _PLAN)
+        jobs[keys.PLAN_JOB] = ([keys.PLAN], "List the files of a data set, and divide them and its budgets among its parts.")
     if registry.in_parts():
-        jobs[keys.PARTS_JOB] = ([keys.PARTS], _PARTS)
+        jobs[keys.PARTS_JOB] = ([keys.PARTS], "Build one part of a data set (of all: by a backfill).")
     if keys.with_val_part(registry):
-        jobs[keys.VAL_PART_JOB] = ([keys.VAL_PART], _VAL_PART)
+        jobs[keys.VAL_PART_JOB] = ([keys.VAL_PART], "Make the val of a data set in parts, before its parts.")
     if registry.blend_keys():
-        jobs[keys.INDEX_JOB] = ([keys.INDEX], _INDEX)
+        jobs[keys.INDEX_JOB] = ([keys.INDEX], "Build the indices of a blend (of all: by a backfill) ahead of training.")
     for family in FAMILIES:
         if registry.published(family):
-            jobs[keys.PUBLISH_JOBS[family]] = ([keys.PUBLISHED_KEYS[family]], _PUBLISH)
-    jobs[keys.REPORTS_JOB] = ([keys.MIXTURE, keys.CACHE_REPORT], _REPORTS)
+            jobs[keys.PUBLISH_JOBS[family]] = (
+                [keys.PUBLISHED_KEYS[family]],
+                "Push the cache of a data set (of all: by a backfill) to the address of [publish].",
+            )
+    jobs[keys.REPORTS_JOB] = (
+        [keys.MIXTURE, keys.CACHE_REPORT],
+        "Write the reports over everything that is built, as build-all does at the end.",
+    )
     checks = dg.AssetSelection.checks(*(dg.AssetCheckKey(keys.META_KEYS[family], IN_SYNC) for family in FAMILIES))
     return [
         *(dg.define_asset_job(job, selection=dg.AssetSelection.assets(*assets), description=text) for job, (assets, text) in jobs.items()),
-        dg.define_asset_job(keys.VERIFY_JOB, selection=checks, description=_VERIFY),
+        dg.define_asset_job(
+            keys.VERIFY_JOB,
+            selection=checks,
+            description="Read and verify every file of every cache, and compare each with the settings: the check caches_in_sync of both "
+            "families.",
+        ),
         _observe_upstream(registry),
     ]
 
 
 def _observe_upstream(registry: Registry) -> dg.JobDefinition:
     @dg.op(description="Record the revision that every data set's upstream has now.")
-    def observe_revisions(context: dg.OpExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> None:
+    def observe_revisions(context: dg.OpExecutionContext, cache_root: RootParam) -> None:
         with briefly():  # a build retries for a longer time than this observation
             for name in (name for family in FAMILIES for name in registry.partition_keys(family)):
                 try:

@@ -13,7 +13,7 @@ TOKENIZER = AssetKey("tokenizer")
 PARTITION_TAG = "dagster/partition"
 STREAM_POOL = "source_stream"  # the limit of this pool is the number of streams at the same time; no op is in the pool (turns.py)
 
-STREAM_OPS: dict[Family, str] = {"pretrain": "stream_pretrain_dataset", "sft": "stream_sft_dataset"}
+STREAM_OPS: dict[str, str] = {"pretrain": "stream_pretrain_dataset", "sft": "stream_sft_dataset"}
 TRAIN_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "train_shards"]), "sft": AssetKey(["sft", "train_pair"])}
 VAL_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "val_shards"]), "sft": AssetKey(["sft", "val_pair"])}
 META_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "meta_json"]), "sft": AssetKey(["sft", "meta_json"])}

@@ -23,6 +23,7 @@ from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import Graph, graph
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import OfSearch
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
 from niels_cache_assets.cluster.command import Apart
@@ -30,15 +31,15 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
-from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals
+from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
 from niels_cache_assets.defs.listening import LaunchFamily, LaunchListener, LaunchResult, LaunchState
-from niels_cache_assets.defs.metadata.builds import state_in
+from niels_cache_assets.defs.metadata.builds import DROPS, LEFT_OUT, state_in
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.results import left_out_in, meta_of, was_interrupted, what_to_know, why_failed
 from niels_cache_assets.defs.side_by_side import build_side_by_side, told_to
 from niels_cache_assets.parts.layout import APART_KINDS, PART_KINDS
 from niels_cache_assets.show.progress import HowFar
@@ -46,23 +47,24 @@ from niels_cache_assets.show.reports.page import page_path
 from niels_cache_assets.sources.inputs import require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
+from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.reading import available_threads
 
 _TOKENIZER_NAME, _DUPLICATES_NAME = "tokenizer", keys.DUPLICATES.to_user_string()
-_RUNS: dict[str, tuple[LaunchFamily, str, str]] = {  # by kind of artifact: family in the results, job, and op with the results
-    _TOKENIZER_NAME: ("tokenizer", keys.TOKENIZER_JOB, keys.TOKENIZER.path[-1]),
-    "corpus": ("corpus", keys.CORPUS_JOB, keys.DOCUMENTS.to_python_identifier()),
-    _DUPLICATES_NAME: ("corpus", keys.DUPLICATES_JOB, keys.DUPLICATES.to_python_identifier()),
-    "corpus_part": ("corpus", keys.CORPUS_PARTS_JOB, keys.CORPUS_PARTS.to_python_identifier()),
-    HASHES: ("corpus", keys.HASHES_JOB, keys.HASHES.to_python_identifier()),
-    "range": ("corpus", keys.RANGES_JOB, keys.RANGES.to_python_identifier()),
-    "report": ("corpus", keys.REPORT_JOB, keys.REPORT.to_python_identifier()),
-    "plan": ("parts", keys.PLAN_JOB, keys.PLAN.to_python_identifier()),
-    "val_part": ("parts", keys.VAL_PART_JOB, keys.VAL_PART.to_python_identifier()),
-    "part": ("parts", keys.PARTS_JOB, keys.PARTS.to_python_identifier()),
-    "pretrain": ("pretrain", keys.FAMILY_JOBS["pretrain"], keys.STREAM_OPS["pretrain"]),
-    "sft": ("sft", keys.FAMILY_JOBS["sft"], keys.STREAM_OPS["sft"]),
-    "index": ("index", keys.INDEX_JOB, keys.INDEX.to_python_identifier()),
+_RUNS: dict[str, tuple[LaunchFamily, str, dg.AssetKey]] = {  # by kind of artifact: family in the results, job, and asset with the results
+    _TOKENIZER_NAME: ("tokenizer", keys.TOKENIZER_JOB, keys.TOKENIZER),
+    "corpus": ("corpus", keys.CORPUS_JOB, keys.DOCUMENTS),
+    _DUPLICATES_NAME: ("corpus", keys.DUPLICATES_JOB, keys.DUPLICATES),
+    "corpus_part": ("corpus", keys.CORPUS_PARTS_JOB, keys.CORPUS_PARTS),
+    HASHES: ("corpus", keys.HASHES_JOB, keys.HASHES),
+    "range": ("corpus", keys.RANGES_JOB, keys.RANGES),
+    "report": ("corpus", keys.REPORT_JOB, keys.REPORT),
+    "plan": ("parts", keys.PLAN_JOB, keys.PLAN),
+    "val_part": ("parts", keys.VAL_PART_JOB, keys.VAL_PART),
+    "part": ("parts", keys.PARTS_JOB, keys.PARTS),
+    "pretrain": ("pretrain", keys.FAMILY_JOBS["pretrain"], keys.META_KEYS["pretrain"]),
+    "sft": ("sft", keys.FAMILY_JOBS["sft"], keys.META_KEYS["sft"]),
+    "index": ("index", keys.INDEX_JOB, keys.INDEX),
 }
 _LACKING = {_TOKENIZER_NAME: "there is no tokenizer", _DUPLICATES_NAME: "the duplicates could not be found"}
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
@@ -263,7 +265,7 @@ class _Launcher:
         """Write the reports over everything. The listener gets only a failure, because the reports are not a data set."""
         run = self._finished_run(keys.REPORTS_JOB, None, _QUIET)
         if not run.success:
-            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {why_failed(run)}")
+            self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
 
     def _run(self, step: _Step, *, force: bool, passes_over: bool) -> LaunchResult | None:
         """Execute the run of a step. Return None if another process builds this part, with `passes_over`."""
@@ -282,11 +284,13 @@ class _Launcher:
                 return None
             metadata = recorded[-1].metadata
             state = cast(LaunchState, state_in({name: value.value for name, value in metadata.items()}))
-            result = replace(result, state=state, meta=meta_of(step.artifact), message=what_to_know(run, metadata), **left_out_in(metadata))
+            result = replace(
+                result, state=state, meta=_meta_of(step.artifact), message=_what_to_know(run, metadata), **_left_out_in(metadata)
+            )
         elif isinstance(step.artifact, OfSearch) and not force and self._graph.is_done(step.artifact.key):
             result = replace(result, state="cache_hit")  # another process has finished the search
         else:
-            result = replace(result, message=why_failed(run))
+            result = replace(result, message=_why_failed(run))
         return replace(result, seconds=time.monotonic() - started)
 
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
@@ -294,7 +298,7 @@ class _Launcher:
         run_id = str(uuid.uuid4())
         with recorded_run(self._instance, run_id):
             run = self._execute(self._defs.resolve_job_def(job), partition, run_id, run_config)
-            if was_interrupted(run):
+            if _was_interrupted(run):
                 self._instance.report_run_canceled(run.dagster_run, message="Interrupted from the terminal.")
                 raise KeyboardInterrupt
         return run
@@ -325,6 +329,58 @@ def _step(artifact: Artifact) -> _Step:
     partition: str | None = name
     if artifact.key in (_TOKENIZER_NAME, _DUPLICATES_NAME, HASHES):  # these artifacts have no partitions
         kind, partition = artifact.key, None
-    family, job, op = _RUNS[kind]
-    listed_as = name if kind in FAMILIES else artifact.key
+    family, job, asset = _RUNS[kind]
+    listed_as, op = (name, keys.STREAM_OPS[kind]) if kind in FAMILIES else (artifact.key, asset.to_python_identifier())
     return _Step(artifact=artifact, name=listed_as, family=family, job=job, op=op, partition=partition)
+
+
+def _what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
+    """Return the warning of a run and the failures of its checks that do not block. Omit the check that covers all data sets."""
+    said = [str(metadata["warning"].value)] if "warning" in metadata else []
+    for evaluation in run.get_asset_check_evaluations():
+        if not evaluation.passed and evaluation.check_name != IN_SYNC:
+            said.append(f"{evaluation.check_name}: {evaluation.description}")
+    return "; ".join(said) or None
+
+
+def _left_out_in(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
+    """Return the fields of a LaunchResult about what a build left out."""
+    said = {key: str(metadata[key].value) for key in (LEFT_OUT, DROPS) if key in metadata}
+    return {"left_out": said.get(LEFT_OUT), "drop_warnings": said.get(DROPS, "").splitlines()}
+
+
+def _was_interrupted(run: dg.JobExecutionResult) -> bool:
+    """Return whether a run ended by an interrupt from the terminal."""
+    causes = (event.step_failure_data.error for event in run.all_events if event.is_step_failure)
+    return any(cause is not None and cause.cls_name in ("DagsterExecutionInterruptedError", "KeyboardInterrupt") for cause in causes)
+
+
+def _why_failed(run: dg.JobExecutionResult) -> str:
+    """Return the reason of a failure in one line. If a check failed, it is the failure of the check. Otherwise, it is the error of the
+    first failed step.
+    """
+    for evaluation in run.get_asset_check_evaluations():
+        if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
+            return f"the check {evaluation.check_name} failed: {evaluation.description}; build it again with force (--force)"
+    for event in run.all_events:
+        if event.is_step_failure:
+            failure = event.step_failure_data
+            if failure.user_failure_data is not None and failure.user_failure_data.description:
+                return failure.user_failure_data.description
+            error = failure.error
+            cause = error.cause if error is not None and error.cause is not None else error
+            if cause is not None:
+                return recorded_refusal(cause.message, dagster_home()) or " ".join(cause.message.split())
+    return f"run {run.run_id} failed; the Dagster UI shows its log"
+
+
+def _meta_of(artifact: Artifact) -> Meta | None:
+    """Return the record of an artifact that was built or found. Return None for a plan, and for a step of a search that is finished."""
+    if isinstance(artifact, PartsPlan) or artifact.record is None:
+        return None
+    try:
+        return read_meta(str(artifact.directory / artifact.record))
+    except NielsCacheError:
+        if not isinstance(artifact, OfSearch):
+            raise
+        return None  # another process has finished the search just now

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import dagster as dg
 from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext  # these have no public names
@@ -74,7 +73,7 @@ class HostPlace:
     def __enter__(self) -> "HostPlace":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._held.close()
 
     def take(self, is_stopping: Callable[[], bool] = lambda: False) -> str | None:

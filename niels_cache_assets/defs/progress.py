@@ -42,6 +42,9 @@ class ProgressSink:
         """Receive a line of the log, including warnings."""
 
 
+SinkParam = dg.ResourceParam[ProgressSink]  # the parameter of an op that gets the resource `progress_sink`
+
+
 @contextmanager
 def readable_failures(passes_on: tuple[type[NielsCacheError], ...] = ()) -> Iterator[None]:
     """Turn NielsCacheError into a failure that shows only the message of the error, and is never retried. All other errors keep their

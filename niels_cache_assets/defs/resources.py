@@ -41,6 +41,9 @@ class CacheRoot:
         return Path(self.root).absolute()
 
 
+RootParam = dg.ResourceParam[CacheRoot]  # the parameter of an op that gets the resource `cache_root`
+
+
 class _NoSchema(DefinitionConfigSchema):
     """A schema whose truth value is False. Dagster leaves a resource with such a schema out of the run configuration."""
 

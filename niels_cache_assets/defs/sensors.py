@@ -27,7 +27,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, family_keys, with_plan
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.show.wording import counted
 from niels_cache_assets.sources.errors import in_one_line, log_traceback
 from niels_cache_assets.sources.hub.data import HubData
@@ -262,7 +262,7 @@ def _sensor(
         default_status=dg.DefaultSensorStatus.STOPPED,
         description=description,
     )
-    def sensor(context: dg.SensorEvaluationContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.SensorResult:
+    def sensor(context: dg.SensorEvaluationContext, cache_root: RootParam) -> dg.SensorResult:
         if tick is None:
             return dg.SensorResult(skip_reason=f"There is nothing to watch: no data set here is {of}.")
         return tick(_Look(context, registry, cache_root), json.loads(context.cursor or "{}"))

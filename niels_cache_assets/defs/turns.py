@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import dagster as dg
 
@@ -38,7 +37,7 @@ class StreamPlace:
     def __enter__(self) -> "StreamPlace":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._held = False
         self._stack.close()
 

@@ -10,8 +10,6 @@ A number is never used twice, so no two processes ever write to the same staging
 target without attempts.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

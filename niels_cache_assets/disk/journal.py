@@ -246,19 +246,21 @@ def _decode(content: bytes) -> Recorded | str:
         return "the journal of the unfinished build is in the format of another version of niels-cache"
     fields: dict[str, Any] = {key: value.get(key) for key in Recorded._fields}
     recorded = Recorded(**fields)
-    sound = isinstance(recorded.fingerprint, str) and isinstance(recorded.state, dict)
-    sound = sound and isinstance(recorded.finished, dict) and all(map(_is_file, recorded.finished.values()))
-    sound = sound and isinstance(recorded.files, dict) and recorded.files.keys().isdisjoint(recorded.finished)
-    sound = sound and all(name_problem(name) is None and is_count(size) for name, size in recorded.sizes.items())
     sound = (
-        sound
+        isinstance(recorded.fingerprint, str)
+        and isinstance(recorded.state, dict)
+        and isinstance(recorded.finished, dict)
+        and all(map(_is_file, recorded.finished.values()))
+        and isinstance(recorded.files, dict)
+        and recorded.files.keys().isdisjoint(recorded.finished)
+        and all(name_problem(name) is None and is_count(size) for name, size in recorded.sizes.items())
         and isinstance(recorded.sums, dict)
         and all(map(_is_sum, recorded.sums.values()))
         and recorded.sums.keys() <= recorded.files.keys()
+        and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
+        and all(number is None or is_count(number) for number in (recorded.documents, recorded.attempt))
+        and all(part is None or isinstance(part, dict) for part in (recorded.made_of, recorded.notes))
     )
-    sound = sound and (recorded.share is None or (type(recorded.share) in (int, float) and 0 <= recorded.share <= 1))
-    sound = sound and all(number is None or is_count(number) for number in (recorded.documents, recorded.attempt))
-    sound = sound and all(part is None or isinstance(part, dict) for part in (recorded.made_of, recorded.notes))
     return recorded if sound else _NONE
 
 

@@ -3,8 +3,6 @@
 A journal holds these values beside the fingerprint. Only the fingerprint decides whether a build can be resumed.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -6,8 +6,6 @@ from source files, or a token budget for a source of unknown length, only gives 
 check costs one call of statvfs.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -272,17 +272,16 @@ def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
 def require_target(target: Path, is_ours: Callable[[str], bool]) -> None:
     """Create the parent folders of `target`. Raises NielsCacheError for a target that must not be replaced, or that cannot be written."""
     require_utf8(target, "build into another folder")
-    _refuse_foreign_directory(target, is_ours)
-    _make_parents(target)
-
-
-def _make_parents(target: Path) -> None:
-    """Create the parent folders of `target`, and flush them to the disk."""
+    if target.exists() and not target.is_dir():
+        raise NielsCacheError(f"{target}: is a file, not a cache directory; choose another place")
+    foreign = sorted(path.name for path in target.iterdir() if not is_ours(path.name)) if target.is_dir() else []
+    if foreign:
+        raise NielsCacheError(f"{target}: holds {foreign[0]!r}, so it is not a cache to replace; move it away or choose another place")
     missing = [parent for parent in target.parents if not parent.exists()]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for parent in missing:
-            sync(parent.parent)
+            sync(parent.parent)  # after a power loss, the new folders are there
     except OSError as error:
         raise NielsCacheError(f"{target.parent}: cannot write there: {error.strerror}; choose another cache directory") from error
 
@@ -300,14 +299,6 @@ def _clear_leftovers(target: Path, partial: Path, *, resumable: bool) -> None:
     remove(_spare_journal(target))
     if not _is_resumable(partial, resumable):
         remove(partial)
-
-
-def _refuse_foreign_directory(target: Path, is_ours: Callable[[str], bool]) -> None:
-    if target.exists() and not target.is_dir():
-        raise NielsCacheError(f"{target}: is a file, not a cache directory; choose another place")
-    foreign = sorted(path.name for path in target.iterdir() if not is_ours(path.name)) if target.is_dir() else []
-    if foreign:
-        raise NielsCacheError(f"{target}: holds {foreign[0]!r}, so it is not a cache to replace; move it away or choose another place")
 
 
 def _sync_tree(root: Path) -> None:

@@ -4,12 +4,9 @@ So the caller does not wait for hashing, writing and fsync, and most of this wor
 and in number. After an error no later write runs, and the next call of the caller raises the error.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Self
 
 _MOST_BYTES = 16 << 20
@@ -31,7 +28,7 @@ class WriteBehind:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._executor.shutdown(wait=True)
 
     def submit(self, write: Callable[[], None], *, size: int) -> None:

@@ -6,8 +6,6 @@ This module also makes the table cells that show this content. It reads no file.
 exactly that many tokens (streaming/splits.py).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

@@ -5,8 +5,6 @@ reads and contacts no upstream. Finding rows reads the footers of the files and 
 time. A sample needs 17 bytes of memory per document.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ on their own as far as their split is known, because a val of few documents may 
 said. All of it comes from meta.json.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

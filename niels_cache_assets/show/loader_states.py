@@ -4,8 +4,6 @@ A checkpoint is not trusted. So torch reads the checkpoint with `weights_only`, 
 read. This module looks only at the `format` of a state. The loader interprets the rest of the state.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping

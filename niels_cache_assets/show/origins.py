@@ -6,8 +6,6 @@ comes from the tokenizer of the cache root. Both are opened once per data set. I
 this, and everything else is still shown.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,8 +15,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.disk.lineage import Lineage, read_lineage
 from niels_cache_assets.disk.table_file import tables
-from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, built_model
 from niels_cache_runtime.cache.opening import current_tokenizer_sha256

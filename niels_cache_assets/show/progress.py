@@ -1,7 +1,5 @@
 """Progress, speed and remaining time of a build, as numbers and as text, for the command line and for Dagster."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 

@@ -1,13 +1,12 @@
 """Samples of a finished cache. They are notable documents or examples, and random samples in the form that training reads.
 
-`pick_samples` returns the first document or example, the longest, the shortest, and one chosen by the hash of the content. It reads 8 bytes
-for each document or example of the split, and the shown tokens. `niels-cache sample` prints the results of `windows`, `examples` and
-`notable`. These functions mark a target or document that is cut.
+`niels-cache sample` prints the results of `windows`, `examples` and `notable`. These functions mark a target or document that is cut.
+`notable` reads 8 bytes for each document or example of the split, and the shown tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.show.split_tokens import SplitTokens
+from niels_cache_assets.disk.split_tokens import SplitTokens
 from niels_cache_assets.show.targets import ExampleTargets
 from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.cache.mmap import Offsets
@@ -27,7 +26,6 @@ from niels_cache_runtime.format.layout import (
     Tokens,
     entries_per_example,
     has_pairs,
-    idx_name,
     list_shards,
     shard_name,
     token_dtype_of,
@@ -39,42 +37,22 @@ if TYPE_CHECKING:
 
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
 
-SHOWN_TOKENS = 200
-
-_MAX_TOKENS = 1 << 62  # more than any document has
 _BLOCK_OFFSETS = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """A notable document, example or side of a pair. `what`: why it was picked. `noun`: its kind, in one word. `number`: its number in the
-    split. `start`: its place in the split, in tokens. `length`: its number of tokens. `tokens`: (n,), its first tokens.
+def notable_numbers(ends: Offsets, meta: Meta) -> dict[int, str]:
+    """Return the numbers of at most four different documents or examples, each with the reason why it was picked.
+
+    `ends`: where each document or example of the split ends, in tokens.
     """
-
-    what: str
-    noun: str
-    number: int
-    start: int
-    length: int
-    tokens: Tokens
-
-
-def pick_samples(directory: Path, family: Family, split: Split, meta: Meta, *, shown: int = SHOWN_TOKENS) -> list[Sample]:
-    """Return at most four different samples, or none if the split is empty. Of a preference pair, both sides are returned.
-
-    Raise NielsCacheError for missing or unreadable files.
-    """
-    tokens = SplitTokens(directory, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
-    ends = tokens.ends
     if not len(ends):
-        return []
+        return {}
     longest, shortest = _extremes(ends)
     numbers: dict[int, str] = {}
     drawn = int(build_id(meta) or "0" if is_foreign(meta) else meta["content_sha256"], 16) % len(ends)
     for what, number in (("first", 0), ("random", drawn), ("longest", longest), ("shortest", shortest)):
         numbers[number] = f"{numbers[number]}, {what}" if number in numbers else what
-    noun = _noun(family, meta)
-    return [sample for number, what in numbers.items() for sample in _samples(what, noun, number, tokens, shown)]
+    return numbers
 
 
 def _extremes(ends: Offsets) -> tuple[int, int]:
@@ -91,13 +69,6 @@ def _extremes(ends: Offsets) -> tuple[int, int]:
 
 def _noun(family: Family, meta: Meta) -> str:
     return "document" if family == "pretrain" else "pair" if has_pairs(meta) else "example"
-
-
-def _samples(what: str, noun: str, number: int, tokens: SplitTokens, shown: int) -> Iterator[Sample]:
-    for side, start, end in tokens.sides(number):
-        read = tokens.read(start, min(end - start, shown))
-        named = f"{what}, {side}" if side else what
-        yield Sample(what=named, noun=noun, number=number, start=start, length=end - start, tokens=read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,16 +107,27 @@ class Drawn:
         return None
 
 
-def _of_example(title: str, tokens: Tokens, is_target: NDArray[np.bool_], *, shown: int) -> Drawn:
-    """Return the first `shown` tokens of a whole example. is_target: (n,), which of them are targets."""
-    cut = f", the first {shown:,} of them shown" if len(tokens) > shown else ""
-    return Drawn(
-        title=f"{title}, {counted(len(tokens), 'token')}{cut}",
-        tokens=tokens[:shown],
-        is_target=is_target[:shown],
-        hidden_tokens=max(0, len(tokens) - shown),
-        hidden_targets=int(is_target[shown:].sum()),
-    )
+def _drawn(
+    tokens: SplitTokens, titles: Mapping[int, str], targets: ExampleTargets | None, *, length: int, cut_by_budget: Collection[int] = ()
+) -> Iterator[Drawn]:
+    """Yield documents or examples, or both sides of each preference pair, cut after `length` tokens.
+
+    `titles`: the titles by number. `targets`: None for documents. `cut_by_budget`: the numbers of documents that the token budget cut.
+    """
+    for number, title in titles.items():
+        for side, start, end in tokens.sides(number):
+            count = end - start
+            shown = tokens.read(start, count if targets else min(count, length))  # an example is read whole, to count its hidden targets
+            is_target = targets.of_example(shown, number, start) if targets else np.zeros(len(shown), dtype=np.bool_)
+            note = f", the first {length:,} of them shown" if count > length else ""
+            yield Drawn(
+                title=f"{title}{f', {side}' if side else ''}, {counted(count, 'token')}{note}",
+                tokens=shown[:length],
+                is_target=is_target[:length],
+                hidden_tokens=max(0, count - length),
+                hidden_targets=int(is_target[length:].sum()),
+                is_cut_by_budget=number in cut_by_budget,
+            )
 
 
 def windows(directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator) -> Iterator[Drawn]:
@@ -192,28 +174,12 @@ def _window(tokens: Tokens, split: Split, number: int, count: int) -> Drawn:
 
 
 def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: TextTokenizer | None) -> Iterator[Drawn]:
-    """Yield the same documents or examples that the UI shows."""
-    meta = load_meta(str(directory / META_NAME))
-    noun = _noun(family, meta)
-    # An example is read whole, to count its hidden targets.
-    picked = pick_samples(directory, family, split, meta, shown=length if family == "pretrain" else _MAX_TOKENS)
-    if not picked:
-        raise NielsCacheError(f"{directory}: {split} is empty (0 {noun}s), so there is nothing to sample; choose another --split")
-    cut_by_budget = cut_ordinals(meta, split)
-    targets = targets_of(directory, split, meta, tokenizer) if family == "sft" else None
-    for sample in picked:
-        title = f"{sample.what}: {split} {noun} {sample.number:,}"
-        if targets is not None:
-            yield _of_example(title, sample.tokens, targets.of_example(sample.tokens, sample.number, sample.start), shown=length)
-            continue
-        cut = f", the first {length:,} of them shown" if sample.length > length else ""
-        yield Drawn(
-            title=f"{title}, {counted(sample.length, 'token')}{cut}",
-            tokens=sample.tokens,
-            is_target=np.zeros(len(sample.tokens), dtype=np.bool_),
-            hidden_tokens=sample.length - len(sample.tokens),
-            is_cut_by_budget=family == "pretrain" and sample.number in cut_by_budget,
-        )
+    """Yield the first document or example, the longest, the shortest, and one chosen by the hash of the content."""
+    meta, tokens, noun = _open(directory, family, split)
+    titles = {number: f"{what}: {split} {noun} {number:,}" for number, what in notable_numbers(tokens.ends, meta).items()}
+    if family == "sft":
+        return _drawn(tokens, titles, targets_of(directory, split, meta, tokenizer), length=length)
+    return _drawn(tokens, titles, None, length=length, cut_by_budget=cut_ordinals(meta, split))
 
 
 def examples(
@@ -222,20 +188,21 @@ def examples(
     """Yield different random examples. Long examples are cut for display."""
     import torch
 
+    meta, tokens, noun = _open(directory, "sft", split)
+    total = len(tokens.ends)
+    numbers = torch.randperm(total, generator=generator)[:count].tolist()
+    titles = {number: f"{split} {noun} {number:,} of {total:,}" for number in numbers}
+    return _drawn(tokens, titles, targets_of(directory, split, meta, tokenizer), length=length)
+
+
+def _open(directory: Path, family: Family, split: Split) -> tuple[Meta, SplitTokens, str]:
+    """Return meta.json, the tokens, and what an item is called. Raise NielsCacheError if the split is empty."""
     meta = load_meta(str(directory / META_NAME))
-    stream = SplitTokens(directory, "sft", split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
-    total, noun = len(stream.ends), _noun("sft", meta)
-    if not total:
-        raise NielsCacheError(
-            f"{directory / idx_name(split)}: this split is empty (0 {noun}s), so there is nothing to sample; choose another --split"
-        )
-    targets = targets_of(directory, split, meta, tokenizer)
-    for example in torch.randperm(total, generator=generator)[:count].tolist():
-        for side, start, end in stream.sides(example):
-            tokens = stream.read(start, end - start)
-            is_target = targets.of_example(tokens, example, start)
-            title = f"{split} {noun} {example:,} of {total:,}{f', {side}' if side else ''}"
-            yield _of_example(title, tokens, is_target, shown=length)
+    tokens = SplitTokens(directory, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
+    noun = "document" if family == "pretrain" else "pair" if has_pairs(meta) else "example"
+    if not len(tokens.ends):
+        raise NielsCacheError(f"{directory}: {split} is empty (0 {noun}s), so there is nothing to sample; choose another --split")
+    return meta, tokens, noun
 
 
 def targets_of(directory: Path, split: Split, meta: Meta, tokenizer: TextTokenizer | None) -> ExampleTargets:

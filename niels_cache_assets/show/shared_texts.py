@@ -9,7 +9,7 @@ hashes, and is not checked.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -55,27 +55,6 @@ class SharedTexts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedPair:
-    """A document of train, and the first document with its text in the val of another cache, `other`."""
-
-    other: str
-    train: Origin
-    val: Origin
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharedWithOthers:
-    """The documents in one train whose text is in the val of other caches. Each counts once.
-
-    pairs: the first of them. not_checked: the names of the caches whose val, or whose train, has no hashes, or broken lineage.
-    """
-
-    documents: int = 0
-    pairs: tuple[SharedPair, ...] = ()
-    not_checked: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Vals:
     """The hashes of the texts in the val of several caches. An owner of a hash is an index into `names`."""
 
@@ -99,37 +78,19 @@ class _Vals:
         return cls(index=HashIndex(np.concatenate(hashes), np.concatenate(owners)), names=tuple(names), not_checked=tuple(not_checked))
 
 
-def shared_texts(folders: Mapping[str, Path]) -> SharedTexts:
-    """Compare the train of each pretrain cache with the val of every other one. `folders`: the folders of the caches by name."""
+def shared_texts(folders: Mapping[str, Path], *, trains: Collection[str] | None = None) -> SharedTexts:
+    """Compare the train of each pretrain cache with the val of every other one.
+
+    `folders`: the folders of the caches by name. `trains`: the names of the caches whose train is compared; None: all.
+    """
     vals = _Vals.of(folders)
     found, not_checked = list[SharedText](), [*vals.not_checked]
-    for name in vals.names:
+    for name in folders if trains is None else trains:
         try:
             found += _shared(name, folders[name], vals)
         except NielsCacheError:  # it has no hashes, or is damaged
             not_checked.append(name)
-    return SharedTexts(found=tuple(found), not_checked=tuple(not_checked))
-
-
-def shared_with_others(name: str, folder: Path, others: Mapping[str, Path], *, max_pairs: int) -> SharedWithOthers:
-    """Compare the train of the pretrain cache `name` in `folder` with the val of others. `others`: the folders of the caches by name."""
-    vals = _Vals.of(others)
-    documents, first = 0, list[tuple[int, int, Origin]]()  # owner, hash, origin in train
-    try:
-        for (path, group), train in _hashes(folder, "train"):
-            rows, owners = vals.index.find(train)
-            found, at = np.unique(rows, return_index=True)
-            documents += len(found)
-            for row, owner in zip(found[: max_pairs - len(first)].tolist(), owners[at].tolist(), strict=False):
-                first.append((owner, int(train[row]), _origin(path, group, row)))
-    except NielsCacheError:
-        return SharedWithOthers(not_checked=(name, *vals.not_checked))
-    origins = {
-        owner: _origins_in_val(others[vals.names[owner]], {hashed for each, hashed, _ in first if each == owner})
-        for owner in {owner for owner, _, _ in first}
-    }
-    pairs = [SharedPair(other=vals.names[owner], train=train, val=origins[owner][hashed]) for owner, hashed, train in first]
-    return SharedWithOthers(documents=documents, pairs=tuple(pairs), not_checked=vals.not_checked)
+    return SharedTexts(found=tuple(found), not_checked=tuple(dict.fromkeys(not_checked)))
 
 
 def advice_against(registry: Registry, name: str, others: Sequence[str]) -> str | None:
@@ -153,16 +114,6 @@ def _shared(name: str, folder: Path, vals: _Vals) -> Iterator[SharedText]:
                 first[owner] = _origin(path, group, int(rows[at]))
     for owner, origin in sorted(first.items()):
         yield SharedText(train=name, val=vals.names[owner], documents=int(counts[owner]), first=origin)
-
-
-def _origins_in_val(folder: Path, wanted: set[int]) -> dict[int, Origin]:
-    """Return the origin of the first document of val with each of these hashes."""
-    origins = dict[int, Origin]()
-    for (path, group), val in _hashes(folder, "val"):
-        for row in np.flatnonzero(np.isin(val, list(wanted))).tolist():
-            if int(val[row]) not in origins:
-                origins[int(val[row])] = _origin(path, group, row)
-    return origins
 
 
 def _hashes(folder: Path, split: Split) -> Iterator[tuple[tuple[Path, int], NDArray[np.int64]]]:

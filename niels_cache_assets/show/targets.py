@@ -1,7 +1,5 @@
 """Which tokens of the examples of a finished cache are targets: those in its spans, or those that its sentinels mark."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -18,18 +18,18 @@ from niels_cache_runtime.format.layout import FAMILIES
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
 
-_KINDS = (  # by the end of a file's name; the first that fits counts
-    ("_documents.parquet", "ids, titles and kept columns"),
-    ("_examples.parquet", "ids and titles"),
-    ("rejected.parquet", "excerpts of dropped documents"),
-    (".parquet", "texts"),
-    (".bin", "tokens"),
-    ("spm.model", "pieces of words"),
-    ("tokenizer.json", "pieces of words"),
-    ("tiktoken.json", "pieces of words"),
-    ("tokenizer/meta.json", "the longest words"),
-)
-_FOLDERS = (("/reports/tune/", "excerpts of documents"), (".partial", "an unfinished build"))
+_KINDS = {  # by the end of a file's name; the first that fits counts
+    "_documents.parquet": "ids, titles and kept columns",
+    "_examples.parquet": "ids and titles",
+    "rejected.parquet": "excerpts of dropped documents",
+    ".parquet": "texts",
+    ".bin": "tokens",
+    "spm.model": "pieces of words",
+    "tokenizer.json": "pieces of words",
+    "tiktoken.json": "pieces of words",
+    "tokenizer/meta.json": "the longest words",
+}
+_FOLDERS = {"/reports/tune/": "excerpts of documents", ".partial": "an unfinished build"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +78,12 @@ def _in_caches(root: Path) -> Iterator[TextPlace]:
 
 
 def _kind(path: str) -> str | None:
-    for part, kind in _FOLDERS:
+    for part, kind in _FOLDERS.items():
         if part in f"/{path}":
             return kind
     if "/duplicates/" in f"/{path}":  # ordinals and similarities
         return None
-    return next((kind for end, kind in _KINDS if path.endswith(end)), None)
+    return next((kind for end, kind in _KINDS.items() if path.endswith(end)), None)
 
 
 def _of_the_hub() -> Iterator[TextPlace]:

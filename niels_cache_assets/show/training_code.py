@@ -1,7 +1,5 @@
 """Python lines that open a cache for training. `build-all` prints these lines, and an asset shows the lines in the UI."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 People read "tokens of train" for `train_tokens`. Programs (--json) and files keep the keys of meta.json.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 UNKNOWN = "-"
@@ -31,14 +29,12 @@ _LABELS = {
     "dataset_config": "configuration on the hub",
     "dataset_name": "name of the data set",
     "dataset_revision": "revision of the source",
-    "documents": "documents",
     "documents.kept": "documents kept",
     "documents.read": "documents read",
     "documents.train": "documents of train",
     "documents.val": "documents of val",
     "fingerprint": "fingerprint of all settings",
     "meta_sha256": "sha256 of meta.json",
-    "seed": "seed",
     "sha256": "sha256 of the model",
     "shard_bytes": "size of a full shard, in bytes",
     "split_rule": "rule of the split",

@@ -26,19 +26,18 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.config.defaults import BOS
 from niels_cache_assets.dedup.text_set import Kind, Match, TextSet
-from niels_cache_assets.disk.table_file import rows_of, tables
+from niels_cache_assets.disk.lineage import read_lineage
+from niels_cache_assets.disk.split_tokens import SplitTokens
 from niels_cache_assets.streaming.in_flight import map_in_order
-from niels_cache_runtime.cache.mmap import MappedTokens, map_doc_ends, slice_pieces
+from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, Split, Tokens, doc_ends_name, documents_name, list_shards, token_dtype_of
+from niels_cache_runtime.format.layout import META_NAME, Split, doc_ends_name, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, cut_ordinals, read_meta
 from niels_cache_runtime.format.reading import available_threads
 
 _TOKENS_PER_CHUNK = 250_000  # about a megabyte of text
 _CHARACTERS_PER_TOKEN = 4
 _DOCUMENTS_PER_CHUNK = 1_024
-
-OnProgress = Callable[[int, int], None]  # tokens done, number of all tokens
 
 
 class Place(NamedTuple):
@@ -90,14 +89,12 @@ def splits_disjoint(
     threshold: float | None = 0.8,
     max_pairs: int = 100,
     threads: int | None = None,
-    scratch: str | Path | None = None,
-    progress: OnProgress | None = None,
 ) -> SplitOverlap:
     """Compare train with val of the pretrain cache in `folder`.
 
     `tokenizer`: the tokenizer of this cache; its `decode` is used. `threshold`: documents are near each other if the Jaccard similarity of
-    their word 5-grams is at least this number, above 0 and below 1. None: look only for equal documents. `scratch`: a folder for temporary
-    files, 8 bytes for each word of val (None: the system's folder). `progress` is called after every chunk of train.
+    their word 5-grams is at least this number, above 0 and below 1. None: look only for equal documents. Temporary files in the system's
+    folder take 8 bytes for each word of val.
 
     Raises NielsCacheError for an invalid threshold, and for a folder that is not a pretrain cache, was made with a different tokenizer, or
     has broken files.
@@ -117,7 +114,7 @@ def splits_disjoint(
     def counts_as_overlap(ordinal: int, match: Match) -> bool:
         return match.kind not in decided or (ordinal not in train.cut and match.ordinal not in val.cut)
 
-    with TextSet(near=threshold, folder=Path(scratch) if scratch else None) as known:
+    with TextSet(near=threshold, folder=None) as known:
         for chunk in val.chunks():
             known.add(val.texts(chunk))
         known.seal()
@@ -135,8 +132,6 @@ def splits_disjoint(
                 ]
                 counts.update(match.kind for _, match in hits)
                 found += hits[: max_pairs - len(found)]
-                if progress is not None:
-                    progress(int(train.ends[chunk[-1]]), int(train.ends[-1]))
     train_places = train.places([ordinal for ordinal, _ in found])
     val_places = val.places([match.ordinal for _, match in found])
     return SplitOverlap(
@@ -155,12 +150,9 @@ class _Documents:
     """The documents of one split as texts, by ordinal. Files are read only when needed."""
 
     def __init__(self, folder: Path, split: Split, meta: Meta, tokenizer: Any) -> None:
-        self._tokens = MappedTokens(list_shards(folder / split), dtype=token_dtype_of(meta))
-        self._stream = self._tokens.stream
-        tokens = int(self._tokens.shard_lengths.sum())
-        path = folder / doc_ends_name(split)
-        self.ends: NDArray[np.uint64] = map_doc_ends(path, token_count=tokens) if tokens else np.empty(0, np.uint64)
-        self._lineage = folder / documents_name(split)
+        self._tokens = SplitTokens(folder, "pretrain", split, dtype=token_dtype_of(meta))
+        path, count = folder / doc_ends_name(split), len(self._tokens)
+        self.ends: NDArray[np.uint64] = map_doc_ends(path, token_count=count) if count else np.empty(0, np.uint64)
         self._end_tokens = 1 if meta.get("append_eot") else 0
         self._begin_tokens = 0 if meta["special_token_ids"].get(BOS) is None else 1
         self.cut = set(cut_ordinals(meta, split))
@@ -187,31 +179,15 @@ class _Documents:
     def texts(self, ordinals: range) -> list[str]:
         start = int(self.ends[ordinals[0] - 1]) if ordinals[0] else 0
         ends = [end - start for end in self.ends[ordinals[0] : ordinals[-1] + 1].tolist()]
-        ids = self._read(start, start + ends[-1]).tolist()
+        ids = self._tokens.read(start, ends[-1]).tolist()
         return [
             self._decode(ids[begin + self._begin_tokens : end - self._end_tokens]) for begin, end in zip([0, *ends], ends, strict=False)
         ]
 
     def places(self, ordinals: Sequence[int]) -> dict[int, Place]:
         """Return the origins of these documents by ordinal. Only the row groups that contain them are read."""
-        places: dict[int, Place] = {}
-        wanted = np.unique(np.array(ordinals, dtype=np.int64))
-        if not len(wanted):
-            return places
-        first = 0
-        for table in tables(self._lineage):
-            with table.open() as file:
-                for here, rows in rows_of(file, wanted, ["source_id", "file", "row"], first=first):
-                    for ordinal, row in zip(here.tolist(), rows.to_pylist(), strict=True):
-                        places[ordinal] = Place(ordinal, row["source_id"], row["file"], row["row"])
-                first += file.metadata.num_rows
-        return places
-
-    def _read(self, start: int, end: int) -> Tokens:
-        """Return the tokens from `start` to `end` of the split. A document may span several shards."""
-        if self._stream is not None:
-            return self._stream[start:end]
-        return np.concatenate([*slice_pieces(self._tokens.shards, start, end), np.empty(0, self._tokens.dtype)])
+        found = read_lineage(self._tokens.lineage, ordinals) if ordinals else {}
+        return {ordinal: Place(ordinal, each.source_id, each.file, each.row) for ordinal, each in found.items()}
 
 
 def _decided_whole(meta: Meta, threshold: float | None) -> set[Kind]:

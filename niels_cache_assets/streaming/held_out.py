@@ -16,8 +16,6 @@ as much as in a build (streaming/decontaminate.py), on one thread. Memory: if a 
 document of its val. With decontaminate, also the memory of dedup/text_set.py. All of this is bounded by the size of val.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
@@ -56,6 +54,8 @@ COPY_REASONS = {kind: f"{reason}_of_member" for kind, reason in REASONS.items()}
 
 
 Key = bytes
+Opener = Callable[[], Iterable[Document]]
+Heads = Callable[[], Iterable[tuple[int, Iterable[Document]]]]
 
 
 class HeldOut:
@@ -83,8 +83,8 @@ class HeldOut:
         self,
         name: str,
         *,
-        documents: Callable[[], Iterable[Document]],
-        heads: Callable[[], Iterable[tuple[int, Iterable[Document]]]] | None = None,
+        documents: Opener,
+        heads: Heads | None = None,
         log: Callable[[str], None],
     ) -> None:
         """Find the documents that one member keeps for val, unless they are already known.
@@ -112,8 +112,8 @@ class HeldOut:
     def val_documents(
         self,
         name: str,
-        documents: Callable[[], Iterable[Document]],
-        heads: Callable[[], Iterable[tuple[int, Iterable[Document]]]] | None,
+        documents: Opener,
+        heads: Heads | None,
     ) -> Iterable[Document]:
         """Return the val of one data set, lazily. `documents`, `heads`: see `find`."""
         if heads is not None:

@@ -4,8 +4,6 @@ An item is in flight from the start of its work until its result is yielded. Enc
 Therefore long items in flight are also limited by their characters.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -112,11 +112,7 @@ class SftSpool:
         self._spans += int(counts.sum())
         self._rows.write(
             {
-                "source_id": [conversation.source_id for conversation in conversations],
-                "file": [conversation.file for conversation in conversations],
-                "row": [conversation.row for conversation in conversations],
-                "group": [conversation.group for conversation in conversations],
-                "category": [conversation.category for conversation in conversations],
+                **{name: [getattr(each, name) for each in conversations] for name in ("source_id", "file", "row", "group", "category")},
                 "tokens": lengths.reshape(-1, self._sides).sum(axis=1),
                 "split": [NO_SPLIT if each.split is None else SPLITS.index(each.split) for each in conversations],
                 "unit": units,

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from niels_cache_assets.cli import main
 from niels_cache_assets.defs.ui import server as web
 from niels_cache_assets.defs.ui import services
-from niels_cache_assets.defs.ui.guard import App, WebGuard
+from niels_cache_assets.defs.ui.guard import WebGuard
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
 from tests.ui.running import is_alive, wait_until
@@ -62,11 +62,6 @@ def test_a_wrong_configuration_is_said_before_anything_starts(
     assert "jsonk" in refusal(capsys, "--config", str(tmp_path / "wrong.toml"), "--port", "0")
 
 
-def open_guard(app: App, **_: Any) -> App:
-    """A guard that an update has made useless."""
-    return app
-
-
 def other_signature(context: Any) -> None:
     """The function that makes the app, after an update."""
 
@@ -74,7 +69,6 @@ def other_signature(context: Any) -> None:
 @pytest.mark.parametrize(
     ("target", "replacement", "what"),
     [
-        ("niels_cache_assets.defs.ui.server.WebGuard", open_guard, "mutation by GET"),
         ("dagster_webserver.app.create_app_from_workspace_process_context", other_signature, "takes 1 positional argument"),
         ("dagster_webserver.app.DagsterWebserver.build_static_routes", lambda _: [Route("/run", print)], "not cover: ANY /run;"),
         ("dagster._core.workspace.context.WorkspaceProcessContext", None, "'NoneType' object"),

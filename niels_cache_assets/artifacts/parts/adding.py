@@ -11,9 +11,9 @@ from typing import Any
 
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.disk.lineage import files_of_lineage
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.plan import Plan
-from niels_cache_assets.show.lineage import files_of_lineage
 from niels_cache_assets.show.wording import counted, listed
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.types import ListedFile

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Log
+from niels_cache_assets.disk.lineage import files_of_lineage
 from niels_cache_assets.disk.made_of import recordable
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.plan import Plan, PlannedGroup
-from niels_cache_assets.show.lineage import files_of_lineage
 from niels_cache_assets.show.wording import counted, listed
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError

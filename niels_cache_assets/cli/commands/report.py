@@ -28,12 +28,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="[NAME] ",
     description="""\
-Write one HTML page about all caches: status, counts, size, sha256, age of the upstream revision,
-results of checks, and plots. The page also shows how much of each data set a training run would read.
-It shows this for every [blend.NAME]; without a blend, for a run over all pretrain data sets by size.
-The table [reports] sets the length of that run. The page is a single file that you can send to others.
-Ages and checks come from the records of Dagster (DAGSTER_HOME). The command builds nothing, hashes no
-file and contacts no upstream.
+Write one HTML page about all caches: status, counts, size, sha256, results of checks, and plots. The
+page also shows how much of each data set a training run would read. It shows this for every
+[blend.NAME]; without a blend, for a run over all pretrain data sets by size. The table [reports] sets
+the length of that run. The page is a single file that you can send to others. Checks come from the
+records of Dagster (DAGSTER_HOME). The command builds nothing, hashes no file and contacts no upstream.
 
 With NAME, write one page that helps to choose the limits of [cleaning] and the threshold of [dedup].
 For each limit, the page has the histogram of its measure, the documents that another limit would win

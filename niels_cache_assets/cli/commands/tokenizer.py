@@ -171,7 +171,7 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) ->
     """Yield the texts between the special tokens of a train split. A text is a document, or a turn of a conversation."""
     import numpy as np
 
-    from niels_cache_assets.show.split_tokens import SplitTokens
+    from niels_cache_assets.disk.split_tokens import SplitTokens
     from niels_cache_runtime.cache.opening import open_meta
     from niels_cache_runtime.format.layout import token_dtype_of
 

@@ -6,27 +6,35 @@ not exist.
 data set, the data version of `kept` covers only the text that training will read.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
+from niels_cache_assets.artifacts.parts.ranges import CODE_VERSION as RANGES_VERSION
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.defs import keys
+from niels_cache_assets.defs.assets.parts import build_partition, built, result_of, to_parts
 from niels_cache_assets.defs.assets.upstream import observe_what_was_read
-from niels_cache_assets.defs.config import CorpusConfig
+from niels_cache_assets.defs.config import BuildConfig, PartConfig
+from niels_cache_assets.defs.metadata.builds import Metadata, recorded_at, state_of
 from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures, told
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.metadata.entries import materialized, without_empty
+from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures, told
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.defs.turns import StreamPlace
+from niels_cache_assets.show.contents import total_bytes
+from niels_cache_assets.show.wording import counted, file_size
 
 _GROUP = "corpus"
 
@@ -72,9 +80,46 @@ json.load(open("cache/reports/corpus/<data set>/report.json"))["funnel"]
 ```"""
 
 
+_PARTS = """One part of a corpus: its files, cleaned and signed.
+
+`corpus/.parts/<data set>/part-00000`. The partition is the data set and the part. `corpus/documents` joins the parts.
+
+```python
+import json
+json.load(open("cache/corpus/.parts/<data set>/part-00000/meta.json"))["documents"]
+```"""
+
+_HASHES = """The hashes of all documents that are searched for duplicates, divided into ranges.
+
+`corpus/.parts/.ranges/hashes`, until the drop lists are finished.
+
+```python
+import json
+json.load(open("cache/corpus/.parts/.ranges/hashes/meta.json"))["documents"]
+```"""
+
+_RANGES = """The documents that share a hash, for one range of hashes.
+
+`corpus/.parts/.ranges/range-00000`, until the drop lists are finished. A job for a range takes at most 50 bytes of memory for each document
+of its range.
+
+```python
+import json
+json.load(open("cache/corpus/.parts/.ranges/range-00000/meta.json"))["ranges"]
+```"""
+
+
 def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
-    """Return the four assets, or nothing if no data set is prepared."""
-    return [_documents(registry), _duplicates(registry), _kept(registry), _report(registry)] if registry.prepared() else []
+    """Return the four assets, or nothing if no data set is prepared, and those of what machines can share before tokenization.
+
+    `corpus/parts` exists if the corpus of a data set is in parts: one partition for each part, which `corpus/documents` joins.
+    `corpus/hashes` and `corpus/ranges` exist if [dedup] has several `ranges`: one partition for each range, and `corpus/duplicates` chooses
+    by all of them. The steps of parts and ranges are those of `pretrain/parts` (assets/parts.py).
+    """
+    parts = [_parts(registry)] if registry.corpora_in_parts() else []
+    ranges = [_hashes(registry), _ranges(registry)] if registry.search_ranges else []
+    own = [_documents(registry), _duplicates(registry), _kept(registry), _report(registry)] if registry.prepared() else []
+    return [*parts, *ranges, *own]
 
 
 def _documents(registry: Registry) -> dg.AssetsDefinition:
@@ -95,9 +140,9 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
     )
     def documents(
         context: dg.AssetExecutionContext,
-        config: CorpusConfig,
-        cache_root: dg.ResourceParam[CacheRoot],
-        progress_sink: dg.ResourceParam[ProgressSink],
+        config: BuildConfig,
+        cache_root: RootParam,
+        progress_sink: SinkParam,
     ) -> dg.MaterializeResult:
         name = context.partition_key
         artifact = graph(registry, cache_root.path).corpus(name)
@@ -119,7 +164,7 @@ def _documents(registry: Registry) -> dg.AssetsDefinition:
                 observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
             metadata = documents_metadata(outcome)
         reporter.tell(metadata)
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["content_sha256"]))
+        return materialized(metadata, outcome.meta["content_sha256"])
 
     return documents
 
@@ -138,9 +183,9 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
     )
     def duplicates(
         context: dg.AssetExecutionContext,
-        config: CorpusConfig,
-        cache_root: dg.ResourceParam[CacheRoot],
-        progress_sink: dg.ResourceParam[ProgressSink],
+        config: BuildConfig,
+        cache_root: RootParam,
+        progress_sink: SinkParam,
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=keys.DUPLICATES.to_user_string())
         with readable_failures():
@@ -151,7 +196,7 @@ def _duplicates(registry: Registry) -> dg.AssetsDefinition:
         version = outcome.meta.get("content_sha256", "")  # empty if no data set uses dedup
         metadata = duplicates_metadata(outcome)
         reporter.tell(metadata)
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version))
+        return materialized(metadata, version)
 
     return duplicates
 
@@ -166,11 +211,11 @@ def _kept(registry: Registry) -> dg.AssetsDefinition:
         code_version=Corpus.version,
         description=_KEPT,
     )
-    def kept(context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
+    def kept(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
         with readable_failures():
             prepared = open_prepared(registry, context.partition_key, root=cache_root.path)
             metadata = kept_metadata(prepared)
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(fingerprint_of(prepared.identity())))
+        return materialized(metadata, fingerprint_of(prepared.identity()))
 
     return kept
 
@@ -185,13 +230,114 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
         code_version=CorpusReport.version,
         description=_REPORT,
     )
-    def report(context: dg.AssetExecutionContext, config: CorpusConfig, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
+    def report(context: dg.AssetExecutionContext, config: BuildConfig, cache_root: RootParam) -> dg.MaterializeResult:
         with readable_failures():
             name = context.partition_key
             artifact = graph(registry, cache_root.path).report(name)
             outcome = materialize(artifact, force=config.force, wait=config.wait, log=context.log.info)
             metadata = report_metadata(outcome, draw=registry.dagster.plots)
             context.log.info(f"{name}: {told(metadata)}")
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["meta_sha256"]))
+        return materialized(metadata, outcome.meta["meta_sha256"])
 
     return report
+
+
+def _parts(registry: Registry) -> dg.AssetsDefinition:
+    of_plan = keys.parts_of_corpora(registry)
+
+    @dg.asset(
+        key=keys.CORPUS_PARTS,
+        deps=[dg.AssetDep(keys.PLAN, partition_mapping=to_parts(of_plan))],
+        partitions_def=dg.StaticPartitionsDefinition([part for parts in of_plan.values() for part in parts]),
+        group_name=_GROUP,
+        kinds={"parquet"},
+        code_version=Corpus.version,
+        pool=keys.PARTS_POOL,
+        output_required=False,
+        description=_PARTS,
+    )
+    def build_corpus_part(
+        context: dg.AssetExecutionContext,
+        config: PartConfig,
+        cache_root: RootParam,
+        progress_sink: SinkParam,
+    ) -> Iterator[dg.MaterializeResult]:
+        artifact = graph(registry, cache_root.path).corpus_part(context.partition_key)
+        outcome = build_partition(context, artifact, config, progress_sink, keys.CORPUS_PARTS)
+        if outcome is not None:
+            yield result_of(outcome, corpus_part_metadata(outcome))
+
+    return build_corpus_part
+
+
+def _hashes(registry: Registry) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=keys.HASHES,
+        deps=[dg.AssetDep(keys.DOCUMENTS, partition_mapping=keys.searched(registry))],
+        group_name=_GROUP,
+        kinds={"numpy"},
+        code_version=RANGES_VERSION,
+        description=_HASHES,
+    )
+    def hash_signatures(
+        context: dg.AssetExecutionContext,
+        config: BuildConfig,
+        cache_root: RootParam,
+        progress_sink: SinkParam,
+    ) -> dg.MaterializeResult:
+        outcome = built(context, graph(registry, cache_root.path).duplicates().hashes(), config, progress_sink, None)
+        return result_of(outcome, search_metadata(outcome))
+
+    return hash_signatures
+
+
+def _ranges(registry: Registry) -> dg.AssetsDefinition:
+    @dg.asset(
+        key=keys.RANGES,
+        deps=[keys.HASHES],
+        partitions_def=dg.StaticPartitionsDefinition(keys.ranges(registry)),
+        group_name=_GROUP,
+        kinds={"numpy"},
+        code_version=RANGES_VERSION,
+        pool=keys.PARTS_POOL,
+        output_required=False,
+        description=_RANGES,
+    )
+    def link_range(
+        context: dg.AssetExecutionContext,
+        config: PartConfig,
+        cache_root: RootParam,
+        progress_sink: SinkParam,
+    ) -> Iterator[dg.MaterializeResult]:
+        artifact = graph(registry, cache_root.path).hash_range(context.partition_key)
+        outcome = build_partition(context, artifact, config, progress_sink, keys.RANGES)
+        if outcome is not None:
+            yield result_of(outcome, search_metadata(outcome))
+
+    return link_range
+
+
+def corpus_part_metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of a part of a corpus: a few lines, because there may be thousands of parts."""
+    meta = outcome.meta
+    documents = meta["documents"]
+    said = f"{file_size(meta['bytes']['after'])}: {counted(documents['kept'], 'document')} of {documents['read']:,}"
+    return without_empty(
+        {
+            **state_of(outcome),
+            "contents": said,
+            "documents": documents["kept"],
+            "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())) or None,
+            **recorded_at(outcome),
+        }
+    )
+
+
+def search_metadata(outcome: Outcome) -> Metadata:
+    """Return the metadata of the hashes or of a range."""
+    searched = counted(outcome.meta["documents"]["searched"], "document")
+    return {
+        **state_of(outcome),
+        "contents": f"{file_size(total_bytes(outcome.meta['files']))}: {searched} in {outcome.meta['ranges']} ranges",
+        **recorded_at(outcome),
+    }

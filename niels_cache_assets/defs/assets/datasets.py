@@ -20,10 +20,10 @@ from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_what_was_read
-from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig, SftConfig
+from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
 from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures
+from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.defs.turns import StreamPlace
 from niels_cache_assets.show.training_code import loader_code
 from niels_cache_runtime.errors import NielsCacheError
@@ -35,8 +35,7 @@ _SPLITS: dict[Family, str] = {
 
 `pretrain/<data set>/{split}/shard_*.bin` (uint16 or uint32, as meta.json says), with `{split}_doc_ends.npy` (where each document ends) and
 `{split}_documents.parquet` (where each came from) beside the folder. The data version is the sha256 over its token and doc_ends files.
-[Its checks](/assets/pretrain/meta_json?view=checks) are with `meta_json`. Plots, samples and the code to open the data set are with every
-output, at the top of the metadata of a partition.
+[Its checks](/assets/pretrain/meta_json?view=checks), plots, samples and the code to open the data set are with `meta_json`.
 
 ```python
 {code}
@@ -46,8 +45,7 @@ output, at the top of the metadata of a partition.
 `sft/<data set>/{split}_tokens.bin` (headerless uint16 or uint32; every message is its role's sentinel, its text, EOT) and
 `sft/<data set>/{split}_idx.npy` (int64 offsets), with `{split}_examples.parquet` (where each came from). The data version is the sha256
 over tokens and offsets.
-[Its checks](/assets/sft/meta_json?view=checks) are with `meta_json`. Plots, samples and the code to open the data set are with each output,
-at the top of the metadata of a partition.
+[Its checks](/assets/sft/meta_json?view=checks), plots, samples and the code to open the data set are with `meta_json`.
 
 ```python
 {code}
@@ -78,8 +76,8 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
     def stream_pretrain_dataset(
         context: dg.AssetExecutionContext,
         config: PretrainConfig,
-        cache_root: dg.ResourceParam[CacheRoot],
-        progress_sink: dg.ResourceParam[ProgressSink],
+        cache_root: RootParam,
+        progress_sink: SinkParam,
     ) -> Iterator[dg.MaterializeResult]:
         yield from _stream(context, registry, "pretrain", config, cache_root, progress_sink)
 
@@ -90,9 +88,9 @@ def sft_assets(registry: Registry) -> dg.AssetsDefinition:
     @_multi_asset(registry, "sft", above=[dg.AssetDep(keys.TOKENIZER), dg.AssetDep(keys.UPSTREAM_KEYS["sft"])])
     def stream_sft_dataset(
         context: dg.AssetExecutionContext,
-        config: SftConfig,
-        cache_root: dg.ResourceParam[CacheRoot],
-        progress_sink: dg.ResourceParam[ProgressSink],
+        config: FamilyConfig,
+        cache_root: RootParam,
+        progress_sink: SinkParam,
     ) -> Iterator[dg.MaterializeResult]:
         yield from _stream(context, registry, "sft", config, cache_root, progress_sink)
 

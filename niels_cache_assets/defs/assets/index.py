@@ -16,9 +16,9 @@ from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
 from niels_cache_assets.defs.metadata.builds import Metadata, state_of
-from niels_cache_assets.defs.metadata.entries import json_entry, table
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.metadata.entries import json_entry, materialized, table
+from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size
 
 _DESCRIPTION = """The order of samples of a blend, numbered as in Megatron-LM. It is built ahead, so that training only maps it.
@@ -53,9 +53,7 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
         code_version=f"{BlendIndex.version}-{settings[:8]}",  # so that changed settings of [blend.*] show as unsynced
         description=_DESCRIPTION,
     )
-    def gpt(
-        context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot], progress_sink: dg.ResourceParam[ProgressSink]
-    ) -> dg.MaterializeResult:
+    def gpt(context: dg.AssetExecutionContext, cache_root: RootParam, progress_sink: SinkParam) -> dg.MaterializeResult:
         name = context.partition_key
         reporter = BuildReporter(context, progress_sink, name=name, observed=INDEX)
         with readable_failures():
@@ -77,6 +75,6 @@ def index_assets(registry: Registry) -> list[dg.AssetsDefinition]:
             "dagster/uri": indices[-1].directory.parent.as_uri(),
         }
         reporter.tell(metadata)
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["hash"]))
+        return materialized(metadata, outcome.meta["hash"])
 
     return [gpt]

@@ -1,5 +1,5 @@
 """`pretrain/plan`, `pretrain/val_part`, `pretrain/parts`: data sets in parts. Without such a data set these assets do not exist. A data set
-whose corpus is in parts has a plan, and the parts of its corpus (assets/corpus_parts.py).
+whose corpus is in parts has a plan, and the parts of its corpus (assets/corpus.py).
 
 The three assets of a data set (assets/datasets.py) depend on its parts: they join them. Parts show no plots and no samples, because there
 may be thousands of them. The pool `parts` limits how many parts are built at a time in one Dagster home.
@@ -24,12 +24,12 @@ from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version, observe_what_was_read
-from niels_cache_assets.defs.config import CorpusConfig, PartConfig
-from niels_cache_assets.defs.metadata.builds import Metadata, engines_entry, state_of
-from niels_cache_assets.defs.metadata.entries import without_empty
+from niels_cache_assets.defs.config import BuildConfig, PartConfig
+from niels_cache_assets.defs.metadata.builds import Metadata, engines_entry, recorded_at, state_of
+from niels_cache_assets.defs.metadata.entries import materialized, without_empty
 from niels_cache_assets.defs.places import limit_parts
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.defs.side_by_side import build_part_apart
 from niels_cache_assets.parts.lease import LeaseLost
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan
@@ -98,9 +98,9 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
     )
     def plan_parts(
         context: dg.AssetExecutionContext,
-        config: CorpusConfig,
-        cache_root: dg.ResourceParam[CacheRoot],
-        progress_sink: dg.ResourceParam[ProgressSink],
+        config: BuildConfig,
+        cache_root: RootParam,
+        progress_sink: SinkParam,
     ) -> dg.MaterializeResult:
         name = context.partition_key
         limit_parts(context.instance, registry)  # its parts follow, and [cluster] may have changed
@@ -109,7 +109,7 @@ def _plan(registry: Registry) -> dg.AssetsDefinition:
         observe_what_was_read(context, registry, name, outcome.meta["dataset_revision"], root=cache_root.path)
         excluded = list_of_ids(registry.pretrain[name])
         version = plan_version(context.instance, name, outcome.meta, excluded)
-        return dg.MaterializeResult(metadata=plan_metadata(outcome, version, excluded), data_version=dg.DataVersion(version))
+        return materialized(plan_metadata(outcome, version, excluded), version)
 
     return plan_parts
 
@@ -129,9 +129,9 @@ def _val(registry: Registry) -> dg.AssetsDefinition:
     )
     def build_val_part(
         context: dg.AssetExecutionContext,
-        config: CorpusConfig,
-        cache_root: dg.ResourceParam[CacheRoot],
-        progress_sink: dg.ResourceParam[ProgressSink],
+        config: BuildConfig,
+        cache_root: RootParam,
+        progress_sink: SinkParam,
     ) -> dg.MaterializeResult:
         artifact = graph(registry, cache_root.path)[f"val_part/{context.partition_key}"]
         outcome = built(context, artifact, config, progress_sink, keys.VAL_PART)
@@ -167,8 +167,8 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
     def build_part(
         context: dg.AssetExecutionContext,
         config: PartConfig,
-        cache_root: dg.ResourceParam[CacheRoot],
-        progress_sink: dg.ResourceParam[ProgressSink],
+        cache_root: RootParam,
+        progress_sink: SinkParam,
     ) -> Iterator[dg.MaterializeResult]:
         artifact = graph(registry, cache_root.path).part(context.partition_key)
         outcome = build_partition(context, artifact, config, progress_sink, keys.PARTS)
@@ -185,7 +185,7 @@ def to_parts(of_plan: Mapping[str, list[str]]) -> dg.StaticPartitionMapping:
 
 def result_of(outcome: Outcome, metadata: Metadata) -> dg.MaterializeResult:
     """Return the result of a step whose data version is the hash of its content."""
-    return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["content_sha256"]))
+    return materialized(metadata, outcome.meta["content_sha256"])
 
 
 def build_partition(
@@ -205,7 +205,7 @@ def build_partition(
 def built(
     context: dg.AssetExecutionContext,
     artifact: Artifact,
-    config: CorpusConfig,
+    config: BuildConfig,
     progress_sink: ProgressSink,
     key: dg.AssetKey | None,
     *,
@@ -337,7 +337,6 @@ def part_metadata(outcome: Outcome) -> Metadata:
             **engines_entry(outcome),
             "short": meta["part"]["short"] or None,
             "dropped": ", ".join(f"{reason} {count:,}" for reason, count in sorted(meta["dropped"].items())),
-            "meta_sha256": meta["meta_sha256"],
-            "dagster/uri": outcome.directory.absolute().as_uri(),
+            **recorded_at(outcome),
         }
     )

@@ -9,8 +9,9 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.keys import META_KEYS, PUBLISHED_KEYS
+from niels_cache_assets.defs.metadata.entries import materialized
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.format.layout import FAMILIES, Family
 
@@ -40,7 +41,7 @@ def _published(registry: Registry, family: Family) -> dg.AssetsDefinition:
         code_version=CODE_VERSION,
         description=_DESCRIPTION,
     )
-    def published(context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
+    def published(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
         cache = graph(registry, cache_root.path).published(context.partition_key)
         with readable_failures():
             pushed = cache.publish()
@@ -51,6 +52,6 @@ def _published(registry: Registry, family: Family) -> dg.AssetsDefinition:
             "contents": f"{counted(pushed.files, 'file')}; {counted(pushed.sent, 'file')} sent, {file_size(pushed.sent_bytes)}",
             "content_sha256": content,
         }
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(content))
+        return materialized(metadata, content)
 
     return published

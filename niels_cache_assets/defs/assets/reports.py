@@ -15,9 +15,9 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.home.history import history_of
 from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
 from niels_cache_assets.defs.metadata.builds import Metadata
-from niels_cache_assets.defs.metadata.entries import images
+from niels_cache_assets.defs.metadata.entries import images, materialized
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.show.plots.pictures import mixture_picture
 from niels_cache_assets.show.reports.cache import CODE_VERSION, cache_report, find_items
 from niels_cache_assets.show.reports.drawings import draw_report
@@ -40,7 +40,7 @@ loader = TokenLoader("cache/pretrain/<data set>/train", T=1024, B=32, seed=0)
 print(loader.report(steps=1000))
 ```"""
 
-_CACHE = """Everything that is built: status, size, sha256, age of the upstream revision, checks, and plots of each.
+_CACHE = """Everything that is built: status, size, sha256, checks, and plots of each.
 
 The page is `reports/cache.html`, a single file. `niels-cache report --open` writes the same without Dagster. The
 data version covers everything that is built and the mixtures of runs, but no times or checks.
@@ -77,7 +77,7 @@ def _mixture(registry: Registry) -> dg.AssetsDefinition:
         ],
         description=_MIXTURE,
     )
-    def mixture(context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
+    def mixture(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
         with readable_failures():
             mixtures = all_mixtures(registry, root=cache_root.path)
         said = [f"{each.name}: {warning}" for each in mixtures for warning in each.warnings]
@@ -121,7 +121,7 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
         code_version=_code_version(registry, CODE_VERSION),
         description=_CACHE,
     )
-    def cache(context: dg.AssetExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.MaterializeResult:
+    def cache(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
         root, now = cache_root.path, time.time()
         with readable_failures():
             items = find_items(registry, root=root)
@@ -129,11 +129,11 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
             path = page_path(root)
             write_page(path, render_page(report, draw_report(registry, report), now=now))
         metadata: Metadata = {
-            "report": dg.MetadataValue.md(cache_markdown(report, now=now)),
+            "report": dg.MetadataValue.md(cache_markdown(report)),
             "page": dg.MetadataValue.path(str(path)),
             "contents": f"{report.complete} of {counted(len(report.wanted), 'folder')} complete, {file_size(report.bytes)}; "
             f"{counted(len(report.notices), 'notice')}",
-            "checks": ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items())) or "none has run",
+            "checks": report.outcome_counts,
             "bytes": report.bytes,
             "train_tokens": report.total("train_tokens", "pretrain"),
             "train_examples": report.total("train_examples", "sft"),
@@ -141,6 +141,6 @@ def _cache(registry: Registry) -> dg.AssetsDefinition:
         }
         contents = [(item.name, item.state.state, item.meta.get("meta_sha256")) for item in report.items]
         version = fingerprint_of({"contents": contents, "mixtures": [each.as_json() for each in report.mixtures]})
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(version))
+        return materialized(metadata, version)
 
     return cache

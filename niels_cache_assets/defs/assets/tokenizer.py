@@ -7,11 +7,12 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.tokenizer import CODE_VERSION
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.defs.config import TokenizerConfig
+from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.metadata.builds import tokenizer_metadata
-from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, readable_failures
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.metadata.entries import materialized
+from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.sources.inputs import require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -40,9 +41,9 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
     )
     def tokenizer(
         context: dg.AssetExecutionContext,
-        config: TokenizerConfig,
-        cache_root: dg.ResourceParam[CacheRoot],
-        progress_sink: dg.ResourceParam[ProgressSink],
+        config: BuildConfig,
+        cache_root: RootParam,
+        progress_sink: SinkParam,
     ) -> dg.MaterializeResult:
         reporter = BuildReporter(context, progress_sink, name=TOKENIZER.path[-1])
         with readable_failures():
@@ -52,7 +53,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
             outcome = materialize(artifact, force=config.force, wait=config.wait, log=reporter.log)
         metadata = tokenizer_metadata(outcome, draw=registry.dagster.plots)
         reporter.tell(metadata)
-        return dg.MaterializeResult(metadata=metadata, data_version=dg.DataVersion(outcome.meta["sha256"]))
+        return materialized(metadata, outcome.meta["sha256"])
 
     return tokenizer
 

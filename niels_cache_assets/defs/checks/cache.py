@@ -11,7 +11,6 @@ have removed them. Otherwise, they are a warning, because upstream's own splits 
 have the text of a document in the val of another data set, by the hashes in lineage. For this check, train and val are decoded once more.
 """
 
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,12 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.keys import META_KEYS, partitions
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.show.contents import shortfall
-from niels_cache_assets.show.shared_texts import SharedWithOthers, advice_against, shared_with_others
+from niels_cache_assets.show.shared_texts import Origin, SharedTexts, advice_against, shared_texts
 from niels_cache_assets.sources.types import PretrainSource
-from niels_cache_assets.streaming.disjoint import SplitOverlap, splits_disjoint
+from niels_cache_assets.streaming.disjoint import Place, SplitOverlap, splits_disjoint
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
 from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta
@@ -53,40 +52,34 @@ _OF_PRETRAIN = {  # these checks never block, because the cache is what was conf
 
 def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition:
     asset, each = META_KEYS[family], partitions(registry, family)
-    with warnings.catch_warnings():
-        # Partitioned checks are a preview in Dagster 1.13. We use them on purpose, and the user cannot act on the warning.
-        warnings.filterwarnings("ignore", message=".*partitions_def", category=dg.PreviewWarning)
-        specs = [
-            dg.AssetCheckSpec(name, asset=asset, blocking=name in _DESCRIPTIONS, description=text, partitions_def=each)
-            for name, text in {**_DESCRIPTIONS, **(_OF_PRETRAIN if family == "pretrain" else {})}.items()
-        ]
+    specs = [
+        dg.AssetCheckSpec(name, asset=asset, blocking=name in _DESCRIPTIONS, description=text, partitions_def=each)
+        for name, text in {**_DESCRIPTIONS, **(_OF_PRETRAIN if family == "pretrain" else {})}.items()
+    ]
 
-        @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each check can run alone (API)
-        def verify(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
+    @dg.multi_asset_check(name=f"verify_{family}_dataset", specs=specs, can_subset=True)  # each check can run alone (API)
+    def verify(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> Iterator[dg.AssetCheckResult]:
+        selected = {key.name for key in context.selected_asset_check_keys}
+        with readable_failures():
+            folder = dataset_dir(cache_root.path, family, context.partition_key)
+            context.log.info(f"{context.partition_key}: reading every file of {folder} and comparing it with meta.json")
+            findings = verify_dataset(folder, name=context.partition_key)
+            skipped = None if findings else _why_skipped(load_meta(str(folder / META_NAME)))
+        for kind, name in CHECK_NAMES.items():
+            if name not in selected:
+                continue
+            yield _result(asset, name, [finding for finding in findings if finding.kind == kind], skipped=skipped)
+        if SPLITS_DISJOINT in selected:
             with readable_failures():
-                folder = dataset_dir(cache_root.path, family, context.partition_key)
-                context.log.info(f"{context.partition_key}: reading every file of {folder} and comparing it with meta.json")
-                findings = verify_dataset(folder, name=context.partition_key)
-                skipped = None if findings else _why_skipped(load_meta(str(folder / META_NAME)))
-            for kind, name in CHECK_NAMES.items():
-                if dg.AssetCheckKey(asset, name) not in context.selected_asset_check_keys:
-                    continue
-                yield _result(asset, name, [finding for finding in findings if finding.kind == kind], skipped=skipped)
-            if dg.AssetCheckKey(asset, SPLITS_DISJOINT) in context.selected_asset_check_keys:
-                with readable_failures():
-                    context.log.info(f"{context.partition_key}: comparing the documents of train with those of val")
-                    yield _disjoint_result(registry, context.partition_key, cache_root.path, is_sound=not findings, skipped=skipped)
-            if dg.AssetCheckKey(asset, BUDGETS_MET) in context.selected_asset_check_keys:
-                with readable_failures():
-                    yield _budgets_result(folder, is_sound=not findings)
+                context.log.info(f"{context.partition_key}: comparing the documents of train with those of val")
+                yield _disjoint_result(registry, context.partition_key, cache_root.path, is_sound=not findings, skipped=skipped)
+        if BUDGETS_MET in selected:
+            with readable_failures():
+                short = _UNSOUND if findings else shortfall(load_meta(str(folder / META_NAME)))
+                # only a warning, because the source may have no more text
+                yield _of_pretrain(BUDGETS_MET, passed=short is None, description=short)
 
-        return verify
-
-
-def _budgets_result(folder: Path, *, is_sound: bool) -> dg.AssetCheckResult:
-    """Return the result of the check of token budgets. A failure is only a warning, because the source may have no more text."""
-    short = shortfall(load_meta(str(folder / META_NAME))) if is_sound else _UNSOUND
-    return _of_pretrain(BUDGETS_MET, passed=short is None, description=short)
+    return verify
 
 
 def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: bool, skipped: str | None) -> dg.AssetCheckResult:
@@ -108,27 +101,20 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
         max_pairs=MAX_PAIRS,
         threads=registry.build.threads,
     )
-    shared = shared_with_others(name, folder, _other_caches(registry, name, root), max_pairs=MAX_PAIRS)
-    elsewhere = [
-        {
-            "data_set": pair.other,
-            "train": f"{pair.train.file}:{pair.train.row} ({pair.train.source_id})",
-            "val": f"{pair.val.file}:{pair.val.row} ({pair.val.source_id})",
-        }
-        for pair in shared.pairs
-    ]
+    shared = shared_texts({name: folder, **_other_caches(registry, name, root)}, trains=[name])
+    elsewhere = [{"data_set": each.val, "documents": each.documents, "first": _said(each.first)} for each in shared.found]
     pairs = [
         {
             "kind": pair.kind,
             "similarity": round(pair.similarity, 4),
-            "train": f"{pair.train.file}:{pair.train.row} ({pair.train.source_id})",
-            "val": f"{pair.val.file}:{pair.val.row} ({pair.val.source_id})",
+            "train": _said(pair.train),
+            "val": _said(pair.val),
         }
         for pair in overlap.pairs
     ]
     return _of_pretrain(
         SPLITS_DISJOINT,
-        passed=overlap.disjoint and not shared.documents,
+        passed=overlap.disjoint and not shared.found,
         severity=dg.AssetCheckSeverity.ERROR if _was_to_be_prevented(source, overlap) else dg.AssetCheckSeverity.WARN,
         description="; ".join([_describe_overlap(source, overlap)] * (not overlap.disjoint) + _describe_shared(registry, name, shared))
         or None,
@@ -140,11 +126,14 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
                 "val_documents": overlap.val_documents,
                 "threshold": threshold,
                 "pairs": table(pairs, kind="string", similarity="float", train="string", val="string"),
-                **({"in_val_of_others": shared.documents} if shared.documents else {}),
-                "pairs_with_others": table(elsewhere, data_set="string", train="string", val="string"),
+                "in_val_of_others": table(elsewhere, data_set="string", documents="int", first="string"),
             }
         ),
     )
+
+
+def _said(place: Place | Origin) -> str:
+    return f"{place.file}:{place.row} ({place.source_id})"
 
 
 def _of_pretrain(
@@ -180,14 +169,14 @@ def _other_caches(registry: Registry, name: str, root: Path) -> dict[str, Path]:
     return found
 
 
-def _describe_shared(registry: Registry, name: str, shared: SharedWithOthers) -> list[str]:
+def _describe_shared(registry: Registry, name: str, shared: SharedTexts) -> list[str]:
     """Return the documents of train whose text is in the val of another data set, with the key that keeps them out if there is one, and the
     caches that cannot be checked.
     """
     told = []
-    if shared.documents:
-        names = list(dict.fromkeys(pair.other for pair in shared.pairs))
-        found = f"{shared.documents:,} documents equal one in the val of {', '.join(names)}"
+    if shared.found:
+        names = [each.val for each in shared.found]
+        found = f"{sum(each.documents for each in shared.found):,} documents equal one in the val of {', '.join(names)}"
         advice = advice_against(registry, name, names)
         told.append(found if advice is None else f"{found}; {advice}")
     if shared.not_checked:

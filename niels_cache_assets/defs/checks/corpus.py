@@ -3,7 +3,6 @@
 The checks read only meta.json, and no rejected document. The limits are max_reason_share and min_language_share of [cleaning].
 """
 
-import warnings
 from collections.abc import Iterator
 
 import dagster as dg
@@ -16,7 +15,7 @@ from niels_cache_assets.defs.keys import DOCUMENTS, KEPT, corpus_partitions
 from niels_cache_assets.defs.metadata.corpora import reasons_table
 from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.resources import RootParam
 
 REASONS_PLAUSIBLE = "no_reason_takes_too_much"
 LANGUAGE_PLAUSIBLE = "language_is_plausible"
@@ -29,10 +28,7 @@ def corpus_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
     """Return the checks, or nothing if no data set is prepared."""
     if not registry.prepared():
         return []
-    with warnings.catch_warnings():
-        # Partitioned checks are a preview in Dagster 1.13. We use them on purpose, and the user cannot act on the warning.
-        warnings.filterwarnings("ignore", message=".*partitions_def", category=dg.PreviewWarning)
-        return [_plausible(registry), _not_empty(registry)]
+    return [_plausible(registry), _not_empty(registry)]
 
 
 def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
@@ -44,7 +40,7 @@ def _plausible(registry: Registry) -> dg.AssetChecksDefinition:
     specs = [dg.AssetCheckSpec(name, asset=DOCUMENTS, description=text, partitions_def=each) for name, text in descriptions.items()]
 
     @dg.multi_asset_check(name="check_corpus", specs=specs, can_subset=True)
-    def check_corpus(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
+    def check_corpus(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> Iterator[dg.AssetCheckResult]:
         name = context.partition_key
         with readable_failures():
             meta = graph(registry, cache_root.path).corpus(name).current()
@@ -89,7 +85,7 @@ def _not_empty(registry: Registry) -> dg.AssetChecksDefinition:
         description="Documents are left after cleaning and removal of duplicates.",
         partitions_def=corpus_partitions(registry),
     )
-    def corpus_is_not_empty(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.AssetCheckResult:
+    def corpus_is_not_empty(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> dg.AssetCheckResult:
         with readable_failures():
             prepared = open_prepared(registry, context.partition_key, root=cache_root.path)
         told = ", ".join(f"{reason} {count}" for reason, count in sorted(prepared.dropped.items()))

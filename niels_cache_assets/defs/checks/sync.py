@@ -20,7 +20,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
 from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
 from niels_cache_assets.defs.metadata.entries import without_empty
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.show.contents import contents, counts_of, shares_met, total_bytes
 from niels_cache_assets.show.wording import UNKNOWN, counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
@@ -39,7 +39,7 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
         "of upstream (upstream is not asked now). The table lists unsynced data sets and the reasons. "
         "If you execute the check by its button, it also reads and verifies every file of every data set.",
     )
-    def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> dg.AssetCheckResult:
+    def caches_in_sync(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> dg.AssetCheckResult:
         names = [name for name, source in registry.datasets(family).items() if source.enabled]
         judged = [graph(registry, cache_root.path).dataset_state(name) for name in names]
         moved = _moved(context.instance, registry, judged, root=cache_root.path)

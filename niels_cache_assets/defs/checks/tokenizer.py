@@ -8,7 +8,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
-from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses
 
@@ -36,7 +36,7 @@ def tokenizer_checks(registry: Registry) -> dg.AssetChecksDefinition:
         ],
         can_subset=True,  # each check has its own button
     )
-    def check_tokenizer(context: dg.AssetCheckExecutionContext, cache_root: dg.ResourceParam[CacheRoot]) -> Iterator[dg.AssetCheckResult]:
+    def check_tokenizer(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> Iterator[dg.AssetCheckResult]:
         with readable_failures():
             tokenizer = load_tokenizer(registry, cache_root.path)
             results = {

@@ -1,12 +1,11 @@
 """Dagster's records of the folders of a cache. Reports show these records, and `verify` compares the files on disk with them.
 
-Reports show when a folder was built, the results of its checks, and the age of its upstream. `niels-cache verify` compares the files with
+Reports show the results of a folder's checks, and the last seen revision of its upstream. `niels-cache verify` compares the files with
 meta.json. So if someone changes a cache and also renews every hash in it, `verify` finds nothing. But Dagster's event log also has
 meta_sha256, which covers the hashes of all files. `niels-cache verify --against-dagster` compares the cache with this record.
 
 One home may serve several cache roots. Only records about the given folders and their current content count. Each folder costs a few small
-queries. Materializations are large, because they hold plots. If none of the newest 40 materializations belongs to the current content, no
-older materialization is read. Otherwise, at most 1,000 materializations are read, back to the build.
+queries.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,18 +24,15 @@ from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.home.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import home_refusals
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, META_KEYS, TOKENIZER, UPSTREAM_KEYS
-from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.show.reports.cache import Item
-from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded, Upstream
+from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES, META_NAME, Family, dataset_dir, tokenizer_dir
+from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import load_meta
 from niels_cache_runtime.verify import Finding
 
 _RECORDS = 1000  # read at most this many of the newest records of an asset and partition, because a home may serve many cache roots
 _DIGITS = 12
-_PAGE = 20
-_FOREIGN = 40  # after this many records of other roots and builds, the search for this folder ends
 _RESULTS = 20  # read this many of the newest results of a check
 
 
@@ -76,13 +72,11 @@ class _Reader:
         key, partition = asset_of(self._root, folder)
         if key is None or meta_sha256 is None:
             return Recorded()
-        built = self._built(key, partition, folder, meta_sha256)
         assets = [key, KEPT] if item.state.kind == "corpus" else [key]
         own = [check for check in self._keys if check.asset_key in assets and (check in self._partitioned) == (partition is not None)]
         checks = [self._newest(check, partition, folder, meta_sha256) for check in own]
         return Recorded(
-            built=built,
-            upstream=self._upstream(item, partition, built),
+            newest_revision=None if item.revision is None or partition is None else self._newest_revision(item.state.kind, partition),
             checks=tuple(check for check in checks if check is not None),
         )
 
@@ -94,39 +88,12 @@ class _Reader:
                 if found is not None:
                     yield replace(found, name=f"{key.name} ({key.asset_key.path[0]})")
 
-    def _built(self, key: dg.AssetKey, partition: str | None, folder: Path, meta_sha256: str) -> float | None:
-        """Return the time when the current content was built, or first found as a cache hit. Records are read in small pages, because they
-        hold plots.
-        """
-        wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=None if partition is None else [partition])
-        oldest = cursor = None
-        for first in range(0, _RECORDS, _PAGE):
-            if oldest is None and first >= _FOREIGN:
-                break
-            page = self._instance.fetch_materializations(wanted, limit=_PAGE, cursor=cursor)
-            for record in page.records:
-                if _is_of(record, folder, meta_sha256):
-                    oldest = record.timestamp
-                    if state_in(metadata_of(record)) == "built":
-                        return oldest
-            if not page.has_more:
-                break
-            cursor = page.cursor
-        return oldest
-
-    def _upstream(self, item: Item, partition: str | None, built: float | None) -> Upstream:
-        family: Family = "sft" if item.state.kind == "sft" else "pretrain"
-        if item.revision is None or partition is None:
-            return Upstream()
-        wanted = dg.AssetRecordsFilter(asset_key=UPSTREAM_KEYS[family], asset_partitions=[partition])
-        seen = [
-            (str(record.asset_observation.metadata[REVISION].value), record.timestamp)
-            for record in self._instance.fetch_observations(wanted, limit=_RECORDS).records
-            if record.asset_observation is not None and REVISION in record.asset_observation.metadata
-        ]
-        newest, looked_at = seen[0] if seen else (None, None)
-        met = [*(when for revision, when in seen if revision == item.revision), *([] if built is None else [built])]
-        return Upstream(first_seen=min(met, default=None), newest=newest, looked_at=looked_at)
+    def _newest_revision(self, kind: str, partition: str) -> str | None:
+        """Return the revision that upstream had at the last observation that names one."""
+        key = UPSTREAM_KEYS["sft" if kind == "sft" else "pretrain"]
+        wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[partition])
+        seen = (record.asset_observation for record in self._instance.fetch_observations(wanted, limit=_RECORDS).records)
+        return next((str(each.metadata[REVISION].value) for each in seen if each is not None and REVISION in each.metadata), None)
 
     def _newest(self, key: dg.AssetCheckKey, partition: str | None, folder: Path, meta_sha256: str | None) -> Check | None:
         """Return the newest result of a check of the current content of this folder."""

@@ -8,7 +8,7 @@ name `sha256` is used only for the hash of a file that `sha256sum` also prints, 
 table. A hash that is not the hash of a file has a different name (`content_sha256`, `meta_sha256`). Data versions are such hashes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import dagster as dg
@@ -43,7 +43,6 @@ FileEntries = Mapping[str, Mapping[str, Any]]
 
 
 _ITEMS: dict[Family, str] = {"pretrain": "document", "sft": "example"}
-_WORDS = {"built": "built", "cache_hit": "hit", "disabled": "disabled"}
 
 
 def split_version(meta: Meta, split: Split) -> dg.DataVersion:
@@ -57,41 +56,27 @@ def split_files(meta: Meta, split: Split) -> dict[str, Any]:
 
 def family_metadata(outcome: Outcome, settings: Mapping[str, Any], *, deduplicated: bool, draw: bool) -> dict[Split | None, Metadata]:
     """Return the metadata of each split, and the metadata of the whole data set under the key None. The most useful entries come first.
+    Plots, samples, code and state are only with the whole data set.
 
     `settings`: the settings of the registry with the overrides of this run. `draw`: whether to draw plots.
     """
     meta, root = outcome.meta, outcome.directory.parent.parent
-    state = state_of(outcome)
-    look: Metadata = {"plots": _plots(outcome)} if draw else {}
     ratio = of_cache(meta, SPLITS) if outcome.family == "pretrain" else None
-    code = code_entry(training_code(outcome.directory.absolute(), outcome.family, meta))
     shares = [f"{meta[f'{split}_tokens']:,} tokens of {split}" for split in SPLITS]
     whole: Metadata = {
         "sha256": sha256_file(str(outcome.directory / META_NAME)),
-        **look,
+        **({"plots": _plots(outcome)} if draw else {}),
         "samples": command_entry("sample", outcome.name, "--notable", root=root),
-        "open_it": code,
-        **state,
-        "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *_short(meta)]),
+        "open_it": code_entry(training_code(outcome.directory.absolute(), outcome.family, meta)),
+        **state_of(outcome),
+        "contents": "; ".join([f"{file_size(total_bytes(meta['files']))}: {', '.join(shares)}", *filter(None, [shortfall(meta)])]),
         "dropped": said_of_dropped(outcome, deduplicated=deduplicated),
-        "tokens": _tokens(meta, SPLITS),
+        "tokens": _tokens(meta),
         **({} if ratio is None else {"chars_per_token": ratio}),
         **engines_entry(outcome),
         **_record(outcome, settings),
     }
-    return {
-        None: whole,
-        **{
-            split: {
-                **look,
-                "samples": command_entry("sample", outcome.name, "--notable", "--split", split, root=root),
-                "open_it": code,
-                **state,
-                **_split(outcome, split),
-            }
-            for split in SPLITS
-        },
-    }
+    return {None: whole, **{split: _split(outcome, split) for split in SPLITS}}
 
 
 def engines_entry(outcome: Outcome) -> Metadata:
@@ -131,14 +116,8 @@ def _record(outcome: Outcome, settings: Mapping[str, Any]) -> Metadata:
     made_from = {"settings": dict(settings), **{key: meta[key] for key in keys if key in meta}}
     return {
         "made_from": json_entry(made_from),
-        "meta_sha256": meta["meta_sha256"],
-        "dagster/uri": outcome.directory.absolute().as_uri(),
+        **recorded_at(outcome),
     }
-
-
-def _short(meta: Meta) -> list[str]:
-    short = shortfall(meta)
-    return [] if short is None else [short]
 
 
 def said_of_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
@@ -180,6 +159,11 @@ def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
     )
 
 
+def recorded_at(outcome: Outcome) -> Metadata:
+    """Return the hash of a build's meta.json, and its folder."""
+    return {"meta_sha256": outcome.meta["meta_sha256"], "dagster/uri": outcome.directory.absolute().as_uri()}
+
+
 def files_list(files: FileEntries) -> dg.MarkdownMetadataValue:
     """Return the sha256 and path of each file, in the format of `sha256sum --check`. A long list is cut; meta.json has all files."""
     shown = sorted(files.items())[:MAX_TABLE_ROWS]
@@ -191,10 +175,10 @@ def files_list(files: FileEntries) -> dg.MarkdownMetadataValue:
 
 def state_of(outcome: Outcome) -> Metadata:
     """Return the entries that every asset has: the result of the run, its duration, a warning, and what was left out."""
-    word, took = _WORDS[outcome.state], _in_words(outcome.seconds)
-    said = {"built": f"built in {took}", "hit": f"hit ({took})"}.get(word, word)
+    took = f"{outcome.seconds:.1f} s" if outcome.seconds < 60 else duration(outcome.seconds)
+    said = {"built": f"built in {took}", "cache_hit": f"hit ({took})"}.get(outcome.state, outcome.state)
     if outcome.state == "built" and outcome.kind in FAMILIES:
-        tokens = _tokens(outcome.meta, SPLITS) - outcome.resumed  # only tokens of this run, because `seconds` covers only this run
+        tokens = _tokens(outcome.meta) - outcome.resumed  # only tokens of this run, because `seconds` covers only this run
         said += f", {abbreviated(tokens / max(outcome.seconds, 1e-6))} tokens per second"
     return {
         STATE: said,
@@ -210,18 +194,14 @@ def state_in(metadata: Mapping[str, Any]) -> str:
     return "cache_hit" if word == "hit" else word
 
 
-def _in_words(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
-
-
 def _items(meta: Meta, family: Family) -> dict[Split, int]:
     if family == "pretrain":
         return {split: meta["documents"][split] for split in SPLITS}
     return {split: meta[f"{split}_examples"] for split in SPLITS}
 
 
-def _tokens(meta: Meta, splits: Sequence[Split]) -> int:
-    return sum(meta[f"{split}_tokens"] for split in splits)
+def _tokens(meta: Meta) -> int:
+    return sum(meta[f"{split}_tokens"] for split in SPLITS)
 
 
 def split_schema(family: Family) -> dg.TableSchema:

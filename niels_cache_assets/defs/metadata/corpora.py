@@ -12,7 +12,7 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.corpus.layout import REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.report import duplicates_matrix, estimated_tokens, kept_per_split, reasons
-from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, state_of
+from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, recorded_at, state_of
 from niels_cache_assets.defs.metadata.entries import command_entry, images, json_entry, table, without_empty
 from niels_cache_assets.show.plots.pictures import corpus_pictures
 from niels_cache_assets.show.wording import SHORT_SHA256, abbreviated, counted, file_size, share_of
@@ -41,8 +41,7 @@ def documents_metadata(outcome: Outcome) -> Metadata:
             "made_from": json_entry({key: meta[key] for key in keys}),
             "files": files_list(meta["files"]),
             "content_sha256": meta["content_sha256"],
-            "meta_sha256": meta["meta_sha256"],
-            "dagster/uri": outcome.directory.absolute().as_uri(),
+            **recorded_at(outcome),
         }
     )
 
@@ -75,8 +74,7 @@ def duplicates_metadata(outcome: Outcome) -> Metadata:
             "settings": json_entry({**meta["settings"], "bands": meta["bands"], "rows": meta["rows"]}),
             "files": files_list(meta["files"]),
             "content_sha256": meta["content_sha256"],
-            "meta_sha256": meta["meta_sha256"],
-            "dagster/uri": outcome.directory.absolute().as_uri(),
+            **recorded_at(outcome),
         }
     )
 

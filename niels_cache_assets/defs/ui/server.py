@@ -20,7 +20,7 @@ import uvicorn
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import home_refusals
-from niels_cache_assets.defs.ui.guard import WebGuard, check_guard, refuse_unknown_routes
+from niels_cache_assets.defs.ui.guard import WebGuard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, writer_lock, writer_of
 
@@ -77,7 +77,7 @@ def _only_one(home: Path, *, shared: bool) -> Iterator[None]:
 
 @contextmanager
 def _guarded(instance: dg.DagsterInstance, services: "Services", *, name: str, port: int, read_only: bool) -> Iterator[WebGuard]:
-    """Yield the guard in front of the web server, after the guard has passed its test."""
+    """Yield the guard in front of the web server. Raise NielsCacheError if the server has a route without a rule."""
     with _saying_what_does_not_fit():
         from dagster._core.workspace.context import WorkspaceProcessContext
         from dagster_webserver.app import create_app_from_workspace_process_context
@@ -89,9 +89,7 @@ def _guarded(instance: dg.DagsterInstance, services: "Services", *, name: str, p
         with _saying_what_does_not_fit():
             app = create_app_from_workspace_process_context(context, "", _REFRESH_MILLISECONDS)
             refuse_unknown_routes(app.routes)
-            guard = WebGuard(app, port=port, name=name, read_only=read_only)
-            asyncio.run(check_guard(guard, port=port, read_only=read_only))
-        yield guard
+        yield WebGuard(app, port=port, name=name, read_only=read_only)
 
 
 @contextmanager

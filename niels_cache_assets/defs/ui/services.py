@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 import dagster as dg
 from dagster._core.instance.ref import InstanceRef  # the class of the settings that a process reads from a home; it has no public name
@@ -66,7 +65,7 @@ class Services:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def start_daemon(self) -> None:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_assets.disk.lineage import Lineage, read_lineage
 from niels_cache_assets.disk.table_file import Table, tables
-from niels_cache_assets.show.lineage import Lineage, read_lineage
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 

@@ -4,16 +4,14 @@ The comparison takes the settings, the inputs and the resulting counts from the 
 a build, but the fingerprint in it covers all settings. So the comparison also reports a difference of the fingerprint alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+from niels_cache_assets.disk.split_tokens import SplitTokens
 from niels_cache_assets.show.differences.documents import DocumentDifferences, compare_documents
 from niels_cache_assets.show.differences.tokens import TokenDifference, first_difference
-from niels_cache_assets.show.split_tokens import SplitTokens
 from niels_cache_assets.show.wording import label
 from niels_cache_runtime.cache.opening import open_one_build
 from niels_cache_runtime.errors import NielsCacheError

@@ -4,14 +4,12 @@ Tokens are mapped and compared in blocks, in their order in the split. The sizes
 over both splits, up to the first difference. A few blocks are in memory. The command line prints the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from niels_cache_assets.disk.lineage import Lineage, read_lineage
+from niels_cache_assets.disk.split_tokens import SplitTokens
 from niels_cache_assets.disk.table_file import tables
-from niels_cache_assets.show.lineage import Lineage, read_lineage
-from niels_cache_assets.show.split_tokens import SplitTokens
 
 _BLOCK_TOKENS = 1 << 20
 AROUND = 24  # tokens to show on each side

@@ -7,8 +7,6 @@ system. PNG has a background that suits light and dark pages; equal pictures giv
 Only `as_png` imports matplotlib, which takes a second. No build calls it unless `[dagster] plots` is set.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A pass costs about 2 ns per token for pretrain or 20 ns per token for SFT, and a
 MAX_TOKENS, only evenly spaced blocks are counted. So every cache takes at most a second or two. Lengths always cover every document.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field

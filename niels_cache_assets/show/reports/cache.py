@@ -1,11 +1,8 @@
 """The report `reports/cache` about all caches below a cache root. It has the records of Dagster, and the mixtures that runs would read.
 
-A report costs the small reads of artifacts/state.py and mixture.py, and one call of `find_indices` for each blend if there are indices. It
-also reads 8 bytes for each document of pretrain caches (shared_texts.py). No file is hashed, and the network is not used. markdown.py and
-page.py write the report as text.
+A report costs the small reads of artifacts/state.py and mixture.py, and reads 8 bytes for each document of pretrain caches
+(shared_texts.py). No file is hashed, and the network is not used. markdown.py and page.py write the report as text.
 """
-
-from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,13 +12,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.index import find_indices, index_folder, plan_of
+from niels_cache_assets.artifacts.index import index_folder
 from niels_cache_assets.artifacts.state import CacheState, index_state
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.report import duplicates_matrix
 from niels_cache_assets.show.contents import all_counts, content_hash, shortfall, total_bytes
 from niels_cache_assets.show.drops import DropSummary, summary_of_drops
-from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded
+from niels_cache_assets.show.reports.history import History, Outcome, Recorded
 from niels_cache_assets.show.reports.mixture import Mixture, all_mixtures
 from niels_cache_assets.show.shared_texts import SharedTexts, advice_against, shared_texts
 from niels_cache_assets.show.wording import counted, label
@@ -33,14 +30,6 @@ from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta
 from niels_cache_runtime.format.meta_keys import check_form
 
 CODE_VERSION = "1"  # raise this by hand when a report changes for the same caches and settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Use:
-    """A use of an index (a stored order of samples). label: the data set whose samples the index orders, or "blend"."""
-
-    blend: str
-    label: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +48,11 @@ class SplitCount:
 @dataclass(frozen=True, kw_only=True)
 class Item:
     """One folder of the cache, which may not be built yet. meta: the content of its meta.json, or empty if the file is missing or
-    unreadable. uses: the blends that use an index; empty for a folder that is not an index.
+    unreadable.
     """
 
     state: CacheState
     meta: Meta
-    uses: tuple[Use, ...] = ()
 
     @property
     def name(self) -> str:
@@ -113,12 +101,6 @@ class Item:
             if self.is_built and table.get("train") is not None and table.get("val") is not None:
                 found.append(SplitCount(unit=unit, train=table["train"], val=table["val"]))
         return found
-
-    @property
-    def purpose(self) -> str:
-        """The uses of an index, such as `letters of blend mix` or `blend mix`. Empty for a folder that is not an index."""
-        said = ", ".join(f"blend {use.blend}" if use.label == "blend" else f"{use.label} of blend {use.blend}" for use in self.uses)
-        return said or ("of no configured blend" if self.state.kind == "index" else "")
 
     @property
     def balance(self) -> str | None:
@@ -194,13 +176,10 @@ class CacheReport:
         return sum(item.counts.get(count, 0) for item in self.items if item.state.kind == family)
 
     @property
-    def checks(self) -> list[Check]:
-        """The checks of every wanted folder, then the checks that cover all pretrain data sets or all SFT data sets."""
-        return [*(check for item in self.items for check in self.recorded(item).checks), *self.history.checks]
-
-    @property
     def outcomes(self) -> Counter[str]:
-        return Counter(check.outcome for check in self.checks)
+        """The number of checks of each outcome, of every wanted folder and of all data sets of a family."""
+        every = [*(self.recorded(item).checks for item in self.items), self.history.checks]
+        return Counter(check.outcome for checks in every for check in checks)
 
     @property
     def outcome_counts(self) -> str:
@@ -243,7 +222,7 @@ class CacheReport:
         texts += (
             [short] if short is not None and all(check.said != short for check in recorded.checks) else []
         )  # if the cache is older than the check, no check reports this
-        newest = recorded.upstream.newest
+        newest = recorded.newest_revision
         if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
             texts.append(f"built from revision {item.revision}; upstream was last observed at {newest}")
         if not has_corpus and (warning := reading_warning(item.meta)):
@@ -282,28 +261,15 @@ class CacheReport:
             "sha256": item.sha256,
             "meta_sha256": item.meta.get("meta_sha256"),
             "revision": item.revision,
-            "uses": [asdict(use) for use in item.uses],
             **asdict(self.recorded(item)),
         }
 
 
 def find_items(registry: Registry, *, root: Path) -> list[Item]:
     """Return all items in build order, with the indices of blends last."""
-    indices = built_names(index_folder(root))
-    found = {blend: _indices_of(registry, blend, root=root) for blend in registry.blend} if indices else {}
     states = [state for state in graph(registry, root).states() if state.state != "disabled" and state.kind != "index"]
-    items = [_item(state) for state in states]  # each folder of an index is an item
-    for name in indices:
-        uses = tuple(Use(blend=blend, label=labels[name]) for blend, labels in found.items() if name in labels)
-        items.append(replace(_item(index_state(index_folder(root) / name)), uses=uses))
-    return items
-
-
-def _indices_of(registry: Registry, blend: str, *, root: Path) -> dict[str, str]:
-    try:
-        return find_indices(plan_of(registry, blend, root=root), root=root)
-    except NielsCacheError:  # the item of the wrong data set reports the error
-        return {}
+    indices = [index_state(index_folder(root) / name) for name in built_names(index_folder(root))]  # each folder is an item
+    return [_item(state) for state in (*states, *indices)]
 
 
 def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:

@@ -1,7 +1,5 @@
 """The pictures of each item of a report, as data. The pass of show/plots/measures.py over a cache takes at most a second or two."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reports as Markdown for Dagster's UI. The Markdown contains no HTML, and text from data sets cannot become markup."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 
@@ -40,7 +38,7 @@ def mixture_markdown(mixture: Mixture) -> str:
     return "\n".join(lines).rstrip()
 
 
-def cache_markdown(report: CacheReport, *, now: float) -> str:
+def cache_markdown(report: CacheReport) -> str:
     """Return a summary, then the problems, then a table of all items."""
     lines = [f"**{report.complete} of {len(report.wanted)} complete**, {file_size(report.bytes)}; {plain(report.settings)}", ""]
     lines += [f"* **{plain(notice.name)}**: {plain(notice.text)}" for notice in report.notices]
@@ -50,12 +48,12 @@ def cache_markdown(report: CacheReport, *, now: float) -> str:
         recorded = report.recorded(item)
         sha256 = f"`{item.sha256[:SHORT_SHA256]}`" if item.sha256 else UNKNOWN
         size = file_size(item.bytes) if item.meta else UNKNOWN
-        cells = [f"{item.name} {item.purpose}", item.state.kind, item.status, *contents(item.counts), size]
+        cells = [item.name, item.state.kind, item.status, *contents(item.counts), size]
         rows.append(
-            [*map(plain, cells), sha256, plain(recorded.revision_age(item.revision, now)), plain(recorded.passed)],
+            [*map(plain, cells), sha256, plain(recorded.passed)],
         )
-    heading = ("name", "kind", "status", "train", "val", "size", "content sha256", "age of revision", "checks passed")
-    return "\n".join([*lines, "", *_table(heading, rows), "", f"Ages and checks: {plain(report.history.source)}."])
+    heading = ("name", "kind", "status", "train", "val", "size", "content sha256", "checks passed")
+    return "\n".join([*lines, "", *_table(heading, rows), "", f"Checks: {plain(report.history.source)}."])
 
 
 def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -6,8 +6,6 @@ or a second if the weights have a period of a million samples. The report reads 
 the same weights differs by single samples.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Mapping

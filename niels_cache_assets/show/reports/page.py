@@ -4,8 +4,6 @@ A page includes its pictures as SVG, has no script and makes no request. It is l
 is escaped (Jinja's autoescape), and a Content-Security-Policy forbids everything outside the file.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import os
@@ -44,7 +42,7 @@ def tuning_path(root: Path, name: str) -> Path:
 
 
 def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
-    """Return the page. `now`: the current time in seconds since 1970. The page shows this time, and ages refer to it."""
+    """Return the page. `now`: the current time in seconds since 1970. The page shows this time."""
     return _rendered(
         "page.html",
         report=report,

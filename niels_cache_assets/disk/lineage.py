@@ -4,8 +4,6 @@ The key of a look-up is the ordinal, which is the number of the document or exam
 the row groups that hold a requested ordinal, one row group at a time. In our files, each row group has 65,536 rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 Files are mapped, so that only the tokens that you use are read.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from functools import cached_property
 from itertools import accumulate
