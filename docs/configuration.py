@@ -22,12 +22,11 @@ from niels_cache_assets.config.tables import (
     TokenizerSettings,
 )
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources.added import Added, AddedOfHub
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.where import ChoosesRows
-from niels_cache_assets.sources.types import PretrainSource, SftSource
+from niels_cache_assets.sources.types import Added, AddedOfHub, PretrainSource, SftSource
 
 TARGET = Path(__file__).with_suffix(".md")
 

@@ -24,8 +24,7 @@ from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.samples import notable
-from niels_cache_assets.sources.message_weights import WEIGHT_KEYS, masked_messages, weight_problem
-from niels_cache_assets.sources.messages import plain_messages, template_messages
+from niels_cache_assets.sources.messages import WEIGHT_KEYS, masked_messages, plain_messages, template_messages, weight_problem
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.format.meta import Meta, read_meta

@@ -32,7 +32,6 @@ from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
-from niels_cache_assets.sources.mediawiki import nodes as wikipedia_nodes
 from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
 from niels_cache_assets.sources.mediawiki.templates import template_text
 from niels_cache_assets.sources.reading.compressed import DamagedFile
@@ -466,8 +465,8 @@ LINE_PIECES = st.sampled_from([*MARKED_LINKS, *list("ab]}'&;=!*:-_é東"), "&amp
 @given(st.lists(LINE_PIECES, max_size=14).map("".join))
 @example("&amp\x05i|\x06;")  # no entity, because of the link in it
 def test_plain_links_and_entities_give_without_the_parser_what_it_gives(line: str) -> None:
-    shown = wikipedia_nodes.simple_text(line)
-    parsed = wikipedia_nodes.nodes_text(line.replace("\x05", "[[").replace("\x06", "]]"))
+    shown = wikipedia_markup.simple_text(line)
+    parsed = wikipedia_markup.nodes_text(line.replace("\x05", "[[").replace("\x06", "]]"))
     shown, parsed = (None if text is None else re.sub(r"\[\[|\]\]", "", text) for text in (shown, parsed))
     assert shown in (None, parsed)
 
@@ -489,7 +488,7 @@ HOSTILE = """{{ [[ < {{a| <b> <ref> <ref~name= {|; <table> [http://a~ [[a| <!-- 
 def test_hostile_pages_cost_the_parser_no_more_than_their_length(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scan is linear by design (bounded repeats, a bounded stack). This test counts the text that the parser gets."""
     given_to_parser = []
-    parse = wikipedia_nodes._parse
+    parse = wikipedia_markup._parse
 
     def counting(text: str) -> Any:
         given_to_parser.append(len(text))
@@ -497,7 +496,7 @@ def test_hostile_pages_cost_the_parser_no_more_than_their_length(unit: str, monk
         assert text.count("[[") == text.count("]]"), "only what closes"
         return parse(text)
 
-    monkeypatch.setattr(wikipedia_nodes, "_parse", counting)
+    monkeypatch.setattr(wikipedia_markup, "_parse", counting)
     hostile = (unit.replace("~", " ").replace(";", "\n") * 30_000)[:60_000]
     made = plain_text(hostile)
     assert sum(given_to_parser) <= len(hostile)

@@ -15,7 +15,7 @@ from huggingface_hub.utils import hf_raise_for_status, httpx
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.errors import hub_errors
 from niels_cache_assets.sources.huggingface import Huggingface
-from niels_cache_assets.sources.net import http_files, network, transport
+from niels_cache_assets.sources.net import network, transport
 from niels_cache_assets.sources.reading.files import SourceFile, reading
 from niels_cache_runtime.errors import NielsCacheError
 from tests.loopback_hub import LoopbackHub
@@ -183,8 +183,8 @@ def test_a_file_that_its_server_calls_json_need_not_be_json(media_type: str, ran
             )
         return httpx.Response(200, headers=headers, content=lines)
 
-    monkeypatch.setattr(http_files, "_client", lambda process: client(answer))
-    with network.patience(0.1), http_files.HttpFiles().open("http://example.test/a.jsonl") as file:
+    monkeypatch.setattr(transport, "_client", lambda process: client(answer))
+    with network.patience(0.1), transport.HttpFiles().open("http://example.test/a.jsonl") as file:
         assert file.read() == lines
     with network.patience(0.1):
         assert not ranges or client(answer).get("http://example.test/a.json", headers={"Range": "bytes=0-4"}).content == lines[:5]
@@ -220,7 +220,7 @@ def test_a_web_server_may_be_silent_as_long_as_the_hub() -> None:
         asked.append(request.extensions["timeout"])
         return httpx.Response(200)
 
-    with http_files._client.__wrapped__(0) as web:
+    with transport._client.__wrapped__(0) as web:
         web._transport._inner = httpx.MockTransport(answer)  # type: ignore[attr-defined]
         web.get("http://example.test/a")
     assert asked == [dict.fromkeys(("connect", "read", "write", "pool"), transport.READ_SECONDS)]
@@ -377,12 +377,12 @@ def test_what_the_hub_answers_is_told_with_its_reason(status: int, code: str, re
 def test_a_file_is_empty_where_the_server_does_not_say_otherwise(
     said: dict[str, str], size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_files, "_client", lambda process: client(lambda request: httpx.Response(416, headers=said)))
+    monkeypatch.setattr(transport, "_client", lambda process: client(lambda request: httpx.Response(416, headers=said)))
     if size is None:
         with pytest.raises(NielsCacheError, match="HTTP 416"):
-            http_files.HttpFiles().info("http://example.test/a")
+            transport.HttpFiles().info("http://example.test/a")
     else:
-        assert http_files.HttpFiles().info("http://example.test/a")["size"] == size
+        assert transport.HttpFiles().info("http://example.test/a")["size"] == size
 
 
 def test_the_hubs_library_does_not_log_an_address_with_its_secrets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -43,8 +43,7 @@ from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.disk.attempts import lease_path
 from niels_cache_assets.disk.journal import real_path
 from niels_cache_assets.parts.layout import PART_KINDS, number_in
-from niels_cache_assets.sources.types import PretrainSource
-from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_assets.sources.types import PretrainSource, SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names, tokenizer_dir
 

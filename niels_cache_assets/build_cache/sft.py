@@ -34,7 +34,7 @@ from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Drops, Message, SourceReport
-from niels_cache_assets.sources.message_weights import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
+from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
 from niels_cache_assets.sources.pairs import TOO_LONG, prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
@@ -111,7 +111,7 @@ def build_sft_cache(
     their groups) goes to val. A Conversation with a `split` goes to that split. `tokenizer` needs all four special ids. `out_dir` is
     replaced in one step. `template`: a chat template (`chats.templates.find_template`), which makes the tokens instead. Then the targets
     are spans in *_targets.npy and *_target_ends.npy, and `tokenizer` is a TextTokenizer, which needs only eot. A message of the assistant
-    with `"weight": 0` (or another key of `sources.message_weights`) gets no target. If there is such a message, targets are spans without
+    with `"weight": 0` (or another key of `sources.messages`) gets no target. If there is such a message, targets are spans without
     a template, too. `preference`: each Conversation is a preference pair, with a `rejected` side. Both sides are written one after the
     other, with spans, and the share `val_frac` of the prompts goes to val (with `split_by="conversation"`, a prompt and those that continue
     it count as one). `max_tokens`: pairs with a longer side are dropped and counted. `turns`: with a template, `"each"` makes an example of

@@ -14,8 +14,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
 from niels_cache_assets.documents import DocumentBatch
-from niels_cache_assets.sources.types import PretrainSource
-from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_assets.sources.types import PretrainSource, SourceWithParts
 
 
 def open_prepared(

@@ -19,7 +19,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from niels_cache_assets.sources.broken_rows import has_label
+from niels_cache_assets.sources.conversations import has_label
 from niels_cache_assets.sources.messages import holds_messages
 from niels_cache_runtime.errors import NielsCacheError
 

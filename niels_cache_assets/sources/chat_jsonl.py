@@ -13,20 +13,23 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from niels_cache_assets.documents import Conversation, Message
-from niels_cache_assets.sources.broken_rows import (
+from niels_cache_assets.sources.chat_forms import advice, note_of_lost_messages, shown
+from niels_cache_assets.sources.config_path import SENTINELS
+from niels_cache_assets.sources.conversations import (
     LABELS,
     BrokenRows,
     Kto,
     OnBroken,
     broken_row,
+    example_problem,
     has_label,
+    instruction_messages,
     label_problem,
     stops_at,
+    valid_batches,
+    with_system,
     without_labels,
 )
-from niels_cache_assets.sources.chat_forms import advice, note_of_lost_messages, shown
-from niels_cache_assets.sources.config_path import SENTINELS
-from niels_cache_assets.sources.conversations import example_problem, instruction_messages, valid_batches, with_system
 from niels_cache_assets.sources.messages import (
     MALFORMED_MESSAGES,
     holds_messages,

@@ -14,9 +14,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.documents import DocumentBatch
-from niels_cache_assets.sources.added import AddedOfHub
-from niels_cache_assets.sources.hub.data import HubData, hub_files
-from niels_cache_assets.sources.hub.local_files import format_of
+from niels_cache_assets.sources.hub.data import HubData, format_of, hub_files
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import rows as reading_rows
@@ -29,8 +27,7 @@ from niels_cache_assets.sources.reading.places import Part, RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText
 from niels_cache_assets.sources.reading.where import ChoosesRows
 from niels_cache_assets.sources.text_column import MISSING, TEXT_FIELD_HELP
-from niels_cache_assets.sources.types import ListedFile, PretrainSource, StreamContext
-from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_assets.sources.types import AddedOfHub, ListedFile, PretrainSource, SourceWithParts, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from niels_cache_assets.chats.rendering import check_template
 from niels_cache_assets.config.defaults import CONFIG_NAME
 from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.sources.broken_rows import BrokenRowError
+from niels_cache_assets.sources.conversations import BrokenRowError
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.net.network import briefly

@@ -18,13 +18,11 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.documents import Document, SourceReport
-from niels_cache_assets.sources.added import growth_that_counts
 from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, streams_of_all_parts
 from niels_cache_assets.sources.reading.references import with_references
 from niels_cache_assets.sources.reading.rows import batched
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext, growth_that_counts
 from niels_cache_assets.sources.val_share import split_by_fraction
-from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 
 

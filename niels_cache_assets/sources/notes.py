@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from itertools import chain
 
 from niels_cache_assets.first_bytes import HEAD_BYTES, Content, content_of, refuse_content
-from niels_cache_assets.sources.added import AddedFiles
 from niels_cache_assets.sources.finding.globs import links_among
 from niels_cache_assets.sources.reading.compressed import compression_of
 from niels_cache_assets.sources.reading.files import find_matches
-from niels_cache_assets.sources.types import Source
+from niels_cache_assets.sources.types import AddedFiles, Source
 
 
 def notes_on_source(source: Source) -> list[str]:

@@ -15,8 +15,7 @@ from typing import Any, cast
 
 from niels_cache_assets.chats.arguments import json_value, with_arguments
 from niels_cache_assets.documents import Message
-from niels_cache_assets.sources.message_weights import masked_before, without_weights
-from niels_cache_assets.sources.messages import joined
+from niels_cache_assets.sources.messages import joined, masked_before, without_weights
 from niels_cache_runtime.format.meta import sha256_text
 
 EQUAL_SIDES = "equal_sides"

@@ -6,35 +6,144 @@ A source class is the schema of a table in niels_cache.toml and the code that re
 
 from __future__ import annotations
 
+import json
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.fingerprint import settings_that_count
 from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Drops, Place, SourceReport
-from niels_cache_assets.sources.added import Added
 from niels_cache_assets.sources.config_path import SENTINELS, LearnedTurns, NameOrPath, TemplateName
 from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
 from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
-from niels_cache_assets.sources.reading.held_out import HeldOut
-from niels_cache_assets.sources.reading.listed import ListedFile as ListedFile
-from niels_cache_assets.sources.reading.listed import MemberPlan
+from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Family
-
-if TYPE_CHECKING:
-    from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_runtime.format.layout import Family, Split
 
 PrepareStep = Literal["clean", "dedup"]
 _DECONTAMINATION = {f"decontaminate{key}" for key in ("", "_threshold", "_against", "_share", "_words")}
 
 FILES_HELP = "Globs or folders of files, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst are decompressed"
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the data, not its identity: the revision is a digest of the content
+
+
+class ListedFile(NamedTuple):
+    """A file of a data set in parts, as its plan lists it.
+
+    name: its name in the cache. bytes: its size, 0 if unknown. digest: changes with its content (a sha256, a git hash or an ETag).
+    split: the split that upstream gives to its documents, or None.
+    """
+
+    name: str
+    bytes: int
+    digest: str
+    split: Split | None
+
+
+class FilesOfGroup(NamedTuple):
+    """The files of parts that were planned together: the first parts, or those of one table `added`.
+
+    listed: all files in their order. revision: of upstream, at which they were listed. text_field: the field of the text in every file, or
+    None. parts: for each part, its files, and how many tokens its head gives to val.
+    """
+
+    listed: tuple[ListedFile, ...]
+    revision: str | None
+    text_field: str | None
+    parts: tuple[tuple[tuple[ListedFile, ...], int], ...]
+
+
+class MemberPlan(Protocol):
+    """The plan of a data set in parts, for the mixtures that read the data set."""
+
+    def revision(self) -> str | None:
+        """Return the revision of the plan on disk, or None if there is no plan of these settings."""
+
+    def settled_revision(self) -> str | None:
+        """Return the revision of the plan on disk if builds keep this plan, although upstream may be newer. Otherwise return None."""
+
+    def groups(self, revision: str | None) -> tuple[FilesOfGroup, ...]:
+        """Return the files of the plan on disk, by group. If it has another revision, or is missing, list the files at this revision."""
+
+
+class HeldOut(Protocol):
+    """The val documents of the members of a mixture. `streaming.held_out` finds these documents before the mixture is read."""
+
+    @property
+    def seed(self) -> int:
+        """The seed with which the members' own builds shuffle and split."""
+
+    def find(
+        self,
+        name: str,
+        *,
+        documents: Callable[[], Iterable[Document]],
+        heads: Callable[[], Iterable[tuple[int, Iterable[Document]]]] | None,
+        log: Callable[[str], None],
+    ) -> None:
+        """Find the val documents of one member. Call this for all members before `sort`.
+
+        heads: for a member in parts with val_tokens, the number of tokens that each part gives to val, and the documents of the part.
+        """
+
+    def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
+        """Yield each document of a member with the reason to leave it out, or with None to keep it."""
+
+
+class Added(BaseModel):
+    """The keys of every table `added`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    files: list[str] = Field(min_length=1, description="Globs of the new files; these files no longer count as files of the table above")
+    parts: PositiveInt = Field(1, description="Number of parts that the new files are divided into")
+    train_tokens: PositiveInt | None = Field(
+        None, description="Token budget of train for the new files; None: all of them. Only for a data set with token budgets"
+    )
+
+
+class AddedFiles(Added):
+    """The keys of added files of the user."""
+
+    files: list[ConfigPath] = Field(min_length=1, description=Added.model_fields["files"].description)
+
+
+class AddedOfHub(Added):
+    """The keys of added files of the hub. A pattern counts from the right: `CC-MAIN-2026-05/*` names `data/CC-MAIN-2026-05/0.parquet`."""
+
+    revision: str | None = Field(None, description="Git commit of the hub that has the new files; None: that of the data set")
+
+
+def patterns_without_folders(added: Added) -> list[str]:
+    """Return the patterns of a table. Those of local files have no folder, so that they are the same on every machine."""
+    return [each if "://" in each else os.path.basename(each) for each in added.files]
+
+
+def growth_that_counts(added: Sequence[Added]) -> str:
+    """Return the part of the revision of a data set that its tables `added` decide, for what reads its documents. Empty without tables.
+
+    The revision of the user's files covers their content, but not the group that a file belongs to. A commit of the hub does not tell which
+    of its files were chosen.
+    """
+    if not added:
+        return ""
+    groups = [[patterns_without_folders(each), getattr(each, "revision", None)] for each in added]
+    return f"\0grown by {json.dumps(groups)}"
+
+
+def added_problem(added: Sequence[Added], *, has_budgets: bool) -> str | None:
+    """Return why a data set cannot have these tables, or None. has_budgets: whether token budgets divide it into train and val."""
+    for each in added:
+        if each.train_tokens is not None and not has_budgets:
+            return "added: train_tokens is for data sets with token budgets, which this one does not have; remove it from added"
+        if each.train_tokens is not None and each.train_tokens < each.parts:
+            return f"added: train_tokens = {each.train_tokens} is fewer than one token for each of {each.parts} parts; raise it"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,6 +449,68 @@ class PretrainSource(Source):
     def gives_plain_text(self, document: Document) -> bool:
         """Return whether `convert` turns the markup of this document into plain text, so that cleaning need not remove markup."""
         return False
+
+
+class SourceWithParts(PretrainSource):
+    """A table of [pretrain.*] of a kind that lists its files."""
+
+    @abstractmethod
+    def list_files(self, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
+        """Return the files of the data set at this revision, in the order in which parts read them.
+
+        Hashes local files, or asks upstream. hashed: if False, files are not hashed, and files of the user have an empty digest. Raises
+        NielsCacheError for files that cannot be read in parts.
+        """
+
+    @abstractmethod
+    def list_added(self, number: int, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
+        """Return the files of one table `added`, like `list_files`. Those of `list_files` are never among them."""
+
+    @abstractmethod
+    def revision_of_files(self, number: int, revision: str | None) -> str | None:
+        """Return the revision of one group of files. number: 0 for the first files, then the tables `added`. revision: of the data set."""
+
+    @abstractmethod
+    def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
+        """Return listed files with addresses that open them. Raises NielsCacheError for a missing file."""
+
+    @abstractmethod
+    def file_reader(self, names: Sequence[str]) -> Any:
+        """Return the RowFileSource that reads `StreamContext.files`, which have these names. It keeps their order; the builder shuffles."""
+
+    def every_file(self) -> list[SourceFile]:
+        """Return the files of the user, with those of the tables `added`."""
+        return self.input_files()
+
+    def _refuse_for_parts(self) -> None:
+        if self.prepare:
+            if self.added:
+                raise ValueError("added parts cannot be combined with prepare yet; remove one of them")
+            if self.tokens_in_parts:
+                self._refuse_for_tokens_in_parts()
+            return
+        if self.tokens_in_parts:
+            raise ValueError("tokens_in_parts does nothing without prepare, because the tokens are in parts already; remove it")
+        for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
+            if tokens and tokens < self.parts:
+                raise ValueError(f"{key} = {tokens} is fewer than one token for each of {self.parts} parts; raise it, or lower parts")
+        if problem := added_problem(self.added, has_budgets=not self.has_own_splits and self.seeded_val_frac is None):
+            raise ValueError(problem)
+        if self.added and self.decontaminate != "off" and (self.parts == 1 or self.seeded_val_frac is not None):
+            raise ValueError(
+                "added with decontaminate needs parts above 1 and val_tokens, because val would have to be found again otherwise; "
+                'make a data set of the new files, or set decontaminate = "off" (which builds all parts again)'
+            )
+
+    def _refuse_for_tokens_in_parts(self) -> None:
+        """Raise ValueError if a part would need to know what the other parts hold."""
+        for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
+            if tokens is not None:
+                raise ValueError(
+                    f"tokens_in_parts cannot be combined with {key}, because it divides no budgets; use val_frac, or remove it"
+                )
+        if self.decontaminate != "off":
+            raise ValueError('tokens_in_parts cannot be combined with decontaminate; use prepare = [..., "dedup"], or remove it')
 
 
 class SftSource(Source):

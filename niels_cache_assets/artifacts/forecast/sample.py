@@ -16,8 +16,7 @@ from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.documents import Conversation, DocumentBatch, Documents, beginning
 from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.excluding import without_excluded
-from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, StreamContext
-from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.encode import encode_texts
 from niels_cache_assets.tokenizer.checked import Encoder
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, view_tokenizer

@@ -23,8 +23,7 @@ from niels_cache_assets.sources.hub.data import HubData, hub_files
 from niels_cache_assets.sources.inputs import ONE_TRY
 from niels_cache_assets.sources.net.network import briefly
 from niels_cache_assets.sources.reading.file_source import listed as listed_files
-from niels_cache_assets.sources.types import ListedFile, PretrainSource, Source
-from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_assets.sources.types import ListedFile, PretrainSource, Source, SourceWithParts
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.format.layout import Family
 

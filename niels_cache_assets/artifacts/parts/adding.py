@@ -16,8 +16,7 @@ from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.plan import Plan
 from niels_cache_assets.show.wording import counted, listed
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.types import ListedFile
-from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_assets.sources.types import ListedFile, SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, dataset_dir, documents_name
 

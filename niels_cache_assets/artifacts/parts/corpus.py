@@ -47,8 +47,7 @@ from niels_cache_assets.parts.seal import Links
 from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.text_column import facts_of, reading_warning
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, place_problem

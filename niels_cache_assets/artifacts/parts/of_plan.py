@@ -25,7 +25,7 @@ from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream
-from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_assets.sources.types import SourceWithParts
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
 from niels_cache_runtime.errors import NielsCacheError

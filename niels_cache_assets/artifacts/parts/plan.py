@@ -20,13 +20,11 @@ from niels_cache_assets.disk.made_of import differences, recordable
 from niels_cache_assets.parts.attempts import scratch_of_attempt
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, entry_of_group, plan_parts, proposed_shard_bytes
-from niels_cache_assets.sources.added import patterns_without_folders
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.notes import notes_on_source
-from niels_cache_assets.sources.reading.listed import FilesOfGroup
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
 from niels_cache_assets.sources.text_column import TEXT, chosen_note
-from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_assets.sources.types import FilesOfGroup, SourceWithParts, patterns_without_folders
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.layout import TOKEN_DTYPES, dataset_dir, token_dtype_name

@@ -19,8 +19,7 @@ from niels_cache_assets.corpus.identity import corpus_fingerprint
 from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
 from niels_cache_assets.sources.reading.references import with_references
-from niels_cache_assets.sources.types import SftSource
-from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_assets.sources.types import SftSource, SourceWithParts
 from niels_cache_runtime.format.layout import FAMILIES
 
 _DATA_VERSION_TAG = "dagster/data_version"

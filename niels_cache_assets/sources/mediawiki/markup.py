@@ -5,7 +5,7 @@ categories, tags) and all marks that are never closed. The scan inserts the text
 addresses. Second, mwparserfromhell parses the links and entities in the remaining text line by line, and its nodes become text. At an
 unclosed mark, the parser alone reads to the end of its input and goes back: 20 KB of `{{a|` take 15 s. After the scan, the parser gets one
 line with all marks closed. So the time is linear in the page, and a page has no size limit: about 10 MB/s on articles. A line
-whose links are plain needs no parser (`nodes.simple_text`). Dumps and redirects are handled elsewhere.
+whose links are plain needs no parser (`simple_text`). Dumps and redirects are handled elsewhere.
 
 The text keeps paragraphs, headings as separate lines, list items with `-`, labels of links, formulas as LaTeX between `$`, code,
 quotations, and raised numbers such as `10^6`. The text omits sections of end matter (`languages`) and sections that only list names or
@@ -17,7 +17,9 @@ levels of headings. Grammar: mediawiki.org, Help:Formatting and Preprocessor ABN
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Iterator
+from html.entities import name2codepoint
+from typing import Any, NamedTuple
 
 from niels_cache_assets.sources.mediawiki.names import (
     BLOCK_TAGS,
@@ -27,7 +29,6 @@ from niels_cache_assets.sources.mediawiki.names import (
     LITERAL_TAGS,
     TAGS,
 )
-from niels_cache_assets.sources.mediawiki.nodes import nodes_text, simple_text
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, prefix_of
 from niels_cache_assets.sources.mediawiki.templates import EQUALS, template_text
 
@@ -401,3 +402,83 @@ def _only_languages(line: str) -> bool:
     """Return whether the line holds only links to the same article in different languages."""
     links = line.replace(_GONE, "").rstrip()
     return bool(_LANGUAGE_LINKS.fullmatch(links)) and all(code in LANGUAGES for code in _LANGUAGE_CODE.findall(links))
+
+
+# A link with a plain target and label, between the marks of `markup`, or a named entity. The parser alone knows what else may be in a link.
+_PLAIN = re.compile("\x05([^\x00-\x1f\\[\\]{}<>|&:/]+)(?:\\|([^\x00-\x1f\\[\\]{}<>|&/]*))?\x06|&([A-Za-z][A-Za-z0-9]{0,30});")
+_OTHER_MARKS = re.compile("[\x05\x06]|&#")
+_BLOCK_MARKS = ("*", "#", ":", ";", "=", "-")  # at the start of a line, these may begin a list, a heading or a rule
+_PIECE = 100_000  # characters of a line that are parsed at a time
+
+
+def nodes_text(line: str) -> str:
+    """Return the text of a line whose marks are all closed."""
+    return "".join(_nodes_text(_parse(piece)) for piece in _pieces(line))
+
+
+def simple_text(line: str) -> str | None:
+    """Return the text of a line whose links are plain, without the parser, or None if the line needs the parser. The parser gives the same
+    text in twenty times the time.
+
+    line: has the marks of links that `markup` puts into the text.
+    """
+    if len(line) > _PIECE or line.startswith(_BLOCK_MARKS):
+        return None
+    shown = _PLAIN.sub(_of_plain, line)
+    return None if _OTHER_MARKS.search(shown) else shown
+
+
+def _of_plain(found: re.Match[str]) -> str:
+    target, label, entity = found.groups()
+    if entity is not None:
+        code_point = name2codepoint.get(entity)
+        return found[0] if code_point is None else chr(code_point)
+    return target.strip() if label is None else label
+
+
+def _pieces(line: str) -> Iterator[str]:
+    """Yield the line in pieces for the parser. A long line is cut, because the parser needs a hundred times its memory."""
+    start = 0
+    while len(line) - start > _PIECE:
+        end = line.rfind(" ", start, start + _PIECE) + 1
+        end = end if end > start else start + _PIECE
+        yield line[start:end]
+        start = end
+    yield line[start:]
+
+
+def _parse(text: str) -> Any:
+    import mwparserfromhell
+
+    return mwparserfromhell.parse(text, skip_style_tags=True)
+
+
+def _nodes_text(code: Any) -> str:
+    return "".join(map(_node_text, code.nodes)) if code is not None else ""
+
+
+def _node_text(node: Any) -> str:
+    """Return the text that a reader of the page sees for a node."""
+    kind = type(node).__name__
+    if kind == "Text":
+        return str(node.value)
+    if kind == "Wikilink":
+        return _nodes_text(node.text) if node.text is not None else _nodes_text(node.title).strip().removeprefix(":")
+    if kind == "ExternalLink":  # an address without brackets; the scan has replaced all addresses with brackets
+        return _nodes_text(node.url)
+    if kind == "HTMLEntity":
+        return _entity(node)
+    if kind == "Tag":  # only list marks and rules in the middle of a line; the scan has removed all remaining tags
+        return str(node.wiki_markup or "")
+    if kind == "Heading":
+        return _nodes_text(node.title)
+    return ""
+
+
+def _entity(node: Any) -> str:
+    """Return the character of an entity, or the entity if it has none. Half a surrogate pair and control characters show nothing."""
+    try:
+        character = str(node.normalize())
+    except (ValueError, OverflowError):
+        return str(node)
+    return "" if "\ud800" <= character <= "\udfff" or character < " " else character

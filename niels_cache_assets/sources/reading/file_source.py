@@ -13,7 +13,6 @@ from typing import Self
 
 from pydantic import Field
 
-from niels_cache_assets.sources.added import AddedFiles
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files, find_groups
@@ -21,8 +20,16 @@ from niels_cache_assets.sources.reading.keep import KeepsColumns
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.where import ChoosesRows
 from niels_cache_assets.sources.text_column import TEXT_FIELD_HELP, decided_field
-from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, ListedFile, PretrainSource, Source, StreamContext
-from niels_cache_assets.sources.with_parts import SourceWithParts
+from niels_cache_assets.sources.types import (
+    FILES_HELP,
+    AddedFiles,
+    ConfigPath,
+    ListedFile,
+    PretrainSource,
+    Source,
+    SourceWithParts,
+    StreamContext,
+)
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 

@@ -17,9 +17,8 @@ from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.excluding import excluded_ids, rest_of
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size
 from niels_cache_assets.sources.text_column import errors_without_samples
-from niels_cache_assets.sources.types import ListedFile, StreamContext
+from niels_cache_assets.sources.types import ListedFile, SourceWithParts, StreamContext
 from niels_cache_assets.sources.val_share import HashRule
-from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 

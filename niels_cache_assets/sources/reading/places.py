@@ -11,16 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from niels_cache_assets.documents import Place
 from niels_cache_assets.sources.reading.compressed import bytes_read
+from niels_cache_assets.sources.reading.files import SourceFile
+from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
-
-if TYPE_CHECKING:
-    from niels_cache_assets.sources.reading.files import SourceFile
-    from niels_cache_assets.sources.types import StreamContext
 
 
 class FilePosition:

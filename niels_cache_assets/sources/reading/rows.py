@@ -31,13 +31,12 @@ from niels_cache_assets.sources.reading.encodings import (
 from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes, reading, writable
 from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, is_string_type, may_hold_text, open_parquet
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition, RowsPass
+from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from niels_cache_assets.sources.types import StreamContext
 
 Item = TypeVar("Item")
 Row = TypeVar("Row", bound=tuple[Any, ...])  # a tuple of a row's file or number, and last its values
