@@ -33,8 +33,7 @@ from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
 from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts
 from niels_cache_assets.parts import seal
 from niels_cache_assets.parts.layout import parts_dir
-from niels_cache_assets.parts.lease import Times, leased
-from niels_cache_assets.parts.lease_files import Holder
+from niels_cache_assets.parts.lease import Holder, Times, leased
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, Writer

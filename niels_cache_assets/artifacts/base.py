@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
-from niels_cache_assets.artifacts.holding import Held, Log, held, under_lease
 from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.running import NotifySettings
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import Journal, real_path
-from niels_cache_assets.disk.space import Need
-from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged, sweep_leftovers
+from niels_cache_assets.disk.space import Need, refusal
+from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, require_target, staged, sweep_leftovers
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
-from niels_cache_assets.parts.lease import Lease
-from niels_cache_assets.parts.lease_files import Stops
+from niels_cache_assets.parts.lease import Lease, Stops, Times, leased
 from niels_cache_assets.show.drops import NO_DROPS, DropSummary
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
@@ -37,6 +35,55 @@ from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
+
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """The right to build an artifact. waited: whether the caller had to wait for another build. lease: None for most artifacts."""
+
+    waited: bool = False
+    lease: Lease | None = None
+
+
+@contextmanager
+def held(lock: AbstractContextManager[bool]) -> Iterator[Held]:
+    """Hold a lock whose value says whether the caller had to wait."""
+    with lock as waited:
+        yield Held(waited=waited)
+
+
+@contextmanager
+def under_lease(
+    target: Path,
+    registry: Registry,
+    *,
+    owns: Callable[[str], bool],
+    wait: bool,
+    log: Log,
+    on_stop: Callable[[], None] | None = None,
+    stops: Stops | None = None,
+) -> Iterator[Held]:
+    """Hold the lease of a target. owns: whether a file or folder of this name in the target may be replaced. The rest is as in `leased`.
+
+    Raises NielsCacheError for a target that must not be replaced, and for errors of the disk.
+    """
+    target = real_path(target)
+    with ExitStack() as held:
+        try:
+            require_target(target, owns)
+            lease = held.enter_context(leased(target, times=times_of(registry), wait=wait, log=log, on_stop=on_stop, stops=stops))
+        except OSError as error:
+            raise NielsCacheError(f"{refusal(error, target)}; the last good build, if there is one, is unchanged: {target}") from error
+        yield Held(waited=lease.waited, lease=lease)
+
+
+def times_of(registry: Registry) -> Times:
+    """Return the times of leases that [cluster] sets."""
+    return Times(renew_seconds=registry.cluster.renew_seconds, lease_seconds=registry.cluster.lease_seconds)
+
 
 State = Literal["built", "cache_hit", "disabled"]
 
@@ -136,6 +183,13 @@ class Work:
         """A request to a builder: keep a journal in this directory, and resume from the journal that is there."""
         resume = Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, made_of=self.made_of)
         return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
+
+    def report(self, progress: Any) -> None:
+        """Pass the progress on. Raises LeaseLost or Stopped as soon as a renewal of the lease has found a reason."""
+        if self.lease is not None:
+            self.lease.check_quickly()
+        if self.progress is not None:
+            self.progress(progress)
 
     def open_journal(self, name: str, *, state: type[Any], identity: Mapping[str, Any] = MappingProxyType({})) -> Journal:
         """Open the journal of a build. The log calls the build `name`. The journal's state is None or an instance of the data class

@@ -288,9 +288,8 @@ def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -
                 share, documents = reached.share, counts.before.documents
                 journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
                 writer.forget_spools()
-            if work.progress is not None:
-                before, after = counts.before, counts.after
-                work.progress(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
+            before, after = counts.before, counts.after
+            work.report(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
         by_source = Drops(context.report.dropped, context.report.facts)
         by_source.join(counts.dropped_by_source)
         if not writer.documents and not corpus.is_part:

@@ -183,7 +183,7 @@ class Dataset(Artifact):
             context = StreamContext(
                 seed=self.build.seed, revision=revision, log=work.log, siblings=self.siblings, held_out=held_out, building=self.key
             )
-            build, resume = self.builder(context, self.provenance(work.revision, work.fingerprint), work.progress), work.resume
+            build, resume = self.builder(context, self.provenance(work.revision, work.fingerprint), work.report), work.resume
             try:
                 meta = build.write(work.directory, resume)
             except EngineDiffers as found:

@@ -25,7 +25,7 @@ import numpy as np
 from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange, WantedDropLists, remove_ranges
-from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, passing_over
+from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import (
     DROP_LISTS_VERSION,
@@ -257,7 +257,7 @@ def _make_ranges(duplicates: Duplicates, work: Work) -> None:
             raise NielsCacheError(f"{duplicates.directory}: a corpus has changed since the search began; run it again")
 
     build(duplicates.hashes(), True)
-    build_free_parts_first([duplicates.range(number) for number in range(duplicates.ranges)], passing_over(build, log=work.log))
+    build_free_parts_first([duplicates.range(number) for number in range(duplicates.ranges)], build, log=work.log)
 
 
 def _found_in_ranges(duplicates: Duplicates, verify: Verify | None, scratch: Path, work: Work) -> Dropped:

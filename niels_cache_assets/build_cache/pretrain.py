@@ -219,8 +219,13 @@ class PretrainBuild(CacheBuild):
     def _encoding(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "append_eot": self.append_eot, "raise_on_collision": self.on_collision == "raise"}
 
-    def _encode(self, documents: Iterator[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
+    def encode(self, documents: Iterator[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
+        """Return encoded documents in batches. The reference encodes before `open_journal` has chosen an engine."""
         return encode_documents(documents, self.encoding_view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
+
+    def encode_apart(self, batch: EncodedDocuments) -> Iterator[EncodedDocuments]:
+        """Return the chunks of a batch one by one."""
+        return encode_apart(batch, self.encoding_view, **self._encoding)
 
     def _encoded_to_the_end(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:
         """Yield the encoded documents in batches.
@@ -229,7 +234,7 @@ class PretrainBuild(CacheBuild):
         """
         for batch in batches:
             if splitter.may_be_met_by(batch):
-                yield from encode_apart(batch, self.encoding_view, **self._encoding)
+                yield from self.encode_apart(batch)
             else:
                 yield batch
             del batch
@@ -276,7 +281,7 @@ class PretrainBuild(CacheBuild):
             )
 
         if guard is not None and self.val_texts is not None:
-            with closing(self._encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as given:
+            with closing(self.encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as given:
                 for batch in given:
                     guard.read_val(batch)
         position = Position(0, None, Counter(), {}, None)
@@ -286,7 +291,7 @@ class PretrainBuild(CacheBuild):
         first = state.reached.items if state is not None else 0
         with (
             WriteBehind() as behind,
-            closing(self._encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
+            closing(self.encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
         ):
             for batch in self._encoded_to_the_end(batches, splitter):
                 position = batch.position
@@ -324,7 +329,7 @@ class PretrainBuild(CacheBuild):
             """Give the guard the documents from the beginning until val is complete. Each document gets the same split as before."""
             assert guard is not None
             splitter = self._new_splitter()
-            with closing(self._encode(documents, Feed.of((), SourceReport()))) as batches:
+            with closing(self.encode(documents, Feed.of((), SourceReport()))) as batches:
                 for batch in batches:
                     guard.admit(batch, is_val=splitter.val_mask(batch))
                     if guard.val_is_known:

@@ -22,8 +22,7 @@ from typing import IO, Any
 
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.cluster.command import Apart, PartCommand
-from niels_cache_assets.parts.lease import Stopped, builder_of, request_stop, stopped
-from niels_cache_assets.parts.lease_files import mark_of_stop
+from niels_cache_assets.parts.lease import Stopped, builder_of, mark_of_stop, request_stop, stopped
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, Busy

@@ -21,12 +21,11 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
-from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.part import Part, WholePart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.val_part import ValPart
-from niels_cache_assets.artifacts.parts.whole_part import WholePart
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.artifacts.sft import Sft
 from niels_cache_assets.artifacts.state import CacheState, State, state_of

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from niels_cache_assets.artifacts.forecast.sample import Sample, sample_of_corpus, sample_of_source
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.parts.growth import settings_of_group
-from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.plan import PartsPlan, settings_of_group
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import BYTES_PER_TOKEN, Need, corpus_need, pretrain_need, sft_need
 from niels_cache_assets.parts.plan import Plan, PlannedGroup, entry_of_group, estimated_text_bytes, plan_parts

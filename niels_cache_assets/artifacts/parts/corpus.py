@@ -22,8 +22,7 @@ from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.corpus import Corpus, CorpusProgress
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.progress import checked, told_of_parts
-from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, passing_over
+from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, told_of_parts
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.chunks import CorpusCounts
 from niels_cache_assets.corpus.identity import corpus_made_of
@@ -121,20 +120,10 @@ class JoinedCorpus(Corpus):
         """Return how many parts are built, stale, unfinished, and being built, in words. Costs a few small reads for each part."""
         folders = [self.part(number).directory for number in range(self.source.corpus_parts)]
         try:
-            stale = sum(map(self._is_stale, self.members()))
+            stale = sum(part.is_stale for part in self.members())
         except NielsCacheError:  # without a plan, each finished part is stale
             stale = sum((folder / META_NAME).exists() for folder in folders)
         return told_of_parts(folders, stale=stale)
-
-    def _is_stale(self, part: CorpusPart) -> bool:
-        """Return whether a finished part has other settings or is damaged."""
-        if not (part.directory / META_NAME).exists():
-            return False
-        try:
-            part.current()
-        except NielsCacheError:
-            return True
-        return False
 
     def write(self, work: Work) -> Written:
         work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
@@ -151,7 +140,7 @@ class JoinedCorpus(Corpus):
             progress.finished(outcome.meta)
             metas[part.number] = outcome.meta
 
-        build_free_parts_first(parts, passing_over(build, log=work.log))
+        build_free_parts_first(parts, build, log=work.log)
         meta = _join(self, [(part.directory, metas[part.number]) for part in parts], work)
         return Written(meta=self.of_removed_ids(meta, work), warning=reading_warning(meta))
 
@@ -182,6 +171,14 @@ class CorpusPart(Corpus):
         if self.given is not None:
             return self.given
         return _plan_of(self).read().parts[self.number]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the part is finished, but has other settings or is damaged."""
+        try:
+            return (self.directory / META_NAME).exists() and not self.current()
+        except NielsCacheError:
+            return True
 
     def revision(self) -> str | None:
         return self.planned.revision
@@ -222,7 +219,7 @@ class CorpusPart(Corpus):
 
     def write(self, work: Work) -> Written:
         require_unchanged(self._stream.files)
-        written = super().write(replace(work, progress=checked(work.lease, work.progress)))
+        written = super().write(work)
         part = {"number": self.number, "plan": self.planned.plan}
         return replace(written, meta={**self.of_removed_ids(written.meta, work), "dataset_name": self._full_name, "part": part})
 

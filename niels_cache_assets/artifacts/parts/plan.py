@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
-from niels_cache_assets.artifacts.holding import Held, Log, under_lease
-from niels_cache_assets.artifacts.parts.growth import Growth
+from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written, under_lease
 from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
 from niels_cache_assets.disk.made_of import differences, recordable
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.attempts import scratch_of_attempt
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, entry_of_group, plan_parts, proposed_shard_bytes
+from niels_cache_assets.show.lineage import files_of_lineage
+from niels_cache_assets.show.wording import counted, listed
 from niels_cache_assets.sources.added import patterns_without_folders
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.notes import notes_on_source
@@ -29,7 +30,7 @@ from niels_cache_assets.sources.text_column import TEXT, chosen_note
 from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
-from niels_cache_runtime.format.layout import TOKEN_DTYPES, dataset_dir, token_dtype_name
+from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPES, dataset_dir, documents_name, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 
@@ -195,22 +196,58 @@ class PartsPlan(Artifact):
         return Written(meta=meta)
 
     def grown(self, work: Work) -> list[PlannedGroup]:
-        """Return the groups of a data set that grows: those of the last plan, and new ones."""
-        growth = Growth(
-            name=self.name,
-            source=self.source,
-            place=self.place,
-            last=None if work.force else self.finished(),
-            cache=dataset_dir(self.root, "pretrain", self.name),
-            how_to_make=self.how_to_make,
+        """Return the groups of a data set that grows: those of the last plan stay as they are, and new ones come after them.
+
+        The table and upstream decide everything else. So a plan that is made from nothing gives the same parts, if the files that were
+        there are unchanged. Raises NielsCacheError for files of built parts that were changed or deleted, unless the plan is forced.
+        """
+        last = None if work.force else self.finished()
+        then = () if last is None else Plan.of(last).groups
+        found: list[PlannedGroup] = []
+        for number in range(1 + len(self.source.added)):
+            now = self.group(number, work.revision, text_field=found[0].text_field if found else None)
+            if number < len(then):
+                now = self._kept(then[number], now, work.log)
+            elif number == 0 and self.source.parts == 1 and not work.force:
+                self._refuse_other_files(now)
+            found.append(now)
+        if self.source.decontaminate != "off" and any(file.split == "val" for group in found[1:] for file in group.listed):
+            raise NielsCacheError(
+                f"{self.name}: the added files have documents for val, so decontaminate would have to read all parts again; "
+                'set decontaminate = "off", or make a data set of these files'
+            )
+        return found
+
+    def _kept(self, then: PlannedGroup, now: PlannedGroup, log: Log) -> PlannedGroup:
+        """Return the group of the last plan, unless its settings have changed."""
+        if settings_of_group(then.made_of) != settings_of_group(now.made_of):
+            return now
+        there = {file.name: file for file in now.listed}
+        changed = [file.name for file in then.listed if file.name in there and there[file.name] != file]
+        gone = [file.name for file in then.listed if file.name not in there]
+        if changed or gone:
+            raise NielsCacheError(
+                f"{self.place}: {_told(changed=changed, deleted=gone)} since these parts were planned; "
+                f"put the files back, or build the parts again: {self.how_to_make} --force"
+            )
+        old = {file.name for file in then.listed}
+        if new := [file.name for file in now.listed if file.name not in old]:
+            log(f"{self.name}: {_told(new=new)}, which no part reads; add them: niels-cache part {self.name} --add PATTERN")
+        return then
+
+    def _refuse_other_files(self, now: PlannedGroup) -> None:
+        """Raise NielsCacheError if one process has built the data set, from other files than the first ones of today."""
+        cache = dataset_dir(self.root, "pretrain", self.name)
+        meta = finished_meta(cache)
+        if meta is None or not meta.get("built") or "parts" in meta or meta.get("dataset_revision") == now.revision:
+            return
+        read = {name for split in SPLITS for name in files_of_lineage(cache / documents_name(split))}
+        there = {file.name for file in now.listed}
+        told = _told(deleted=sorted(read - there), new=sorted(there - read)) or "a changed file"
+        raise NielsCacheError(
+            f"{cache}: {told} since this cache was built; put the files back, name new ones with niels-cache part --add, "
+            f"or build everything again: {self.how_to_make} --force"
         )
-        if work.force:
-            groups = [self.group(0, work.revision)]
-            numbers = range(1, 1 + len(self.source.added))
-            groups += [self.group(number, work.revision, text_field=groups[0].text_field) for number in numbers]
-            growth.check(groups)
-            return groups
-        return growth.groups(lambda number, text_field: self.group(number, work.revision, text_field=text_field), log=work.log)
 
     def group(self, number: int, revision: str | None, *, text_field: str | None = None, hashed: bool = True) -> PlannedGroup:
         """Return a group of parts for the files of upstream at `revision`. number: 0 for the first parts, then the tables `added`.
@@ -242,6 +279,17 @@ class PartsPlan(Artifact):
         if proposed is None:
             return None
         return f"{self.name} may have more than 20,000 shards; set shard_bytes = {proposed} in [build], so that it opens quickly"
+
+
+def settings_of_group(made_of: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a group without the revision and the pinned commit. The files themselves are compared instead."""
+    values = recordable(made_of)
+    values.pop("revision", None)
+    return {**values, "source": {key: value for key, value in values.get("source", {}).items() if key != "pinned_revision"}}
+
+
+def _told(**files: Sequence[str]) -> str:
+    return ", ".join(f"{counted(len(names), f'{kind} file')} ({listed(names)})" for kind, names in files.items() if names)
 
 
 class PlanOfMember:

@@ -10,9 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from niels_cache_assets.artifacts.base import Log
+from niels_cache_assets.artifacts.base import Log, times_of
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.holding import times_of
 from niels_cache_assets.artifacts.parts.ranges import remove_ranges
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.corpus.layout import corpus_parts_dir

@@ -20,10 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.artifacts.base import Artifact, Log, Work, Written
+from niels_cache_assets.artifacts.base import Artifact, Log, Work, Written, times_of
 from niels_cache_assets.artifacts.corpus import Corpus
-from niels_cache_assets.artifacts.holding import times_of
-from niels_cache_assets.artifacts.parts.progress import checked
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import dedup_order, drop_lists_identity, require_unchanged
@@ -203,7 +201,7 @@ class Hashes(OfSearch):
 
         with wanted.unchanged(self.root):
             inputs = Inputs(self.registry, self.root, wanted.corpora)
-            blocks = self._told(inputs, checked(work.lease, work.progress))
+            blocks = self._told(inputs, work.report)
             settings = {"bands": self.bands, "rows": wanted.identity["rows"], "ranges": self.ranges}
             write_hashes(blocks, **settings, folder=work.directory, wrote=wrote)
         sizes = {name: (work.directory / name).stat().st_size for name in sums}
@@ -261,7 +259,6 @@ class HashRange(OfSearch):
     def write(self, work: Work) -> Written:
         from niels_cache_assets.dedup.ranges import link_range, links_name
 
-        progress = checked(work.lease, work.progress)
         of_hashes = self.hashes.current()
         documents = of_hashes["documents"]["searched"]
         journal = work.open_journal(self.key, state=_Linked)
@@ -274,7 +271,7 @@ class HashRange(OfSearch):
             share = (band + 1) / (self.bands + 1)
             if journal.due(sum(entry["bytes"] for entry in files.values()), finished=len(files)):
                 journal.record({"bands": band + 1}, files={}, finished=files, share=share)
-            progress(SearchProgress(documents, share))
+            work.report(SearchProgress(documents, share))
         require_unchanged(self.hashes.directory, of_hashes)
         return Written(meta=self._meta(work, files))
 

@@ -14,10 +14,9 @@ from typing import Any
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.artifacts.parts.of_plan import OfCorpus, OfPlan
-from niels_cache_assets.artifacts.parts.part import Part, PreparedPart
-from niels_cache_assets.artifacts.parts.progress import told_of_parts
+from niels_cache_assets.artifacts.parts.part import Part, PreparedPart, WholePart
+from niels_cache_assets.artifacts.parts.sharing import told_of_parts
 from niels_cache_assets.artifacts.parts.val_part import ValPart
-from niels_cache_assets.artifacts.parts.whole_part import WholePart
 from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.corpus.identity import require_unchanged

@@ -14,23 +14,20 @@ Only the first parts give to val. Files that are added later do not change it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
-from typing import Any, TypedDict
-
-import numpy as np
+from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.parts.of_plan import OfPlan
-from niels_cache_assets.artifacts.parts.progress import checked
 from niels_cache_assets.build_cache.base import Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.resuming import JournalFingerprint
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.disk.table_file import TableFile, closing_table
-from niels_cache_assets.documents import Document, DocumentBatch, Drops
+from niels_cache_assets.documents import Document, Drops
 from niels_cache_assets.parts.excluded import documents_held, removed_ids
 from niels_cache_assets.parts.layout import VAL_NAME, parts_dir
 from niels_cache_assets.parts.plan import PlannedPart
@@ -38,7 +35,6 @@ from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.sources.excluding import EXCLUDED, excluded_ids
 from niels_cache_assets.sources.reading.part_stream import require_unchanged
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
 from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
@@ -48,20 +44,9 @@ from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import VAL_TEXTS
 from niels_cache_runtime.format.meta import content_sha256
-from niels_cache_runtime.format.reading import available_threads
 
 _TEXTS_AT_A_TIME = 256
 _GROUP_CHARACTERS = 1 << 21
-
-
-class _How(TypedDict):
-    dtype: np.dtype
-    append_eot: bool
-    raise_on_collision: bool
-
-
-def _how(build: PretrainBuild) -> _How:
-    return {"dtype": build.dtype, "append_eot": True, "raise_on_collision": False}
 
 
 def _as_they_count(batch: EncodedDocuments, splitter: BudgetSplitter, build: PretrainBuild) -> Iterable[EncodedDocuments]:
@@ -71,7 +56,7 @@ def _as_they_count(batch: EncodedDocuments, splitter: BudgetSplitter, build: Pre
     if not batch.drops.dropped or int(batch.lengths.sum()) < splitter.remaining["val"]:
         return [batch]
     documents = [(chunk[at : at + 1], position) for chunk, position in batch.chunks for at in range(len(chunk))]
-    return encode_apart(replace(batch, chunks=documents), build.view, **_how(build))
+    return build.encode_apart(replace(batch, chunks=documents))
 
 
 def _through(batch: EncodedDocuments, count: int) -> tuple[str, Mapping[str, Any]]:
@@ -194,7 +179,6 @@ class ValPart(OfPlan):
         journal = work.open_journal(f"{self.name}/{self.member}", state=_State)
         state: _State = journal.state or _State(taken=[], cut=[], drops=Drops().state(), writer=None)
         parts, build = self.plan.first.parts, self._build_of(work)
-        progress = checked(work.lease, work.progress)
         with (
             tokenizers_limited_to(self.build.threads),
             PretrainWriter(
@@ -220,7 +204,7 @@ class ValPart(OfPlan):
                     share=len(state.taken) / len(parts),
                     documents=writer.documents("val"),
                 )
-                progress(Progress(writer.documents("val"), writer.tokens("val"), len(state.taken) / len(parts)))
+                work.report(Progress(writer.documents("val"), writer.tokens("val"), len(state.taken) / len(parts)))
             if not writer.tokens("val") and not self.is_hashed:
                 raise NielsCacheError(f"{self.directory}: the files gave no usable document; nothing was written")
             writer.seal()
@@ -259,10 +243,6 @@ class ValPart(OfPlan):
     def _context(self, work: Work) -> StreamContext:
         return StreamContext(seed=self.build.seed, revision=work.revision, log=work.log)
 
-    def _encode(self, documents: Iterable[DocumentBatch], feed: Feed[Any], build: PretrainBuild) -> Generator[EncodedDocuments]:
-        threads = self.build.threads or available_threads()
-        return encode_documents(documents, build.view, feed, threads=threads, **_how(build))
-
     def _take_hashed(self, planned: PlannedPart, state: _State, writer: PretrainWriter, build: PretrainBuild, work: Work) -> _State:
         """Write the documents of one part that belong to val, with their texts, and return the state after it."""
         drops, stream, context = Drops(**state.drops), self.stream_of(planned, only="val"), self._context(work)
@@ -270,7 +250,7 @@ class ValPart(OfPlan):
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=0, eot=build.view.eot)
         (work.directory / VAL_TEXTS).mkdir(exist_ok=True)
         table = TableFile(work.directory, _texts_name(planned), {"text": "string"}, writer.files)
-        with closing_table(table), closing(self._encode(as_documents(feed.open()), feed, build)) as batches:
+        with closing_table(table), closing(build.encode(as_documents(feed.open()), feed)) as batches:
             texts: list[str] = []  # of the next row group, because a batch may hold few documents of val
             characters = 0
             for batch in batches:
@@ -296,7 +276,7 @@ class ValPart(OfPlan):
             last = ""  # the name of the file with the last document that was taken
             splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=planned.val_tokens, eot=build.view.eot)
             feed = Feed(stream.documents, context)
-            head = encoded_head(as_documents(feed.open()), lambda documents: self._encode(documents, feed, build), splitter)
+            head = encoded_head(as_documents(feed.open()), lambda documents: build.encode(documents, feed), splitter)
             with closing(head) as batches:
                 for each in chain.from_iterable(_as_they_count(batch, splitter, build) for batch in batches):
                     drops.join(each.drops)

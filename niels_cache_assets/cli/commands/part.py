@@ -122,7 +122,7 @@ def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
     from niels_cache_assets.cli.worker import ready, ready_corpus, ready_seal, ready_search
     from niels_cache_assets.corpus.layout import HASHES, corpus_parts_dir, range_name, ranges_dir
     from niels_cache_assets.parts.layout import VAL_NAME, part_name, parts_dir
-    from niels_cache_assets.parts.lease_files import Stops, mark_of_stop
+    from niels_cache_assets.parts.lease import Stops, mark_of_stop
 
     name = arguments.name
     if is_whole := arguments.val or arguments.seal:
