@@ -185,7 +185,7 @@ def build_by_command(found: Graph, root: Path, limit: int) -> None:
 
     def build(number: int) -> None:
         part = chosen[f"part/texts/{part_name(number)}"]
-        outcome = build_apart(part, lambda: PartCommand.of(part), on_progress=lambda progress: None, log=lambda line: None)
+        outcome = build_apart(part, lambda: PartCommand(part=part), on_progress=lambda progress: None, log=lambda line: None)
         if outcome.state != "built":
             raise SystemExit(f"{part.key}: {outcome.state}")
 

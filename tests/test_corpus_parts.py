@@ -250,11 +250,8 @@ def test_progress_is_that_of_all_parts(tmp_path: Path) -> None:
     assert len(told) > 15
     documents, characters = meta["documents"], meta["characters"]["before"]
     assert told[-1] == CorpusProgress(documents["read"], documents["kept"], characters, 1.0)
-    told.clear()
-    progress = parts_corpus._Progress(told.append, parts=3)
-    progress.finished(meta)
-    progress.of_part(CorpusProgress(4, 3, 50, 0.5))
-    assert told[-1] == CorpusProgress(documents["read"] + 4, documents["kept"] + 3, characters + 50, 0.5)
+    together = parts_corpus._progress_of_all([meta], CorpusProgress(4, 3, 50, 0.5), parts=3)
+    assert together == CorpusProgress(documents["read"] + 4, documents["kept"] + 3, characters + 50, 0.5)
 
 
 def test_bytes_that_are_not_text_are_told_as_without_parts(tmp_path: Path) -> None:

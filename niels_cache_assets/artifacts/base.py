@@ -48,38 +48,6 @@ class Held:
     lease: Lease | None = None
 
 
-@contextmanager
-def held(lock: AbstractContextManager[bool]) -> Iterator[Held]:
-    """Hold a lock whose value says whether the caller had to wait."""
-    with lock as waited:
-        yield Held(waited=waited)
-
-
-@contextmanager
-def under_lease(
-    target: Path,
-    registry: Registry,
-    *,
-    owns: Callable[[str], bool],
-    wait: bool,
-    log: Log,
-    on_stop: Callable[[], None] | None = None,
-    stops: Stops | None = None,
-) -> Iterator[Held]:
-    """Hold the lease of a target. owns: whether a file or folder of this name in the target may be replaced. The rest is as in `leased`.
-
-    Raises NielsCacheError for a target that must not be replaced, and for errors of the disk.
-    """
-    target = real_path(target)
-    with ExitStack() as held:
-        try:
-            require_target(target, owns)
-            lease = held.enter_context(leased(target, times=times_of(registry), wait=wait, log=log, on_stop=on_stop, stops=stops))
-        except OSError as error:
-            raise NielsCacheError(f"{refusal(error, target)}; the last good build, if there is one, is unchanged: {target}") from error
-        yield Held(waited=lease.waited, lease=lease)
-
-
 def times_of(registry: Registry) -> Times:
     """Return the times of leases that [cluster] sets."""
     return Times(renew_seconds=registry.cluster.renew_seconds, lease_seconds=registry.cluster.lease_seconds)
@@ -340,14 +308,29 @@ class Artifact(ABC):
         """Return the same artifact without cached properties."""
         return dataclasses.replace(self)
 
-    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
-        """Return a context manager that keeps other builds of this artifact out. It raises Busy if another process builds the artifact, or
-        waits with `wait`.
+    @property
+    def claimed(self) -> Path:
+        """The path whose lease a shared artifact takes."""
+        return self.directory
+
+    @contextmanager
+    def lock(self, *, wait: bool, log: Log) -> Iterator[Held]:
+        """Keep other builds of this artifact out. Raises Busy if another process builds it, or waits with `wait`.
+
+        Raises NielsCacheError for a target that must not be replaced, and for errors of the disk.
         """
-        if self.is_shared:
-            registry: Registry = getattr(self, "registry")  # noqa: B009  each shared artifact has one
-            return under_lease(self.directory, registry, owns=self.owns, wait=wait, log=log, on_stop=self.on_stop, stops=self.stops)
-        return held(locked(self.directory, is_ours=self.owns, wait=wait, log=log))
+        if not self.is_shared:
+            with locked(self.directory, is_ours=self.owns, wait=wait, log=log) as waited:
+                yield Held(waited=waited)
+            return
+        target, times = real_path(self.claimed), times_of(getattr(self, "registry"))  # noqa: B009  each shared artifact has one
+        with ExitStack() as held:
+            try:
+                require_target(target, self.owns)
+                lease = held.enter_context(leased(target, times=times, wait=wait, log=log, on_stop=self.on_stop, stops=self.stops))
+            except OSError as error:
+                raise NielsCacheError(f"{refusal(error, target)}; the last good build, if there is one, is unchanged: {target}") from error
+            yield Held(waited=lease.waited, lease=lease)
 
     def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
         """Return a context manager that provides a staging directory, which replaces `directory` at the end. held: what `lock` gave."""

@@ -59,6 +59,35 @@ from niels_cache_runtime.format.place import check_place
 from niels_cache_runtime.format.reading import available_threads
 
 
+@dataclass(frozen=True, slots=True)
+class CorpusProgress:
+    """The progress of a corpus.
+
+    share: the part of the source that was read, 0 to 1, or None if it is unknown. Local files count by bytes, remote files by number.
+    """
+
+    documents: int  # number of documents received from the source so far
+    kept: int
+    characters: int  # number of characters of all received documents
+    share: float | None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """All fields except the share."""
+        return {"documents": self.documents, "kept": self.kept, "characters": self.characters}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Done:
+    """The state in the journal. It holds the state of the writer, the state of CorpusCounts, and the position
+    in the source.
+    """
+
+    written: WrittenDocuments
+    counts: dict[str, Any]
+    reached: Reached
+
+
 @dataclass(frozen=True, kw_only=True)
 class Corpus(Artifact):
     """The corpus of a data set with `prepare`.
@@ -219,88 +248,59 @@ class Corpus(Artifact):
             context = StreamContext(
                 seed=self.registry.build.seed, revision=work.revision, log=work.log, siblings=self._siblings, held_out=held_out
             )
-            return _write(self, context, work, self.processes or self.registry.build.threads or available_threads())
+            return self._write(context, work)
 
-
-@dataclass(frozen=True, slots=True)
-class CorpusProgress:
-    """The progress of a corpus.
-
-    share: the part of the source that was read, 0 to 1, or None if it is unknown. Local files count by bytes, remote files by number.
-    """
-
-    documents: int  # number of documents received from the source so far
-    kept: int
-    characters: int  # number of characters of all received documents
-    share: float | None
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """All fields except the share."""
-        return {"documents": self.documents, "kept": self.kept, "characters": self.characters}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Done:
-    """The state in the journal. It holds the state of the writer, the state of CorpusCounts, and the position
-    in the source.
-    """
-
-    written: WrittenDocuments
-    counts: dict[str, Any]
-    reached: Reached
-
-
-def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -> Written:
-    registry, name, source = corpus.registry, corpus.name, corpus.source
-    signatures = signature_identity(registry, name) or {}
-    cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
-    cleaner = ChunkWork(
-        source=source, seed=context.seed, cleaning=cleaning, num_perm=signatures.get("num_perm"), ngram=signatures.get("ngram")
-    )
-    journal = work.open_journal(name, state=_Done)
-    done: _Done | None = journal.state
-    there = done.written if done else None
-    counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
-    resumed_characters = counts.before.characters
-    recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
-    chunks = SourceChunks(corpus.stream, context, done.reached if done else None)
-    doing = f"preparing {name}"
-    with (
-        CorpusWriter(
-            work.directory,
-            num_perm=signatures.get("num_perm"),
-            there=there,
-            files=journal.finished,
-            hashes_stay=corpus.is_part,
-            keeps=bool(corpus.keep),
-        ) as writer,
-        closing(map_in_processes(cleaner, chunks, processes=processes, doing=doing, size_of=attrgetter("characters"))) as results,
-    ):
-        for chunk in results:
-            finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
-            counts.add(chunk.counts)
-            reached = chunks.next_reached()
-            if finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
-                recorded_bytes = counts.before.bytes
-                written, sizes = writer.checkpoint()
-                now = _Done(written=written, counts=counts.state(), reached=reached)
-                share, documents = reached.share, counts.before.documents
-                journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
-                writer.forget_spools()
-            before, after = counts.before, counts.after
-            work.report(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
-        by_source = Drops(context.report.dropped, context.report.facts)
-        by_source.join(counts.dropped_by_source)
-        if not writer.documents and not corpus.is_part:
-            raise NielsCacheError(_why_empty(corpus.directory, counts.report.dropped, by_source.dropped, context.report))
-        writer.seal()
-        write_rejected(work.directory, counts.report.rows(), writer.files)
-        write_measures(work.directory, counts.report, writer.files)
-        if corpus.is_part:
-            write_counts(work.directory, counts.state(), writer.files)
-        meta = corpus.meta_of(work, counts, by_source, files=writer.files, content_sha256=writer.content_sha256)
-    return Written(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
+    def _write(self, context: StreamContext, work: Work) -> Written:
+        registry, name, source = self.registry, self.name, self.source
+        processes = self.processes or registry.build.threads or available_threads()
+        signatures = signature_identity(registry, name) or {}
+        cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
+        cleaner = ChunkWork(
+            source=source, seed=context.seed, cleaning=cleaning, num_perm=signatures.get("num_perm"), ngram=signatures.get("ngram")
+        )
+        journal = work.open_journal(name, state=_Done)
+        done: _Done | None = journal.state
+        there = done.written if done else None
+        counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
+        resumed_characters = counts.before.characters
+        recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
+        chunks = SourceChunks(self.stream, context, done.reached if done else None)
+        doing = f"preparing {name}"
+        with (
+            CorpusWriter(
+                work.directory,
+                num_perm=signatures.get("num_perm"),
+                there=there,
+                files=journal.finished,
+                hashes_stay=self.is_part,
+                keeps=bool(self.keep),
+            ) as writer,
+            closing(map_in_processes(cleaner, chunks, processes=processes, doing=doing, size_of=attrgetter("characters"))) as results,
+        ):
+            for chunk in results:
+                finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
+                counts.add(chunk.counts)
+                reached = chunks.next_reached()
+                if finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
+                    recorded_bytes = counts.before.bytes
+                    written, sizes = writer.checkpoint()
+                    now = _Done(written=written, counts=counts.state(), reached=reached)
+                    share, documents = reached.share, counts.before.documents
+                    journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
+                    writer.forget_spools()
+                before, after = counts.before, counts.after
+                work.report(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
+            by_source = Drops(context.report.dropped, context.report.facts)
+            by_source.join(counts.dropped_by_source)
+            if not writer.documents and not self.is_part:
+                raise NielsCacheError(_why_empty(self.directory, counts.report.dropped, by_source.dropped, context.report))
+            writer.seal()
+            write_rejected(work.directory, counts.report.rows(), writer.files)
+            write_measures(work.directory, counts.report, writer.files)
+            if self.is_part:
+                write_counts(work.directory, counts.state(), writer.files)
+            meta = self.meta_of(work, counts, by_source, files=writer.files, content_sha256=writer.content_sha256)
+        return Written(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 
 
 def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], report: SourceReport) -> str:

@@ -167,49 +167,45 @@ class Duplicates(Artifact):
             remove_ranges(self.registry, self.root)
 
     def write(self, work: Work) -> Written:
+        from niels_cache_assets.dedup.greedy import Verify
+
         work.log(f"looking for duplicates in {', '.join(self.wanted.corpora)}")
-        return _write(self, work)
+        registry, wanted = self.registry, self.wanted
+        dedup = registry.dedup
+        files: Files = {}
+        with wanted.unchanged(self.root) as require_same:
+            scratch = work.directory / SCRATCH_NAME
 
+            def similarity(compared: np.ndarray) -> Callable[[int, int], float]:
+                work.log(f"comparing the texts of {len(compared):,} documents")
+                return inputs.similarity(compared, ngram=dedup.ngram, path=scratch / "shingles")
 
-def _write(duplicates: Duplicates, work: Work) -> Written:
-    from niels_cache_assets.dedup.greedy import Verify
-
-    registry, wanted = duplicates.registry, duplicates.wanted
-    dedup = registry.dedup
-    files: Files = {}
-    with wanted.unchanged(duplicates.root) as require_same:
-        scratch = work.directory / SCRATCH_NAME
-
-        def similarity(compared: np.ndarray) -> Callable[[int, int], float]:
-            work.log(f"comparing the texts of {len(compared):,} documents")
-            return inputs.similarity(compared, ngram=dedup.ngram, path=scratch / "shingles")
-
-        verify = Verify(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
-        if duplicates.ranges == 1:
-            inputs = Inputs(registry, duplicates.root, wanted.corpora)
-            dropped = _found_at_once(wanted, inputs, verify, scratch, work, require_same)
-        else:
-            _make_ranges(duplicates, work)
-            inputs = Inputs(registry, duplicates.root, wanted.corpora)
-            dropped = _found_in_ranges(duplicates, verify, scratch, work)
-        if verify is None:
-            dropped = drop_near_val(inputs, dropped, dedup, path=scratch / "near_val", log=work.log)
-        drops = inputs.drops(dropped)
-        datasets = {}
-        for corpus, each in enumerate(inputs.all):
-            own = drops.of(corpus)
-            _write_drop_list(work.directory, each.name, inputs, own, files)
-            datasets[each.name] = {**_counts(inputs, each, own), **_clusters(drops, corpus)}
-        meta = {
-            "kind": "duplicates",
-            "built": True,
-            **wanted.identity,
-            "fingerprint": work.fingerprint,
-            "datasets": datasets,
-            "files": files,
-            "content_sha256": sha256_text("".join(f"{name} {counts['drop_sha256']}\n" for name, counts in sorted(datasets.items()))),
-        }
-    return Written(meta=meta)
+            verify = Verify(similarity=similarity, threshold=dedup.threshold) if dedup.verify == "jaccard" else None
+            if self.ranges == 1:
+                inputs = Inputs(registry, self.root, wanted.corpora)
+                dropped = _found_at_once(wanted, inputs, verify, scratch, work, require_same)
+            else:
+                _make_ranges(self, work)
+                inputs = Inputs(registry, self.root, wanted.corpora)
+                dropped = _found_in_ranges(self, verify, scratch, work)
+            if verify is None:
+                dropped = drop_near_val(inputs, dropped, dedup, path=scratch / "near_val", log=work.log)
+            drops = inputs.drops(dropped)
+            datasets = {}
+            for corpus, each in enumerate(inputs.all):
+                own = drops.of(corpus)
+                _write_drop_list(work.directory, each.name, inputs, own, files)
+                datasets[each.name] = {**_counts(inputs, each, own), **_clusters(drops, corpus)}
+            meta = {
+                "kind": "duplicates",
+                "built": True,
+                **wanted.identity,
+                "fingerprint": work.fingerprint,
+                "datasets": datasets,
+                "files": files,
+                "content_sha256": sha256_text("".join(f"{name} {counts['drop_sha256']}\n" for name, counts in sorted(datasets.items()))),
+            }
+        return Written(meta=meta)
 
 
 def _found_at_once(

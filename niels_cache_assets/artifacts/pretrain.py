@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from niels_cache_assets.artifacts.dataset import Dataset
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
@@ -56,24 +57,30 @@ class Pretrain(Dataset):
                 documents = DocumentBatch.of(batch)
                 yield from documents[documents.split == SPLITS.index("val")]
 
-        return PretrainBuild(
+        return self.new_build(
             items=feed,
-            out_dir=str(self.directory),
-            tokenizer=self.tokenizer,
             max_train_tokens=UNLIMITED if source.train_tokens is None else source.train_tokens,
             max_val_tokens=source.val_tokens or 0,
-            shard_bytes=self.build.shard_bytes,
             seed=self.build.seed,
             shuffle_buffer=source.builder_shuffle or None,
-            threads=self.build.threads,
-            token_dtype=self.build.token_dtype,
-            decontaminate=source.decontaminate,
-            decontaminate_threshold=source.decontaminate_threshold,
             val_texts=val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,
             references=self._references(context),
-            keep=self.keep,
             provenance=provenance,
             progress=progress,
+        )
+
+    def new_build(self, **own: Any) -> PretrainBuild:
+        """Return a build with the settings that all builds for this data set have. own: its other fields."""
+        return PretrainBuild(
+            out_dir=str(self.directory),
+            tokenizer=self.tokenizer,
+            shard_bytes=self.build.shard_bytes,
+            threads=self.build.threads,
+            token_dtype=self.build.token_dtype,
+            decontaminate=self.source.decontaminate,
+            decontaminate_threshold=self.source.decontaminate_threshold,
+            keep=self.keep,
+            **own,
         )
 
     @property

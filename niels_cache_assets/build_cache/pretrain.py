@@ -176,8 +176,6 @@ class PretrainBuild(CacheBuild):
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
         finished = journal.finished if journal is not None else {}
-        if resume is not None:
-            resume.resumed_tokens = 0 if state is None else sum(split.tokens for split in state.writer.splits.values())
         splitter = self._new_splitter(remaining=state.remaining) if state is not None else self._new_splitter()
         with (
             PretrainWriter(
@@ -196,6 +194,8 @@ class PretrainBuild(CacheBuild):
                 references=self.references,
             ) as guard,
         ):
+            if resume is not None:
+                resume.resumed_tokens = sum(map(writer.tokens, SPLITS))
             counts = state.ended if state is not None else None
             overlaps = list(state.overlaps) if state is not None else []
             if counts is None:
@@ -256,7 +256,7 @@ class PretrainBuild(CacheBuild):
         state: _State | None = journal.state if journal is not None else None
         counted = self.feed.count(state.expected if state is not None else None)
         seen, drops = (state.documents, Drops(**state.drops)) if state is not None else (0, Drops())
-        tokens = sum(writer.tokens(split) for split in SPLITS)
+        tokens = sum(map(writer.tokens, SPLITS))
 
         def share(position: Position) -> float | None:
             if self.feed.expected:

@@ -196,17 +196,13 @@ class SftBuild(CacheBuild):
         return {"settings": self.settings, "meta": self._meta, "on_invalid": self.on_invalid, "on_collision": self.on_collision}
 
     def _write(self, partial: Path, resume: Resume | None) -> Meta:
-        with self._chats or nullcontext():
-            return self._write_spooled(partial, resume)
-
-    def _write_spooled(self, partial: Path, resume: Resume | None) -> Meta:
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
         spooled = state.spool if state is not None else None
-        if resume is not None:
-            resume.resumed_tokens = 0 if spooled is None else spooled.tokens
         sides = len(SIDES) if self.preference else 1
-        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
+        with self._chats or nullcontext(), SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
+            if resume is not None:
+                resume.resumed_tokens = spool.tokens
             ended = state.ended if state is not None else None
             if ended is None:
                 ended = self._spool(spool, journal, resume)

@@ -7,7 +7,6 @@ import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from niels_cache_assets.artifacts.parts.corpus import CorpusPart
 from niels_cache_assets.artifacts.parts.part import Part
@@ -27,25 +26,20 @@ Apart = Part | CorpusPart | HashRange  # what one command builds
 class PartCommand:
     """The command of one part.
 
-    name, number: the data set and the part. option: `--corpus` for a part of its corpus, `--range` for a range.
     host: what `{host}` stands for; None if no machine is named.
     launch: the name by which the process that starts the command can stop it (lease.request_stop). waits: wait for another build of the
     part, instead of ending with exit code 75.
     """
 
-    registry: Registry
-    root: Path
-    name: str
-    number: int
-    option: str | None = None
+    part: Apart
     host: str | None = None
     launch: str | None = None
     waits: bool = True
 
-    @classmethod
-    def of(cls, part: Apart, **settings: Any) -> PartCommand:
-        """Return the command for a part or a range. settings: `host` and `waits`."""
-        return cls(registry=part.registry, root=part.root, name=part.name, number=part.number, option=part.option, **settings)
+    @property
+    def registry(self) -> Registry:
+        """The configuration."""
+        return self.part.registry
 
     @property
     def threads(self) -> int | None:
@@ -77,15 +71,15 @@ class PartCommand:
         config = Path(registry.origin)
         return [
             "part",
-            self.name,
-            str(self.number),
-            *((self.option,) if self.option else ()),
+            self.part.name,
+            str(self.part.number),
+            *((self.part.option,) if self.part.option else ()),
             "--quiet",
             "--no-notify",
             *(() if self.waits else ("--no-wait",)),
             *(("--launch", self.launch) if self.launch is not None else ()),
             *(("--threads", str(self.threads)) if self.threads is not None else ()),
-            *("--cache-dir", str(self.root.absolute())),
+            *("--cache-dir", str(self.part.root.absolute())),
             *(("--config", str(config.absolute())) if config.is_file() else ()),
             *(("--profile", registry.profile) if registry.profile is not None else ()),
         ]

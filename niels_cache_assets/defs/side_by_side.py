@@ -61,7 +61,7 @@ def build_part_apart(
 
         def command() -> PartCommand:
             host = place.take(is_stopping)
-            return PartCommand.of(part, host=host, waits=waits)
+            return PartCommand(part=part, host=host, waits=waits)
 
         return build_apart(part, command, on_progress=progressed, log=watch.log, is_stopping=is_stopping)
 

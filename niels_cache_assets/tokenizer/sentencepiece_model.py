@@ -33,14 +33,12 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
     """
     import sentencepiece
 
+    content = read_model(path)
     try:
-        content = read_model(path)
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         processor.id_to_piece(list(range(processor.get_piece_size())))
     except UnicodeDecodeError as error:
         raise NielsCacheError(f"{path}: a damaged SentencePiece model: a piece is not UTF-8; copy the file again") from error
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
     except RuntimeError as error:
         if _RANK_LINE.match(content):  # Meta published ranks as tokenizer.model
             raise NielsCacheError(
@@ -69,8 +67,6 @@ class SentencePieceTokenizer(TextTokenizer):
 
     @cached_property
     def _processor(self) -> sentencepiece.SentencePieceProcessor:
-        if not Path(self.model_path).is_file():
-            raise NielsCacheError(f"{self.model_path}: no such tokenizer model; materialize the tokenizer first or correct the path")
         processor, loaded = load_model(self.model_path)
         self._require_same(loaded)
         return processor

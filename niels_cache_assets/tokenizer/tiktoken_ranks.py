@@ -110,12 +110,7 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
     Raises NielsCacheError for a file that cannot be read, is not a rank file, or is damaged: a rank that occurs twice, or a byte without a
     rank.
     """
-    if not Path(path).is_file():
-        raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path")
-    try:
-        content = read_model(path)
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    content = read_model(path)
     ranks: dict[bytes, int] = {}
     pieces = 0
     for number, line in enumerate(content.splitlines(), start=1):

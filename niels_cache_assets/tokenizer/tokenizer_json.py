@@ -278,12 +278,7 @@ def load_tokenizer_json(path: str | Path) -> LoadedJson:
         import tokenizers
     except ImportError as error:
         raise NielsCacheError(f"{path}: needs the package tokenizers, which cannot be imported; pip install tokenizers") from error
-    if not Path(path).is_file():
-        raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path")
-    try:
-        content = read_model(path)
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    content = read_model(path)
     described = _parsed(content, path)
     require_bounded(described, path)
     try:

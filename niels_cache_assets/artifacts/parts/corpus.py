@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +42,7 @@ from niels_cache_assets.disk.writers import Files, NpyWriter
 from niels_cache_assets.documents import Documents, Drops, joined_facts
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
-from niels_cache_assets.parts.seal import Links
+from niels_cache_assets.parts.seal import Links, write_blocks
 from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
 from niels_cache_assets.sources.text_column import facts_of, reading_warning
@@ -133,12 +133,16 @@ class JoinedCorpus(Corpus):
         if plan.revision != work.revision:
             raise NielsCacheError(f"{self.parts_plan.place}: the files have changed since this build began; run it again")
         parts = [*self.members(plan)]
-        progress, metas = _Progress(work.progress, parts=len(parts)), dict[int, Meta]()
+        metas = dict[int, Meta]()
+
+        def progressed(part: CorpusProgress) -> None:
+            if work.progress is not None:
+                work.progress(_progress_of_all(metas.values(), part, parts=len(parts)))
 
         def build(part: CorpusPart, waits: bool) -> None:
-            outcome = materialize(part, wait=waits, force=force, on_progress=progress.of_part, log=work.log, tells=False)
-            progress.finished(outcome.meta)
+            outcome = materialize(part, wait=waits, force=force, on_progress=progressed, log=work.log, tells=False)
             metas[part.number] = outcome.meta
+            progressed(CorpusProgress(0, 0, 0, None))
 
         build_free_parts_first(parts, build, log=work.log)
         meta = _join(self, [(part.directory, metas[part.number]) for part in parts], work)
@@ -224,35 +228,14 @@ class CorpusPart(Corpus):
         return replace(written, meta={**self.of_removed_ids(written.meta, work), "dataset_name": self._full_name, "part": part})
 
 
-class _Progress:
-    """The progress of all parts, from the progress of one part at a time."""
-
-    def __init__(self, progress: Callable[[CorpusProgress], None] | None, *, parts: int) -> None:
-        self._progress, self._parts, self._finished = progress, parts, 0
-        self._before = CorpusProgress(0, 0, 0, None)
-
-    def of_part(self, part: CorpusProgress) -> None:
-        if self._progress is not None:
-            before = self._before
-            self._progress(
-                CorpusProgress(
-                    before.documents + part.documents,
-                    before.kept + part.kept,
-                    before.characters + part.characters,
-                    (self._finished + (part.share or 0.0)) / self._parts,
-                )
-            )
-
-    def finished(self, meta: Meta) -> None:
-        self._finished += 1
-        before, documents = self._before, meta["documents"]
-        self._before = CorpusProgress(
-            before.documents + documents["read"],
-            before.kept + documents["kept"],
-            before.characters + meta["characters"]["before"],
-            None,
-        )
-        self.of_part(CorpusProgress(0, 0, 0, None))
+def _progress_of_all(finished: Collection[Meta], part: CorpusProgress, *, parts: int) -> CorpusProgress:
+    """Return the progress of all parts. part: that of the part which is built now."""
+    return CorpusProgress(
+        documents=part.documents + sum(meta["documents"]["read"] for meta in finished),
+        kept=part.kept + sum(meta["documents"]["kept"] for meta in finished),
+        characters=part.characters + sum(meta["characters"]["before"] for meta in finished),
+        share=(len(finished) + (part.share or 0.0)) / parts,
+    )
 
 
 def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work) -> Meta:
@@ -296,26 +279,13 @@ def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files
     """Write the rows of several arrays to one file."""
     first = map_npy(paths[0])
     writer = NpyWriter(directory, name, first.dtype, files, width=first.shape[1])
-    try:
-        for path in paths:
-            rows = map_npy(path)
-            for start in range(0, len(rows), _ROWS):
-                writer.write(np.asarray(rows[start : start + _ROWS]))
-        writer.seal()
-    except BaseException:
-        writer.abandon()
-        raise
+    rows = (rows[start : start + _ROWS] for rows in map(map_npy, paths) for start in range(0, len(rows), _ROWS))
+    write_blocks(writer, map(np.asarray, rows))
 
 
 def _counts(directories: Sequence[Path]) -> CorpusCounts:
     """Return the counts of all parts together. Examples of rejected documents come from all parts."""
-    total: CorpusCounts | None = None
-    for directory in directories:
-        state: Mapping[str, Any] = json.loads((directory / COUNTS_NAME).read_bytes())
-        counts = CorpusCounts.from_state(state)
-        if total is None:
-            total = counts
-        else:
-            total.add(counts, is_part=True)
-    assert total is not None
+    total, *others = [CorpusCounts.from_state(json.loads((directory / COUNTS_NAME).read_bytes())) for directory in directories]
+    for counts in others:
+        total.add(counts, is_part=True)
     return total

@@ -29,7 +29,6 @@ from niels_cache_assets.sources.with_parts import SourceWithParts
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, short_sha256
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.place import place_problem
 
@@ -74,11 +73,6 @@ class OfPlan(Pretrain):
         """The fingerprint of the plan, or of the group of its parts, that decides this cache. Growth never changes that of a part."""
         return self.plan.fingerprint
 
-    @property
-    def has_val_part(self) -> bool:
-        """Whether val is made before the parts."""
-        return self.source.has_val_part
-
     def inputs(self) -> Sequence[str]:
         return ["tokenizer", f"plan/{self.name}"]
 
@@ -113,12 +107,12 @@ class OfPlan(Pretrain):
                 return False
         return True
 
-    def check_files(self, meta: Meta) -> None:
-        """Raise NielsCacheError for a file that differs from meta.json, by size or by content ([build] verify_parts)."""
-        self.check_files_of(meta, self.directory)
+    def check_files(self, meta: Meta, directory: Path | None = None) -> None:
+        """Raise NielsCacheError for a file that differs from meta.json, by size or by content ([build] verify_parts).
 
-    def check_files_of(self, meta: Meta, directory: Path) -> None:
-        """Raise NielsCacheError if the cache in this folder differs from its meta.json; see `check_files`."""
+        directory: the folder of the cache, if it is another one.
+        """
+        directory = directory or self.directory
         listed = listed_files(meta, directory)
         found = {name: (directory / name).stat().st_size for name in listed if (directory / name).is_file()}
         check_sizes(directory, listed, found, verify=self.build.verify_parts)
@@ -130,19 +124,10 @@ class OfPlan(Pretrain):
     def _full_name(self) -> str:
         return f"{self.name}/{self.member}"
 
-    def stream_of(self, planned: PlannedPart, *, skip: int = 0, only: Split | None = None, excludes: bool = True) -> PartStream:
-        """Return the stream of a part. skip: how many documents at its head to leave out. only: leave out documents of the other split.
-        excludes: whether to leave out the documents that `exclude` names. Raises NielsCacheError for a missing file.
-        """
+    def stream_of(self, planned: PlannedPart, **how: Any) -> PartStream:
+        """Return the stream of a part. how: `skip`, `only` and `excludes` of `part_stream`. Raises NielsCacheError for a missing file."""
         return part_stream(
-            self.source,
-            planned.files,
-            revision=planned.revision,
-            text_field=planned.text_field,
-            seed=self.build.seed,
-            skip=skip,
-            only=only,
-            excludes=excludes,
+            self.source, planned.files, revision=planned.revision, text_field=planned.text_field, seed=self.build.seed, **how
         )
 
     def is_current(self, meta: Meta) -> bool:

@@ -76,11 +76,11 @@ class Part(OfPlan):
     @cached_property
     def _ids_of_val(self) -> frozenset[str]:
         """The ids of `exclude` that the val part holds or has removed. Empty if there is no val part yet."""
-        return self._val.ids_left_out() if self.has_val_part else frozenset()
+        return self._val.ids_left_out() if self.source.has_val_part else frozenset()
 
     def ids_elsewhere(self) -> frozenset[str]:
         """Return the ids in the head of this part that val has taken, or would have taken without `exclude`."""
-        return self._val.ids_left_out(self.planned) if self.has_val_part and not self._val.is_hashed else frozenset()
+        return self._val.ids_left_out(self.planned) if self.source.has_val_part and not self._val.is_hashed else frozenset()
 
     @cached_property
     def _val(self) -> ValPart:
@@ -99,7 +99,7 @@ class Part(OfPlan):
     @cached_property
     def _val_part(self) -> ValPart | None:
         """The val part. Raises NielsCacheError if it does not exist as configured."""
-        if not self.has_val_part:
+        if not self.source.has_val_part:
             return None
         val = self._val
         val.current()
@@ -122,14 +122,14 @@ class Part(OfPlan):
             if files:
                 unreported = StreamContext(seed=context.seed, revision=context.revision)
                 # Without a val part, an excluded document of val stays among them, so that no part depends on those of another part.
-                stream, count, last = self.stream_of(replace(planned, files=files), excludes=self.has_val_part), 0, ""
+                stream, count, last = self.stream_of(replace(planned, files=files), excludes=self.source.has_val_part), 0, ""
                 for document in islice(chain.from_iterable(stream.documents(unreported)), taken or None):
                     count, last = count + 1, document.file
                     yield document
                 require_unchanged(stream.files_through(last) if taken and count == taken else stream.files)
 
     def inputs(self) -> Sequence[str]:
-        return [*super().inputs(), *([f"val_part/{self.name}"] if self.has_val_part else [])]
+        return [*super().inputs(), *([f"val_part/{self.name}"] if self.source.has_val_part else [])]
 
     def need(self) -> Need | None:
         is_packed = any(is_compressed(file.name) for file in self.planned.files)
@@ -144,22 +144,14 @@ class Part(OfPlan):
 
     def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
         budget = self.planned.train_tokens
-        return PretrainBuild(
+        return self.new_build(
             items=Feed(self.documents, context),
-            out_dir=str(self.directory),
-            tokenizer=self.tokenizer,
             max_train_tokens=UNLIMITED if budget is None else budget,
             max_val_tokens=0,
-            shard_bytes=self.build.shard_bytes,
             seed=self.planned.seed(self.build.seed),
             shuffle_buffer=self.source.shuffle_buffer or None,
-            threads=self.build.threads,
-            token_dtype=self.build.token_dtype,
-            decontaminate=self.source.decontaminate,
-            decontaminate_threshold=self.source.decontaminate_threshold,
             val_texts=self._val_documents(context) if self.source.decontaminate != "off" else None,
             needs_train=False,
-            keep=self.keep,
             provenance=provenance,
             progress=progress,
         )
@@ -241,7 +233,7 @@ class WholePart(Part):
             return None
         if self.build.verify_parts == "sha256":
             try:
-                self.check_files_of(meta, self._place)
+                self.check_files(meta, self._place)
             except NielsCacheError:
                 return None
         return meta

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written, under_lease
+from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written
 from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
@@ -143,9 +143,6 @@ class PartsPlan(Artifact):
         """The command that makes the plan, and everything after it."""
         return f"niels-cache build-all --only {self.name}"
 
-    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
-        return under_lease(self.staged, self.registry, owns=self.owns, wait=wait, log=log)
-
     @contextmanager
     def stage(self, held: Held, *, log: Log) -> Iterator[Path]:
         assert held.lease is not None
@@ -159,7 +156,7 @@ class PartsPlan(Artifact):
             raise NielsCacheError(f"{self.place}: cannot be written: {error.strerror or error}; the last plan is unchanged") from error
 
     @property
-    def staged(self) -> Path:
+    def claimed(self) -> Path:
         """The path whose lease, lock and staging directory the plan uses. Nothing is ever at this path."""
         return self.directory / PLAN_STAGED
 

@@ -59,7 +59,7 @@ class Sealed(OfPlan):
     def members(self) -> Iterator[OfPlan]:
         """Yield the val part, if there is one, and the parts. All use the tokenizer, and the plan or the corpus, of this artifact."""
         shared = {"tokenizer": self.tokenizer, **self._shared}  # cached properties of the parts; each part would read them again
-        for member in (*([self.val_part()] if self.has_val_part else []), *map(self.part, range(self.source.total_parts))):
+        for member in (*([self.val_part()] if self.source.has_val_part else []), *map(self.part, range(self.source.total_parts))):
             vars(member).update(shared)
             yield member
 
@@ -69,7 +69,7 @@ class Sealed(OfPlan):
 
     def steps(self) -> list[Artifact]:
         """Return everything that is built before this cache, in order, except the tokenizer."""
-        val = [self.val_part()] if self.has_val_part else []
+        val = [self.val_part()] if self.source.has_val_part else []
         return [self.parts_plan, *val, *map(self.part, range(self.source.total_parts))]
 
     def inputs(self) -> Sequence[str]:
@@ -116,7 +116,7 @@ class Sealed(OfPlan):
 
     def _members(self) -> Iterator[Member]:
         """Yield the finished parts in order, the val part first. Raises NielsCacheError for a part that cannot be joined."""
-        of_parts: tuple[Split, ...] = ("train",) if self.has_val_part else SPLITS
+        of_parts: tuple[Split, ...] = ("train",) if self.source.has_val_part else SPLITS
         for member in self.members():
             splits: tuple[Split, ...] = ("val",) if isinstance(member, ValPart) else of_parts
             yield Member(name=member.member, directory=member.directory, meta=self._checked(member), splits=splits)

@@ -90,10 +90,6 @@ def _with_excluded(state: _State, planned: PlannedPart, facts: Mapping[str, Any]
     return {**state.excluded, planned.name: dict(removed)} if removed else state.excluded
 
 
-def _ids_of(state: _State) -> dict[str, Any]:
-    return {EXCLUDED: {name: sorted(ids) for name, ids in state.excluded.items()}} if state.excluded else {}
-
-
 def _counts(state: _State, *, with_excluded: bool) -> dict[str, Any]:
     """Return `dropped` and `facts` of meta.json, with the removed documents of all parts if `with_excluded`."""
     total = sum((Counter(ids) for ids in state.excluded.values()), Counter[str]())
@@ -208,6 +204,7 @@ class ValPart(OfPlan):
             if not writer.tokens("val") and not self.is_hashed:
                 raise NielsCacheError(f"{self.directory}: the files gave no usable document; nothing was written")
             writer.seal()
+            excluded = {EXCLUDED: {name: sorted(ids) for name, ids in state.excluded.items()}} if state.excluded else {}
             short = 0 if self.is_hashed else (self.source.val_tokens or 0) - writer.tokens("val")
             meta: dict[str, Any] = {
                 **build.meta(self.split_rule()),
@@ -219,24 +216,18 @@ class ValPart(OfPlan):
                 **_counts(state, with_excluded=self.is_hashed),  # otherwise the parts count those in their heads
                 "files": writer.files,
                 "content_sha256": content_sha256(writer.files),
-                "part": {"plan": self.planned_by, "taken": state.taken, "short": short, **_ids_of(state)},
+                "part": {"plan": self.planned_by, "taken": state.taken, "short": short, **excluded},
             }
         return Written(meta=self.of_removed_ids(meta, work.made_of), resumed=resumed)
 
     def _build_of(self, work: Work) -> PretrainBuild:
         """Return a build with the settings of this cache. Only its settings and its meta.json are used."""
-        return PretrainBuild(
+        return self.new_build(
             items=(),
-            out_dir=str(self.directory),
-            tokenizer=self.tokenizer,
             max_train_tokens=UNLIMITED,
             max_val_tokens=self.source.val_tokens or 0,
-            shard_bytes=self.build.shard_bytes,
             seed=self.build.seed,
             shuffle_buffer=None,
-            threads=self.build.threads,
-            token_dtype=self.build.token_dtype,
-            keep=self.keep,
             provenance=self.provenance(work.revision, work.fingerprint),
         )
 
