@@ -42,8 +42,7 @@ from loader import Row, Scale, get_batch_way, loader_way, mean_seconds, times
 from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.cluster.child import build_apart
-from niels_cache_assets.cluster.command import PartCommand
+from niels_cache_assets.cluster.child import PartCommand, build_apart
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.parts.layout import part_name

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
+from niels_cache_assets.artifacts.corpus import CorpusPart
+from niels_cache_assets.artifacts.duplicates import HashRange
 from niels_cache_assets.artifacts.forecast.steps import forecast
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.corpus import CorpusPart
-from niels_cache_assets.artifacts.parts.ranges import HashRange
 from niels_cache_assets.cli import exit_codes, main
-from niels_cache_assets.cluster.command import PartCommand
+from niels_cache_assets.cluster.child import PartCommand
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.layout import HASHES, duplicates_dir, ranges_dir
 from niels_cache_assets.dedup import ranges

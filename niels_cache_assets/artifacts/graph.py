@@ -18,18 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact
-from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
-from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.dataset import Dataset, Pretrain, Sft, SwitchedOff
+from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange
 from niels_cache_assets.artifacts.index import BlendIndex
-from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.ranges import HashRange
 from niels_cache_assets.artifacts.parts.seal import PreparedSealed, Sealed
-from niels_cache_assets.artifacts.pretrain import Pretrain
-from niels_cache_assets.artifacts.sft import Sft
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.config.problems import refuse_choice

@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Literal, cast
 
 from niels_cache_assets.artifacts.base import Artifact, with_unmatched
-from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.duplicates import Duplicates, Hashes, HashRange
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
-from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
-from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.part import Part, ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange
 from niels_cache_assets.artifacts.parts.seal import PreparedSealed, Sealed
-from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
 from niels_cache_assets.corpus.tokenizer_note import training_note

@@ -22,10 +22,10 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepo
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.duplicates import OfSearch
 from niels_cache_assets.artifacts.graph import Graph, graph
-from niels_cache_assets.artifacts.parts.ranges import OfSearch
 from niels_cache_assets.artifacts.parts.sharing import FreeFirst
-from niels_cache_assets.cluster.command import Apart
+from niels_cache_assets.cluster.child import Apart
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs import keys

@@ -6,8 +6,8 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.duplicates import OfSearch
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.ranges import OfSearch
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.instance import dagster_home
 from niels_cache_assets.defs.home.refusals import recorded_refusal

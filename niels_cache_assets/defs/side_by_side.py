@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.parts.sharing import FreeFirst
 from niels_cache_assets.artifacts.watch import watched
-from niels_cache_assets.cluster.child import build_apart
-from niels_cache_assets.cluster.command import Apart, PartCommand
+from niels_cache_assets.cluster.child import Apart, PartCommand, build_apart
 from niels_cache_assets.defs.listening import LaunchListener
 from niels_cache_assets.defs.places import HostPlace
 from niels_cache_runtime.errors import NielsCacheError

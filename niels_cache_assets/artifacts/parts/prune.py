@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from niels_cache_assets.artifacts.base import Log, times_of
+from niels_cache_assets.artifacts.duplicates import remove_ranges
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.parts.ranges import remove_ranges
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.corpus.layout import corpus_parts_dir
 from niels_cache_assets.parts.attempts import remove_target, targets_in

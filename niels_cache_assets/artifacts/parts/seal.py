@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
-from niels_cache_assets.artifacts.dataset import Dataset
-from niels_cache_assets.artifacts.parts.of_plan import OfCorpus, OfPlan
-from niels_cache_assets.artifacts.parts.part import Part, PreparedPart, WholePart
+from niels_cache_assets.artifacts.dataset import Dataset, Pretrain
+from niels_cache_assets.artifacts.parts.part import OfCorpus, OfPlan, Part, PreparedPart, ValPart, WholePart
 from niels_cache_assets.artifacts.parts.sharing import told_of_parts
-from niels_cache_assets.artifacts.parts.val_part import ValPart
-from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.disk.space import Need

@@ -11,8 +11,8 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.duplicates import CODE_VERSION
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.parts.ranges import CODE_VERSION
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.parts import build_partition, built, result_of, to_parts
