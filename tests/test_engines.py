@@ -689,8 +689,8 @@ def test_another_version_of_the_reference_alone_starts_afresh(
 ) -> None:
     registry, _ = stopped
     install(equal)
-    installed = resuming._version
-    monkeypatch.setattr(resuming, "_version", lambda name: "99" if name == library else installed(name))
+    installed = resuming.installed_version
+    monkeypatch.setattr(resuming, "installed_version", lambda name: "99" if name == library else installed(name))
     said: list[str] = []
     outcome = built(registry, tmp_path / "cache", said.append)
     assert (outcome.resumed == 0) == (library == "tiktoken")

@@ -332,8 +332,8 @@ def test_another_version_of_what_decides_the_bytes_starts_afresh(tmp_path: Path,
 
     journal().record({"documents": 1}, files={})
     assert journal().state == {"documents": 1}
-    installed = resuming._version
-    monkeypatch.setattr(resuming, "_version", lambda name: "99" if name == changed else installed(name))
+    installed = resuming.installed_version
+    monkeypatch.setattr(resuming, "installed_version", lambda name: "99" if name == changed else installed(name))
     if changed == "python":
         monkeypatch.setattr(resuming.platform, "python_version", lambda: "99")
     assert journal().state is None

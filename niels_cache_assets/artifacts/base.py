@@ -163,9 +163,7 @@ class Work:
         """Open the journal of a build. The log calls the build `name`. The journal's state is None or an instance of the data class
         `state`. `identity`: values that decide the files of an unfinished build, but not its result.
         """
-        journal = open_journal(self.directory, self.resume, name=name, identity=dict(identity), state=state, reference=self.reference)
-        assert journal is not None
-        return journal
+        return open_journal(self.directory, self.resume, name=name, identity=dict(identity), state=state, reference=self.reference)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +184,7 @@ class Artifact(ABC):
     resumable: ClassVar[bool] = False
     is_shared = False
     is_part: ClassVar[bool] = False
+    uses_network: ClassVar[bool] = False
     option: ClassVar[str | None] = None
     noun: ClassVar[str] = "build"  # used in the message "kept the finished ..."
     takes_what_is_there: ClassVar[bool] = False  # a build uses the inputs that exist; when more inputs exist, the artifact is built again
@@ -222,7 +221,7 @@ class Artifact(ABC):
     @property
     def network_patience(self) -> float | None:
         """The number of seconds for which requests are retried. It is None if the build does not use the network."""
-        return None
+        return getattr(self, "registry").build.network_patience if self.uses_network else None  # noqa: B009  each such artifact has one
 
     @property
     def notify(self) -> NotifySettings:

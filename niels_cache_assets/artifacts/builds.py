@@ -6,8 +6,6 @@ each line of the log. `progress` is called with the progress. All functions rais
 stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -137,6 +137,7 @@ class Corpus(Artifact):
 
     version = CODE_VERSION
     resumable = True
+    uses_network = True
     noun = "corpus"
 
     @property
@@ -146,10 +147,6 @@ class Corpus(Artifact):
     @property
     def directory(self) -> Path:
         return corpus_dir(self.root, self.name)
-
-    @property
-    def network_patience(self) -> float:
-        return self.registry.build.network_patience
 
     @property
     def source(self) -> PretrainSource:

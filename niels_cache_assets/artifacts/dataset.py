@@ -4,8 +4,6 @@ If a data set has `prepare`, its cache is built from its corpus and not from its
 duplicates) are left out. Then only the build of the corpus asks upstream for its revision.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -68,6 +66,7 @@ class Dataset(Artifact):
     build: BuildSettings
 
     resumable = True
+    uses_network = True
     noun = "cache"
 
     @abstractmethod
@@ -86,10 +85,6 @@ class Dataset(Artifact):
     @property
     def directory(self) -> Path:
         return dataset_dir(self.root, self.family, self.name)
-
-    @property
-    def network_patience(self) -> float:
-        return self.registry.build.network_patience
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:

@@ -6,8 +6,6 @@ each index. It uses the same code as other artifacts (format/commit.py). Only af
 index was missing. For a long blend the steps are compiled if numba is installed; this does not change the arrays.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress

@@ -1,7 +1,5 @@
 """The tokenizer in a root folder: an imported model, or a model trained on a sample of the configured data sets (tokenizer/training.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -51,6 +49,7 @@ class Tokenizer(Artifact):
     is_shared: bool = False
 
     version = CODE_VERSION
+    uses_network = True
     takes_what_is_there = True
 
     @property
@@ -65,10 +64,6 @@ class Tokenizer(Artifact):
     def is_imported(self) -> bool:
         """Whether the user supplies the model. Otherwise the model is trained here."""
         return self.registry.tokenizer.model is not None
-
-    @property
-    def network_patience(self) -> float:
-        return self.registry.build.network_patience
 
     def inputs(self) -> Sequence[str]:
         if self.is_imported:

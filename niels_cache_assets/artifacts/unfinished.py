@@ -7,8 +7,6 @@ build of the same revision would write now. The check does not ask upstream, so 
 build.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from niels_cache_assets.build_cache.resuming import Counts, JournalFingerprint, Resume, fingerprint_of_journal, open_journal
+from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.defaults import ROLE_KEYS
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.disk.journal import Journal, clear_directory, read_journal
 from niels_cache_assets.disk.staging import atomic_directory
-from niels_cache_assets.documents import SourceReport
+from niels_cache_assets.documents import Drops, SourceReport
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.tokenizer.checked import Encoder, EngineDiffers, EngineUse, why_not_resumed
@@ -176,16 +176,18 @@ class CacheBuild(ABC):
 
         `state`: the data class of the journal's state; the state is None if there is nothing to resume.
         """
-        name = self.provenance.dataset_name or Path(self.out_dir).name
-        if resume is not None and (recorded := read_journal(partial)) is not None:
+        if resume is None:
+            self.encoder.start([], lambda message: None)
+            return None
+        if (recorded := read_journal(partial)) is not None:
             why = why_not_resumed(recorded.notes, self.tokenizer)
             if why is not None and not resume.afresh:
                 resume.log(f"starting afresh: {why}")
                 clear_directory(partial)
+        name = self.provenance.dataset_name or Path(self.out_dir).name
         journal = open_journal(partial, resume, name=name, identity=self.identity, state=state, reference=reference_of(self.tokenizer))
-        self.encoder.start(EngineUse.recorded(journal.notes) if journal else [], resume.log if resume else lambda message: None)
-        if journal is not None:
-            journal.take_notes = self.encoder.notes
+        self.encoder.start(EngineUse.recorded(journal.notes), resume.log)
+        journal.take_notes = self.encoder.notes
         return journal
 
     def build(self, resume: Resume | None) -> None:
@@ -218,7 +220,7 @@ def token_dtype_identity(name: str) -> dict[str, str]:
     return {} if name == TOKEN_DTYPE_NAME else {"token_dtype": name}
 
 
-def dropped_note(counts: Counts, hints: Sequence[str] = ()) -> str:
+def dropped_note(counts: Drops, hints: Sequence[str] = ()) -> str:
     """Return the end of the message about a source without usable items.
 
     It names the reasons for which items were dropped, files that are not text, and the source's `hints`.

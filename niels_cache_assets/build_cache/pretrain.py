@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
-from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
+from niels_cache_assets.build_cache.resuming import Reached, Resume, take_up
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes
@@ -93,8 +93,8 @@ class _State:
     """The state of a build between two chunks.
 
     documents: the number of documents so far that were not dropped. drops: the documents that the builder dropped (Drops.state).
-    ended: the final counts, set after everything was read; None before that. overlaps: the examples so far of documents that were dropped
-        because of `references`.
+    ended: the final counts (Drops.state), set after everything was read; None before that.
+    overlaps: the examples so far of documents that were dropped because of `references`.
     """
 
     reached: Reached
@@ -103,7 +103,7 @@ class _State:
     remaining: dict[Split, int]
     drops: dict[str, dict[str, Any]]
     writer: WriterState
-    ended: Counts | None
+    ended: dict[str, dict[str, Any]] | None
     overlaps: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -196,7 +196,7 @@ class PretrainBuild(CacheBuild):
         ):
             if resume is not None:
                 resume.resumed_tokens = sum(map(writer.tokens, SPLITS))
-            counts = state.ended if state is not None else None
+            counts = None if state is None or state.ended is None else Drops(**state.ended)
             overlaps = list(state.overlaps) if state is not None else []
             if counts is None:
                 counts = self._write_documents(writer, splitter, guard, journal, resume, overlaps)
@@ -207,7 +207,7 @@ class PretrainBuild(CacheBuild):
             meta = {
                 **self._meta,
                 **writer.totals(),
-                "dropped": counts.dropped,
+                "dropped": dict(counts.dropped),
                 **({} if self.references is None else {"decontaminated_examples": overlaps}),
                 "facts": counts.facts,
                 "files": writer.files,
@@ -247,7 +247,7 @@ class PretrainBuild(CacheBuild):
         journal: Journal | None,
         resume: Resume | None,
         overlaps: list[dict[str, Any]],
-    ) -> Counts:
+    ) -> Drops:
         """Write all documents of the stream, or only the rest of them if the journal has a state.
 
         The caller has already restored `splitter`, `writer` and `overlaps` to that state. `overlaps`: filled with the first examples of
@@ -263,7 +263,7 @@ class PretrainBuild(CacheBuild):
                 return seen / self.feed.expected
             return position.share if splitter.share is None else splitter.share
 
-        def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
+        def state_at(position: Position, *, ended: Drops | None = None) -> Callable[..., _State]:
             """Return a function that makes the state of the build at this position.
 
             The function takes the state of the writer. Call it when the writer has reached this position.
@@ -276,7 +276,7 @@ class PretrainBuild(CacheBuild):
                 expected=self.feed.expected,
                 remaining=dict(splitter.remaining),
                 drops=drops.state(),
-                ended=ended,
+                ended=None if ended is None else ended.state(),
                 overlaps=list(overlaps),
             )
 
@@ -313,7 +313,8 @@ class PretrainBuild(CacheBuild):
             else:
                 source_dropped, facts = self.feed.report.dropped, self.feed.report.facts
             behind.finish()
-        ended = Counts.of(source_dropped, facts, drops)
+        ended = Drops(source_dropped, facts)
+        ended.join(drops)
         if journal is not None and journal.recorded:
             _record(journal, writer, state_at(position, ended=ended), share(position))  # the remaining steps take time, too
         return ended
@@ -363,7 +364,7 @@ def _record(journal: Journal, writer: PretrainWriter, state_of: Callable[..., _S
     )
 
 
-def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Counts, hints: Sequence[str]) -> str:
+def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Drops, hints: Sequence[str]) -> str:
     if val_tokens:
         return (
             f"{out_dir}: the source ended after {val_tokens:,} tokens, all of them for val (max_val_tokens={max_val_tokens:,}, "

@@ -5,24 +5,20 @@ record. It opens the source at the latest place before the next item at which th
 next item are read and skipped; they are not encoded again.
 """
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import metadata
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.made_of import MadeOf, recordable
-from niels_cache_assets.documents import Drops
 from niels_cache_assets.streaming.types import Mark
+from niels_cache_assets.tokenizer.engines import installed_version
 from niels_cache_runtime.errors import NielsCacheError
 
 Batch = TypeVar("Batch", bound=Sized)
@@ -69,24 +65,6 @@ class JournalFingerprint(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
-    """The final counts of a build, after the stream ended or the budgets were met.
-
-    dropped: the number of dropped items, by reason. facts: the facts of the source and of what the builder dropped.
-    """
-
-    dropped: dict[str, int]
-    facts: dict[str, Any]
-
-    @classmethod
-    def of(cls, dropped: Mapping[str, int], facts: Mapping[str, Any], later: Drops) -> Self:
-        """Return the counts of a source, with what the builder dropped later."""
-        drops = Drops(dropped, facts)
-        drops.join(later)
-        return cls(dropped=dict(drops.dropped), facts=drops.facts)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reached:
     """The position that a build has reached in a stream.
 
@@ -100,15 +78,13 @@ class Reached:
 
 
 def open_journal(
-    partial: Path, resume: Resume | None, *, name: str, identity: dict[str, Any], state: type[Any], reference: str | None = None
-) -> Journal | None:
-    """Open the journal of a build in `partial`. Return None if `resume` is None.
+    partial: Path, resume: Resume, *, name: str, identity: dict[str, Any], state: type[Any], reference: str | None = None
+) -> Journal:
+    """Open the journal of a build in `partial`.
 
     identity: all values in the builder that decide the bytes. name: the name of the build, for the log. state: the data class of the
     journal's state; the state is None if there is nothing to resume. reference: see fingerprint_of_journal.
     """
-    if resume is None:
-        return None
     journalled = fingerprint_of_journal(resume, identity, reference=reference)
     parse = TypeAdapter(state).validate_python
     journal = Journal.open(
@@ -133,7 +109,7 @@ def fingerprint_of_journal(resume: Resume, identity: dict[str, Any], *, referenc
     """
     # Python's version counts, too: its Unicode tables decide the result of cleaning.
     libraries = (*_LIBRARIES, *([reference] if reference else []))
-    versions = {"python": platform.python_version(), **{library: _version(library) for library in libraries}}
+    versions = {"python": platform.python_version(), **{library: installed_version(library) for library in libraries}}
     made_of = None if resume.made_of is None else recordable({**resume.made_of, "versions": versions})
     return JournalFingerprint(fingerprint_of({"given": resume.fingerprint, "versions": versions, **identity}), made_of)
 
@@ -188,11 +164,3 @@ class _Cut(Generic[Batch]):
         yield from self._left
         self._left.clear()
         yield from self._batches
-
-
-@cache
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

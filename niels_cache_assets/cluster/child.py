@@ -4,8 +4,6 @@ A child that was lost is started again, at most three times in all: it was kille
 refused it. The part then resumes. A child that reports an error is not started again, because the same error would come back.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -4,8 +4,6 @@ Shards and lineage become hard links under their final names, and copies if the 
 joined in blocks. Cost: one system call for each file, and the document ends once. Memory does not grow with the data set.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import Counter

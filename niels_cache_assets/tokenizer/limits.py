@@ -5,8 +5,6 @@ and its normalizers and decoders make at most 100 characters of one: NFKC makes 
 `max_document_mib` of a source bounds. The library itself ends a regular expression after ten million steps.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

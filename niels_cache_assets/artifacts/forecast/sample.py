@@ -4,8 +4,6 @@ A sample is the first 2 MB of text, or what 3 seconds of reading give. It is enc
 files on this machine are sampled. Cost: some seconds for each source, and the memory of the first batches of documents.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence, Sized
 from contextlib import closing, nullcontext

@@ -5,8 +5,6 @@ The reasons are those of artifacts/state.py. As there, upstream on other machine
 bytes, the step is a cache hit after all. Cost: the states, the sizes of the files, and a sample of some seconds for each data set to build.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

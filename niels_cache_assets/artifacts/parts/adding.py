@@ -1,7 +1,5 @@
 """The check of files that shall be added to a data set, before the table is written. Lists the new files, and reads none of them."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence

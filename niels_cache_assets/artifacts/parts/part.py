@@ -15,8 +15,6 @@ without parts. If this cache is still in `pretrain/NAME`, its files are linked, 
 again, which gives the same bytes.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

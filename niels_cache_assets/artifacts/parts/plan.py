@@ -1,7 +1,5 @@
 """The plan of a data set in parts: `pretrain/.parts/NAME/plan.json`. It lies beside the parts, so only this file is replaced."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +45,7 @@ class PartsPlan(Artifact):
     version = CODE_VERSION
     record = PLAN_NAME
     noun = "plan"
+    uses_network = True
     is_shared = True
 
     @property
@@ -61,10 +60,6 @@ class PartsPlan(Artifact):
     def place(self) -> Path:
         """The file of the plan. The folder around it stays."""
         return self.directory / PLAN_NAME
-
-    @property
-    def network_patience(self) -> float:
-        return self.registry.build.network_patience
 
     def finished(self) -> Meta | None:
         try:
@@ -294,7 +289,7 @@ class PlanOfMember:
 
     def __init__(self, artifact: PartsPlan) -> None:
         self._artifact = artifact
-        self._found: tuple[str | None, tuple[FilesOfGroup, ...]] | None = None
+        self._groups: dict[str | None, tuple[FilesOfGroup, ...]] = {}
 
     def revision(self) -> str | None:
         return None if self._on_disk is None else self._on_disk.revision
@@ -304,22 +299,19 @@ class PlanOfMember:
         return meta["dataset_revision"] if meta is not None and self._artifact.is_settled(meta) else None
 
     def groups(self, revision: str | None) -> tuple[FilesOfGroup, ...]:
-        if self._found is None or self._found[0] != revision:
+        if revision not in self._groups:
             on_disk = self._on_disk
             plan = on_disk if on_disk is not None and on_disk.revision == revision else self._made_in_memory(revision)
-            self._found = (
-                revision,
-                tuple(
-                    FilesOfGroup(
-                        listed=group.listed,
-                        revision=group.revision,
-                        text_field=group.text_field,
-                        parts=tuple((part.files, part.val_tokens or 0) for part in group.parts),
-                    )
-                    for group in plan.groups
-                ),
+            self._groups[revision] = tuple(
+                FilesOfGroup(
+                    listed=group.listed,
+                    revision=group.revision,
+                    text_field=group.text_field,
+                    parts=tuple((part.files, part.val_tokens or 0) for part in group.parts),
+                )
+                for group in plan.groups
             )
-        return self._found[1]
+        return self._groups[revision]
 
     @cached_property
     def _on_disk(self) -> Plan | None:

@@ -3,8 +3,6 @@
 If no data set is searched for duplicates any more, the hashes and the ranges of an unfinished search are removed too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path

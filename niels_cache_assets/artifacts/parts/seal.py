@@ -3,8 +3,6 @@
 With `prepare`, the parts are those of the corpus (`PreparedSealed`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ take different parts, and none of them waits before each part was begun. A proce
 (parts/lease.py).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
