@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.base import Outcome, Reported
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.sharing import FreeFirst
-from niels_cache_assets.cluster.child import TRIES, Apart, LostChildError, PartCommand, Reported, build_apart
+from niels_cache_assets.cluster.child import TRIES, Apart, LostChildError, PartCommand, build_apart
 from niels_cache_assets.config.running import ClusterSettings
 from niels_cache_assets.defs.places import HostPlace
 from niels_cache_assets.defs.side_by_side import build_part_apart, build_side_by_side

@@ -15,7 +15,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
-from niels_cache_assets.build_cache.resuming import open_journal
+from niels_cache_assets.build_cache.base import open_journal
 from niels_cache_assets.disk import journal as journal_module
 from niels_cache_assets.disk import lineage_files
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal

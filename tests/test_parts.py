@@ -16,7 +16,7 @@ from niels_cache_assets.artifacts import dataset
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.build_cache import resuming
+from niels_cache_assets.build_cache import base as resuming
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.parts.seal import seal

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
-from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
+from niels_cache_assets.build_cache.base import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.running import NotifySettings
 from niels_cache_assets.disk.attempts import staged_attempts
@@ -116,6 +116,14 @@ class Written:
     resumed: int = 0
     warning: str | None = None
     engines: Sequence[EngineUse] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """The progress of a job: what it has read or made, by unit, and its finished share, 0 to 1. None stands for unknown."""
+
+    counts: Mapping[str, int]
+    share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unma
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, told_of_parts
-from niels_cache_assets.build_cache.resuming import Reached
+from niels_cache_assets.build_cache.base import Reached
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus import identity as corpus_identity

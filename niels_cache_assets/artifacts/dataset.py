@@ -13,9 +13,8 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unmatched
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
-from niels_cache_assets.build_cache.base import CacheBuild, chosen_token_dtype, write_unbuilt
+from niels_cache_assets.build_cache.base import CacheBuild, JournalFingerprint, Resume, chosen_token_dtype, write_unbuilt
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
-from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume
 from niels_cache_assets.build_cache.sft import SftBuild
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.config.fingerprint import fingerprint_of

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written, times_of
+from niels_cache_assets.artifacts.base import Artifact, Held, Log, Reported, Work, Written, times_of
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
@@ -123,19 +123,6 @@ class WantedDropLists:
             require_same()
             raise
         require_same()
-
-
-@dataclass(frozen=True, slots=True)
-class SearchProgress:
-    """The progress of a job. documents: the number of documents that were read. share: 0 to 1."""
-
-    documents: int
-    share: float
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """All fields except the share."""
-        return {"documents": self.documents}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +226,7 @@ class Hashes(OfSearch):
         for block in (block for each in inputs.all for block in each.signatures()):
             yield block
             done += len(block)
-            progress(SearchProgress(done, done / max(1, documents)))
+            progress(Reported(counts={"documents": done}, share=done / max(1, documents)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +284,7 @@ class HashRange(OfSearch):
             share = (band + 1) / (self.bands + 1)
             if journal.due(sum(entry["bytes"] for entry in files.values()), finished=len(files)):
                 journal.record({"bands": band + 1}, files={}, finished=files, share=share)
-            work.report(SearchProgress(documents, share))
+            work.report(Reported(counts={"documents": documents}, share=share))
         require_unchanged(self.hashes.directory, of_hashes)
         return Written(meta=self._meta(work, files))
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
+from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, Reached, Resume, dropped_note, take_up
 from niels_cache_assets.build_cache.conversations import (
     ConversationEncoder,
     characters,
@@ -25,7 +25,6 @@ from niels_cache_assets.build_cache.conversations import (
     problem_of_pair,
     without_text,
 )
-from niels_cache_assets.build_cache.resuming import Reached, Resume, take_up
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.config.defaults import ROLE_KEYS, Turns

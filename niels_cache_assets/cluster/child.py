@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
-from niels_cache_assets.artifacts.base import Log, Outcome
+from niels_cache_assets.artifacts.base import Log, Outcome, Reported
 from niels_cache_assets.artifacts.corpus import CorpusPart
 from niels_cache_assets.artifacts.duplicates import HashRange
 from niels_cache_assets.artifacts.parts.part import Part
@@ -113,14 +113,6 @@ _OF_SIGNALS = (130, 143)  # exit codes of a child that a scheduler or a shutdown
 _BUSY = 75  # the exit code of a child that does not wait for another build of its part
 _LAST_LINES = 5
 _LONGEST_LINE = 1_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reported:
-    """The progress that a child reports. It has the form of the progress of a build here."""
-
-    counts: Mapping[str, int]
-    share: float | None
 
 
 class LostChildError(NielsCacheError):

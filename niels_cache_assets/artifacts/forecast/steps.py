@@ -14,8 +14,7 @@ from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart
 from niels_cache_assets.artifacts.dataset import Dataset, Pretrain, Sft, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Hashes, HashRange
-from niels_cache_assets.artifacts.forecast.sample import encoder_of
-from niels_cache_assets.artifacts.forecast.volumes import Estimate, Volume, Volumes, of_cache, of_corpus
+from niels_cache_assets.artifacts.forecast.volumes import Estimate, Volume, Volumes, encoder_of, of_cache, of_corpus
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.parts.part import OfPlan, Part, ValPart, WholePart

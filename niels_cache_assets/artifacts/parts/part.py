@@ -29,9 +29,8 @@ from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset, Pretrain
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
-from niels_cache_assets.build_cache.base import Progress
+from niels_cache_assets.build_cache.base import JournalFingerprint, Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
-from niels_cache_assets.build_cache.resuming import JournalFingerprint
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.cache_identity import dtype_identity
 from niels_cache_assets.corpus.prepared import PreparedCorpus
@@ -171,7 +170,8 @@ class OfPlan(Pretrain):
     def with_held_ids(self, meta: Meta, made_of: Mapping[str, Any]) -> dict[str, Any]:
         """Return an identity in which only those ids of `exclude` count that this finished cache holds or has removed."""
         directory, beside, also = self.directory_of(meta), parts_dir(self.root, self.name), self.ids_elsewhere()
-        return with_held_ids(made_of, self.source.exclude, meta, directory, beside=beside, also=also)
+        list_of_ids = None if self.source.prepare else self.source.exclude  # a corpus has left out what it names
+        return with_held_ids(made_of, list_of_ids, meta, directory, beside=beside, also=also)
 
     def directory_of(self, meta: Meta) -> Path:
         """Return the folder of the cache with this meta.json."""
@@ -183,7 +183,7 @@ class OfPlan(Pretrain):
 
     def of_removed_ids(self, meta: Meta, made_of: Mapping[str, Any]) -> Meta:
         """Return the meta.json of a new cache with a fingerprint for which only those ids of `exclude` count that this build removed."""
-        if self.source.exclude is None:
+        if self.source.exclude is None or self.source.prepare:
             return meta
         return {**meta, "fingerprint": fingerprint_of(with_ids(made_of, removed_ids(meta) | self.ids_elsewhere()))}
 
@@ -232,13 +232,6 @@ class OfCorpus(OfPlan):
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         of_cache = Dataset.identity_with(self, tokenizer_sha256, vocab_size, revision)
         return {**of_cache, "plan": self.planned_by, "member": self.member}
-
-    def with_held_ids(self, meta: Meta, made_of: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the identity itself: the corpus has left out what `exclude` names."""
-        return dict(made_of)
-
-    def of_removed_ids(self, meta: Meta, made_of: Mapping[str, Any]) -> Meta:
-        return meta
 
     def split_rule(self) -> str:
         return Pretrain.split_rule(self)
@@ -609,12 +602,9 @@ class Part(OfPlan):
         """Yield the documents of the part, from the place where `context` begins."""
         return self.stream.documents(context)
 
-    def require_input(self) -> None:
-        """Raise NielsCacheError if a file of the part is not the one that the plan lists."""
-        require_unchanged(self.stream.files)
-
     def write(self, work: Work) -> Written:
-        self.require_input()
+        if not self.source.prepare:  # everything that is read from a corpus is compared with its meta.json
+            require_unchanged(self.stream.files)
         written = super().write(work)
         budget, tokens = self.planned.train_tokens, written.meta["train_tokens"]
         short = 0 if budget is None else budget - tokens
@@ -643,9 +633,6 @@ class PreparedPart(OfCorpus, Part):
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
         return self.corpus.stream(context, self._ordinals)
-
-    def require_input(self) -> None:
-        """Do nothing: everything that is read from a corpus is compared with its meta.json."""
 
 
 _BEFORE_THE_PIN = (None, "main")  # `part --add` replaces these by the commit; a cache of another branch is built again, with the same bytes

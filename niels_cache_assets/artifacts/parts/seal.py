@@ -168,7 +168,7 @@ class Sealed(OfPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedSealed(OfCorpus, Sealed):
+class PreparedSealed(Sealed, OfCorpus):
     """The cache of a data set with `prepare` and `tokens_in_parts`."""
 
     def part(self, number: int) -> Part:
@@ -178,10 +178,7 @@ class PreparedSealed(OfCorpus, Sealed):
         return [*map(self.part, range(self.source.parts))]
 
     def inputs(self) -> Sequence[str]:
-        return [*super().inputs(), *(step.key for step in self.steps())]
-
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        return {**super().identity_with(tokenizer_sha256, vocab_size, revision), "seal": CODE_VERSION}
+        return [*Dataset.inputs(self), *(step.key for step in self.steps())]
 
     @property
     def _shared(self) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def _number(arguments: argparse.Namespace) -> int:
 
 def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     """Write a table `[[pretrain.NAME.added]]`, and print it."""
-    from niels_cache_assets.artifacts.parts.adding import check_addition
+    from niels_cache_assets.artifacts.parts.plan import check_addition
     from niels_cache_assets.config.editing import NotAddedError, add_table, added_tables, locked_config
     from niels_cache_assets.config.registry import load_registry
 
