@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
-from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
+from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.build_cache import base as resuming
 from niels_cache_assets.build_cache.base import open_journal
 from niels_cache_assets.disk import journal as journal_module
 from niels_cache_assets.disk import lineage_files
