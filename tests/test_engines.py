@@ -22,7 +22,8 @@ from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.artifacts.unfinished import unfinished_build
-from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
+from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.build_cache import base as resuming
 from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.overrides import collect_overrides
