@@ -218,7 +218,7 @@ class PretrainBuild(CacheBuild):
     def _encoding(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "append_eot": self.append_eot, "raise_on_collision": self.on_collision == "raise"}
 
-    def encode(self, documents: Iterator[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
+    def encode(self, documents: Iterable[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
         """Return encoded documents in batches. The reference encodes before `open_journal` has chosen an engine."""
         return encode_documents(documents, self.encoding_view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
 
