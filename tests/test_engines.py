@@ -228,7 +228,7 @@ def test_the_words_of_the_proof_are_forgotten_if_the_library_can(
     assert tokenizer.encode(" the token") == ids
     calls: list[Any] = []
     words = SimpleNamespace(_clear_cache=lambda: calls.append("clear"), _resize_cache=calls.append)
-    monkeypatch.setattr(tokenizer, "_tokenizer", SimpleNamespace(model=words if remembers else None))
+    monkeypatch.setattr(tokenizer, "library_tokenizer", SimpleNamespace(model=words if remembers else None))
     install(equal)
     for _ in range(2):
         assert proven_engine(tokenizer, lambda message: None) is not None
