@@ -186,7 +186,7 @@ def build_with_journal(source: PretrainSource, tokenizer: SentencePieceTokenizer
 def bare_encode(texts: list[str], tokenizer: SentencePieceTokenizer) -> None:
     def encode(chunk: list[str]) -> None:
         for text in chunk:
-            tokenizer._processor.encode_as_numpy(text)
+            tokenizer.library_processor.encode_as_numpy(text)
 
     with ThreadPoolExecutor(available_threads()) as executor:
         for _ in executor.map(encode, [texts[start : start + 256] for start in range(0, len(texts), 256)]):
@@ -197,7 +197,7 @@ def plain_loop(folder: Path, tokenizer: SentencePieceTokenizer) -> None:
     eot = tokenizer.special_token_ids()["eot"]
     with gzip.open(folder / "texts.jsonl.gz", "rt", encoding="utf-8") as lines, open(folder / "plain.bin", "wb") as out:
         for line in lines:
-            np.array([*tokenizer._processor.encode(json.loads(line)["text"]), eot], dtype=np.uint16).tofile(out)
+            np.array([*tokenizer.library_processor.encode(json.loads(line)["text"]), eot], dtype=np.uint16).tofile(out)
 
 
 def seconds(job: Callable[[], None]) -> float:

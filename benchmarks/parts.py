@@ -42,8 +42,7 @@ from loader import Row, Scale, get_batch_way, loader_way, mean_seconds, times
 from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.cluster.child import build_apart
-from niels_cache_assets.cluster.command import PartCommand
+from niels_cache_assets.cluster.child import PartCommand, build_apart
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.parts.layout import part_name
@@ -185,7 +184,7 @@ def build_by_command(found: Graph, root: Path, limit: int) -> None:
 
     def build(number: int) -> None:
         part = chosen[f"part/texts/{part_name(number)}"]
-        outcome = build_apart(part, lambda: PartCommand.of(part), on_progress=lambda progress: None, log=lambda line: None)
+        outcome = build_apart(part, lambda: PartCommand(part=part), on_progress=lambda progress: None, log=lambda line: None)
         if outcome.state != "built":
             raise SystemExit(f"{part.key}: {outcome.state}")
 

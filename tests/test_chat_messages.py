@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.forecast.sample import sample_of_source
+from niels_cache_assets.artifacts.forecast.volumes import sample_of_source
 from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.corpus.tokenizer_sample import raw_texts
 from niels_cache_assets.documents import Conversation

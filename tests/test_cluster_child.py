@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.base import Outcome, Reported
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.sharing import FreeFirst
-from niels_cache_assets.cluster.child import TRIES, LostChildError, Reported, build_apart
-from niels_cache_assets.cluster.command import Apart, PartCommand
+from niels_cache_assets.cluster.child import TRIES, Apart, LostChildError, PartCommand, build_apart
 from niels_cache_assets.config.running import ClusterSettings
 from niels_cache_assets.defs.places import HostPlace
 from niels_cache_assets.defs.side_by_side import build_part_apart, build_side_by_side
@@ -70,7 +69,7 @@ class Worker:
         part = self.part()
 
         def command() -> PartCommand:
-            return PartCommand(registry=self.registry, root=part.root, name=NAME, number=0)
+            return PartCommand(part=part)
 
         return build_apart(part, command, on_progress=self.progress.append, log=self.log.append, is_stopping=is_stopping)
 
@@ -239,7 +238,7 @@ def test_an_interrupt_of_the_caller_reaches_the_child(project: PartsProject) -> 
     with pytest.raises(KeyboardInterrupt):
         build_apart(
             part,
-            lambda: PartCommand(registry=worker.registry, root=part.root, name=NAME, number=0),
+            lambda: PartCommand(part=part),
             on_progress=worker.progress.append,
             log=interrupted,
         )
@@ -260,8 +259,10 @@ def test_a_program_that_is_missing_is_named(project: PartsProject) -> None:
 
 
 def test_ssh_gets_words_that_its_shell_reads_as_they_are(project: PartsProject, tmp_path: Path) -> None:
-    registry = replace(project.graph(2).registry, cluster=ClusterSettings(command=["/usr/bin/ssh", "-p22", "{host}"], hosts=["node1"]))
-    command = PartCommand(registry=registry, root=tmp_path / "a folder; rm", name=NAME, number=3, host="node1")
+    found = project.graph(2)
+    registry = replace(found.registry, cluster=ClusterSettings(command=["/usr/bin/ssh", "-p22", "{host}"], hosts=["node1"]))
+    part = replace(found.sealed(NAME).part(3), registry=registry, root=tmp_path / "a folder; rm")
+    command = PartCommand(part=part, host="node1")
     ssh, port, host, *words = command.words()
     assert (ssh, port, host) == ("/usr/bin/ssh", "-p22", "node1")
     read = shlex.split(" ".join(words))

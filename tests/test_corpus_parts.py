@@ -16,12 +16,10 @@ import pytest
 from niels_cache_assets.artifacts import corpus
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
-from niels_cache_assets.artifacts.corpus import CorpusProgress
+from niels_cache_assets.artifacts.corpus import CorpusPart, CorpusProgress, JoinedCorpus
 from niels_cache_assets.artifacts.forecast.steps import forecast
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts import corpus as parts_corpus
-from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.config.registry import Registry, load_registry
@@ -33,8 +31,7 @@ from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
 from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts
 from niels_cache_assets.parts import seal
 from niels_cache_assets.parts.layout import parts_dir
-from niels_cache_assets.parts.lease import Times, leased
-from niels_cache_assets.parts.lease_files import Holder
+from niels_cache_assets.parts.lease import Holder, Times, leased
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, Writer
@@ -235,7 +232,7 @@ def test_a_part_that_another_process_has_comes_last(tmp_path: Path, monkeypatch:
         if how == "lost" and calls[0] == 2:
             overtake(part_of(registry, root, 0))
 
-    monkeypatch.setattr(parts_corpus, "materialize", build)
+    monkeypatch.setattr(corpus, "materialize", build)
     log: list[str] = []
     outcome = prepare_corpus(registry, "notes", root=root, processes=1, progress=progressed, log=log.append)
     assert contents(outcome.directory) == whole
@@ -251,11 +248,8 @@ def test_progress_is_that_of_all_parts(tmp_path: Path) -> None:
     assert len(told) > 15
     documents, characters = meta["documents"], meta["characters"]["before"]
     assert told[-1] == CorpusProgress(documents["read"], documents["kept"], characters, 1.0)
-    told.clear()
-    progress = parts_corpus._Progress(told.append, parts=3)
-    progress.finished(meta)
-    progress.of_part(CorpusProgress(4, 3, 50, 0.5))
-    assert told[-1] == CorpusProgress(documents["read"] + 4, documents["kept"] + 3, characters + 50, 0.5)
+    together = corpus._progress_of_all([meta], CorpusProgress(4, 3, 50, 0.5), parts=3)
+    assert together == CorpusProgress(documents["read"] + 4, documents["kept"] + 3, characters + 50, 0.5)
 
 
 def test_bytes_that_are_not_text_are_told_as_without_parts(tmp_path: Path) -> None:
@@ -283,7 +277,7 @@ def test_without_hard_links_the_documents_are_copied(tmp_path: Path, monkeypatch
     outcome = prepare_corpus(registry, "notes", root=tmp_path / "cache", processes=1, log=log.append)
     assert contents(outcome.directory) == whole
     assert sum("hard links" in line for line in log) == 1
-    for module in (parts_corpus, seal):
+    for module in (corpus, seal):
         monkeypatch.setattr(module, "require_room", lambda target, need, log: told.append(need.bytes))
     told: list[int] = []
     prepare_corpus(registry, "notes", root=tmp_path / "cache", processes=1, force=True)
@@ -295,7 +289,7 @@ def test_without_hard_links_the_documents_are_copied(tmp_path: Path, monkeypatch
 def test_a_part_that_is_replaced_during_the_join_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_texts(tmp_path)
     registry = registry_of(tmp_path, 3)
-    counts = parts_corpus._counts
+    counts = corpus._counts
 
     def replacing(directories: Sequence[Path]) -> Any:
         found, path = counts(directories), directories[1] / "meta.json"
@@ -303,7 +297,7 @@ def test_a_part_that_is_replaced_during_the_join_is_noticed(tmp_path: Path, monk
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(parts_corpus, "_counts", replacing)
+        patch.setattr(corpus, "_counts", replacing)
         with pytest.raises(NielsCacheError) as caught:
             prepare(registry, tmp_path / "cache")
     assert missing(caught.value, "part-00001", "replaced", "run this again") == []

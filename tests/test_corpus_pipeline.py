@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.artifacts import pretrain
+from niels_cache_assets.artifacts import dataset
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
@@ -156,7 +156,7 @@ def test_a_corpus_or_drop_list_that_is_replaced_before_it_is_read_makes_no_cache
     texts = articles(40)
     data = {"notes": [*texts, *(nearly(text, 6) for text in texts)]}
     registry = ready(corpus_registry(tmp_path, data, settings=model_table, table=table), tmp_path)
-    build = pretrain.PretrainBuild
+    build = dataset.PretrainBuild
 
     def replace_corpus() -> None:
         write_jsonl(tmp_path / "notes.jsonl", articles(80, seed=1))
@@ -171,10 +171,10 @@ def test_a_corpus_or_drop_list_that_is_replaced_before_it_is_read_makes_no_cache
             replace()
             return build(*arguments, **settings)
 
-        monkeypatch.setattr(pretrain, "PretrainBuild", late)
+        monkeypatch.setattr(dataset, "PretrainBuild", late)
         with pytest.raises(NielsCacheError, match=r" replaced .*run this again"):
             build_dataset(registry, "notes", root=tmp_path)
-        monkeypatch.setattr(pretrain, "PretrainBuild", build)
+        monkeypatch.setattr(dataset, "PretrainBuild", build)
         assert not (tmp_path / "pretrain" / "notes").exists()
         registry = corpus_registry(tmp_path, data, settings=model_table, table=table)
         find_duplicates(registry, root=tmp_path)

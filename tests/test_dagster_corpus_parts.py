@@ -6,11 +6,11 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from niels_cache_assets.artifacts import corpus as parts_corpus
 from niels_cache_assets.artifacts import duplicates
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts import corpus as parts_corpus
 from niels_cache_assets.corpus.layout import corpus_parts_dir, ranges_dir
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs

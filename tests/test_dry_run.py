@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.forecast import sample as sampling
 from niels_cache_assets.artifacts.forecast import steps as steps_module
 from niels_cache_assets.artifacts.forecast import volumes
+from niels_cache_assets.artifacts.forecast import volumes as sampling
 from niels_cache_assets.artifacts.forecast.steps import Step, forecast
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize

@@ -22,7 +22,8 @@ from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.artifacts.unfinished import unfinished_build
-from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
+from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.build_cache import base as resuming
 from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.overrides import collect_overrides
@@ -227,7 +228,7 @@ def test_the_words_of_the_proof_are_forgotten_if_the_library_can(
     assert tokenizer.encode(" the token") == ids
     calls: list[Any] = []
     words = SimpleNamespace(_clear_cache=lambda: calls.append("clear"), _resize_cache=calls.append)
-    monkeypatch.setattr(tokenizer, "_tokenizer", SimpleNamespace(model=words if remembers else None))
+    monkeypatch.setattr(tokenizer, "library_tokenizer", SimpleNamespace(model=words if remembers else None))
     install(equal)
     for _ in range(2):
         assert proven_engine(tokenizer, lambda message: None) is not None
@@ -689,8 +690,8 @@ def test_another_version_of_the_reference_alone_starts_afresh(
 ) -> None:
     registry, _ = stopped
     install(equal)
-    installed = resuming._version
-    monkeypatch.setattr(resuming, "_version", lambda name: "99" if name == library else installed(name))
+    installed = resuming.installed_version
+    monkeypatch.setattr(resuming, "installed_version", lambda name: "99" if name == library else installed(name))
     said: list[str] = []
     outcome = built(registry, tmp_path / "cache", said.append)
     assert (outcome.resumed == 0) == (library == "tiktoken")

@@ -9,8 +9,8 @@ import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
-from niels_cache_assets.artifacts.forecast.sample import _documents
-from niels_cache_assets.artifacts.pretrain import Pretrain
+from niels_cache_assets.artifacts.dataset import Pretrain
+from niels_cache_assets.artifacts.forecast.volumes import _documents
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.corpus.report import corpus_report

@@ -12,9 +12,9 @@ import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import find_duplicates
+from niels_cache_assets.artifacts.dataset import Pretrain
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.pretrain import Pretrain
 from niels_cache_assets.cleaning import counting
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.corpus.layout import corpus_dir, corpus_parts_dir

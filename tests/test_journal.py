@@ -14,8 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
-from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, resuming
-from niels_cache_assets.build_cache.resuming import open_journal
+from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.build_cache import base as resuming
+from niels_cache_assets.build_cache.base import open_journal
 from niels_cache_assets.disk import journal as journal_module
 from niels_cache_assets.disk import lineage_files
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
@@ -332,8 +333,8 @@ def test_another_version_of_what_decides_the_bytes_starts_afresh(tmp_path: Path,
 
     journal().record({"documents": 1}, files={})
     assert journal().state == {"documents": 1}
-    installed = resuming._version
-    monkeypatch.setattr(resuming, "_version", lambda name: "99" if name == changed else installed(name))
+    installed = resuming.installed_version
+    monkeypatch.setattr(resuming, "installed_version", lambda name: "99" if name == changed else installed(name))
     if changed == "python":
         monkeypatch.setattr(resuming.platform, "python_version", lambda: "99")
     assert journal().state is None

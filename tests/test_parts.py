@@ -16,7 +16,7 @@ from niels_cache_assets.artifacts import dataset
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.build_cache import resuming
+from niels_cache_assets.build_cache import base as resuming
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.disk.lineage import Lineage, read_lineage
@@ -388,8 +388,8 @@ def test_a_val_part_does_not_resume_with_another_version_of_the_library_that_def
 
     with pytest.raises(Stopped):
         materialize(found[key], on_progress=stop)
-    installed = resuming._version
-    monkeypatch.setattr(resuming, "_version", lambda name: "99" if name == library else installed(name))
+    installed = resuming.installed_version
+    monkeypatch.setattr(resuming, "installed_version", lambda name: "99" if name == library else installed(name))
     outcome = materialize(found[key], log=said.append)
     assert (outcome.resumed == 0) == (library == "tiktoken")
     assert any("tiktoken" in line and "99" in line for line in said) == (library == "tiktoken")

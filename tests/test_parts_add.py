@@ -13,9 +13,8 @@ import pytest
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts import adding
-from niels_cache_assets.artifacts.parts.adding import check_addition
-from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts import plan as adding
+from niels_cache_assets.artifacts.parts.plan import PartsPlan, check_addition
 from niels_cache_assets.cli.__main__ import main
 from niels_cache_assets.config.editing import NotAddedError, add_table, added_tables
 from niels_cache_assets.config.fingerprint import fingerprint_of
@@ -304,8 +303,8 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {None: NEWEST, "main": NEWEST, "release": NEWEST, "v1": FIRST}
     monkeypatch.setattr(Huggingface, "revision", lambda source, _: names.get(source.pinned_revision, source.pinned_revision))
     built = {"built": True, "dataset_revision": FIRST}
-    monkeypatch.setattr("niels_cache_assets.artifacts.parts.adding.finished_meta", lambda directory: built)
-    monkeypatch.setattr("niels_cache_assets.artifacts.parts.adding.files_of_lineage", lambda path: set(OLD))
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.plan.finished_meta", lambda directory: built)
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.plan.files_of_lineage", lambda path: set(OLD))
 
 
 def web(config: Path, **keys: Any) -> None:
@@ -360,7 +359,7 @@ def test_another_pinned_commit_than_the_built_one_is_named(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("moved")
 def test_a_branch_with_the_new_files_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("niels_cache_assets.artifacts.parts.adding.finished_meta", lambda directory: None)
+    monkeypatch.setattr("niels_cache_assets.artifacts.parts.plan.finished_meta", lambda directory: None)
     config = tmp_path / "niels_cache.toml"
     web(config, pinned_revision="main")
     with pytest.raises(NielsCacheError, match=r"data/2026/0.*pinned_revision"):

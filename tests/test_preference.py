@@ -17,7 +17,7 @@ import torch
 
 from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
-from niels_cache_assets.artifacts.forecast.sample import sample_of_source
+from niels_cache_assets.artifacts.forecast.volumes import sample_of_source
 from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.build_cache.conversations import paired
 from niels_cache_assets.chats.encoding import EncodedChat

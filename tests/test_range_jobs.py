@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
+from niels_cache_assets.artifacts.corpus import CorpusPart
+from niels_cache_assets.artifacts.duplicates import HashRange
 from niels_cache_assets.artifacts.forecast.steps import forecast
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.ranges import HashRange
 from niels_cache_assets.cli import exit_codes, main
-from niels_cache_assets.cluster.command import PartCommand
+from niels_cache_assets.cluster.child import PartCommand
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.layout import HASHES, duplicates_dir, ranges_dir
 from niels_cache_assets.dedup import ranges
@@ -248,7 +249,7 @@ def test_the_command_of_a_range_names_a_data_set_with_a_corpus(tmp_path: Path) -
     project = Searched(tmp_path)
     registry = project.registry(first='[pretrain.first]\nsource = "jsonl"\nfiles = ["none.jsonl"]\nprepare = ["dedup"]\n')
     project.prepare(registry)
-    command = PartCommand.of(job(registry, project.root, 1)).words()
+    command = PartCommand(part=job(registry, project.root, 1)).words()
     words = command[command.index("part") :][:4]
     assert words == ["part", "notes", "1", "--range"]
     assert main([*words, *project.where]) == 0
@@ -370,5 +371,5 @@ def test_a_child_makes_a_range_or_a_part_of_a_corpus(tmp_path: Path) -> None:
     part = job(registry, project.root, 2)
     outcome = build_part_apart(part, home=tmp_path, on_progress=lambda progress: None, log=lambda line: None)
     assert (outcome.key, outcome.state, outcome.meta) == ("range/range-00002", "built", part.current())
-    corpus = PartCommand(registry=registry, root=project.root, name="notes", number=17, option="--corpus").words()
+    corpus = PartCommand(part=CorpusPart(registry=registry, root=project.root, name="notes", number=17)).words()
     assert corpus[corpus.index("part") :][:4] == ["part", "notes", "17", "--corpus"]

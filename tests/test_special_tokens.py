@@ -266,7 +266,7 @@ def test_control_and_unknown_pieces_come_of_no_text_of_a_trained_tokenizer(token
     tokenizer = tokenizers["trained"]
     ids = np.concatenate(tokenizer.encode_batch(["<s> </s> <unk> <pad>", "<0x41> \u2047 \u2581", "\u0000\ufffd\U0010ffff"]))
     assert len(ids)
-    pieces = tokenizer._processor
+    pieces = tokenizer.library_processor
     assert not any(pieces.is_control(int(token)) or pieces.is_unknown(int(token)) for token in ids)
 
 

@@ -379,7 +379,7 @@ def test_a_text_that_makes_the_library_fail_is_one_line(tmp_path: Path) -> None:
             raise PanicException("StackOverflow")
 
     tokenizer = open_model(write_ranks(tmp_path / "x.tiktoken"), pattern=WORDS_PATTERN, special_tokens={"eot": EOT})
-    tokenizer.__dict__["_encoding"] = Failing()
+    tokenizer.__dict__["library_encoding"] = Failing()
     with pytest.raises(NielsCacheError, match=r"x\.tiktoken: .*StackOverflow.*5 characters"):
         tokenizer.encode("a   b")
 

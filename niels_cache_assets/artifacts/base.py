@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
-from niels_cache_assets.artifacts.holding import Held, Log, held, under_lease
-from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
+from niels_cache_assets.build_cache.base import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.running import NotifySettings
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import Journal, real_path
-from niels_cache_assets.disk.space import Need
-from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, staged, sweep_leftovers
+from niels_cache_assets.disk.space import Need, refusal
+from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, require_target, staged, sweep_leftovers
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
-from niels_cache_assets.parts.lease import Lease
-from niels_cache_assets.parts.lease_files import Stops
+from niels_cache_assets.parts.lease import Lease, Stops, Times, leased
 from niels_cache_assets.show.drops import NO_DROPS, DropSummary
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
@@ -37,6 +35,23 @@ from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
+
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """The right to build an artifact. waited: whether the caller had to wait for another build. lease: None for most artifacts."""
+
+    waited: bool = False
+    lease: Lease | None = None
+
+
+def times_of(registry: Registry) -> Times:
+    """Return the times of leases that [cluster] sets."""
+    return Times(renew_seconds=registry.cluster.renew_seconds, lease_seconds=registry.cluster.lease_seconds)
+
 
 State = Literal["built", "cache_hit", "disabled"]
 
@@ -104,6 +119,14 @@ class Written:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reported:
+    """The progress of a job: what it has read or made, by unit, and its finished share, 0 to 1. None stands for unknown."""
+
+    counts: Mapping[str, int]
+    share: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """The arguments of `Artifact.write`.
 
@@ -137,13 +160,18 @@ class Work:
         resume = Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, made_of=self.made_of)
         return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
 
+    def report(self, progress: Any) -> None:
+        """Pass the progress on. Raises LeaseLost or Stopped as soon as a renewal of the lease has found a reason."""
+        if self.lease is not None:
+            self.lease.check_quickly()
+        if self.progress is not None:
+            self.progress(progress)
+
     def open_journal(self, name: str, *, state: type[Any], identity: Mapping[str, Any] = MappingProxyType({})) -> Journal:
         """Open the journal of a build. The log calls the build `name`. The journal's state is None or an instance of the data class
         `state`. `identity`: values that decide the files of an unfinished build, but not its result.
         """
-        journal = open_journal(self.directory, self.resume, name=name, identity=dict(identity), state=state, reference=self.reference)
-        assert journal is not None
-        return journal
+        return open_journal(self.directory, self.resume, name=name, identity=dict(identity), state=state, reference=self.reference)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +192,7 @@ class Artifact(ABC):
     resumable: ClassVar[bool] = False
     is_shared = False
     is_part: ClassVar[bool] = False
+    uses_network: ClassVar[bool] = False
     option: ClassVar[str | None] = None
     noun: ClassVar[str] = "build"  # used in the message "kept the finished ..."
     takes_what_is_there: ClassVar[bool] = False  # a build uses the inputs that exist; when more inputs exist, the artifact is built again
@@ -200,7 +229,7 @@ class Artifact(ABC):
     @property
     def network_patience(self) -> float | None:
         """The number of seconds for which requests are retried. It is None if the build does not use the network."""
-        return None
+        return getattr(self, "registry").build.network_patience if self.uses_network else None  # noqa: B009  each such artifact has one
 
     @property
     def notify(self) -> NotifySettings:
@@ -286,14 +315,29 @@ class Artifact(ABC):
         """Return the same artifact without cached properties."""
         return dataclasses.replace(self)
 
-    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
-        """Return a context manager that keeps other builds of this artifact out. It raises Busy if another process builds the artifact, or
-        waits with `wait`.
+    @property
+    def claimed(self) -> Path:
+        """The path whose lease a shared artifact takes."""
+        return self.directory
+
+    @contextmanager
+    def lock(self, *, wait: bool, log: Log) -> Iterator[Held]:
+        """Keep other builds of this artifact out. Raises Busy if another process builds it, or waits with `wait`.
+
+        Raises NielsCacheError for a target that must not be replaced, and for errors of the disk.
         """
-        if self.is_shared:
-            registry: Registry = getattr(self, "registry")  # noqa: B009  each shared artifact has one
-            return under_lease(self.directory, registry, owns=self.owns, wait=wait, log=log, on_stop=self.on_stop, stops=self.stops)
-        return held(locked(self.directory, is_ours=self.owns, wait=wait, log=log))
+        if not self.is_shared:
+            with locked(self.directory, is_ours=self.owns, wait=wait, log=log) as waited:
+                yield Held(waited=waited)
+            return
+        target, times = real_path(self.claimed), times_of(getattr(self, "registry"))  # noqa: B009  each shared artifact has one
+        with ExitStack() as held:
+            try:
+                require_target(target, self.owns)
+                lease = held.enter_context(leased(target, times=times, wait=wait, log=log, on_stop=self.on_stop, stops=self.stops))
+            except OSError as error:
+                raise NielsCacheError(f"{refusal(error, target)}; the last good build, if there is one, is unchanged: {target}") from error
+            yield Held(waited=lease.waited, lease=lease)
 
     def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
         """Return a context manager that provides a staging directory, which replaces `directory` at the end. held: what `lock` gave."""

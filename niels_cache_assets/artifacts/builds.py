@@ -6,8 +6,6 @@ each line of the log. `progress` is called with the progress. All functions rais
 stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.seal import Sealed
-from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, passing_over
+from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
 from niels_cache_assets.config.registry import Registry
 
 Progress = Callable[[Any], None] | None
@@ -87,5 +85,5 @@ def build_dataset(
             if not isinstance(step, Part):
                 build(step, True)
         parts = [step for step in steps if isinstance(step, Part)]
-        build_free_parts_first(parts, passing_over(build, log=how.get("log", lambda line: None)))
+        build_free_parts_first(parts, build, log=how.get("log", lambda line: None))
     return build(cache, wait or isinstance(cache, Sealed))

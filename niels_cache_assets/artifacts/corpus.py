@@ -5,23 +5,36 @@ apply later, when the cache is built from the corpus. Memory does not depend on 
 a megabyte for each worker process, and one row group (a block of rows) of the Parquet file. A document may be larger than a chunk. It then
 takes about ten times its size in this process and fifteen times its size in its worker. The same source and settings give the same bytes,
 for any number of processes. An interrupted run repeats at most 16 MB of text for each worker process, and its final bytes are the same.
+
+Each part of a corpus in parts is cleaned and signed by a process of its own, and the parts are joined in the order of the plan. The
+documents of the joined corpus are hard links. Digests and signatures are copied in blocks (532 bytes a document with 128 slots). The joined
+corpus has the content of a corpus without parts, so the search for duplicates decides the same. A build makes the parts that are missing,
+one after the other. `niels-cache part NAME 17 --corpus` makes one of them in advance, on any machine.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unmatched
-from niels_cache_assets.build_cache.resuming import Reached
+from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, told_of_parts
+from niels_cache_assets.build_cache.base import Reached
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
@@ -32,30 +45,76 @@ from niels_cache_assets.corpus.identity import (
     require_prepared,
     signature_identity,
 )
-from niels_cache_assets.corpus.layout import CODE_VERSION, TEXT_BYTES_PER_RECORD, corpus_dir, corpus_parts_dir
+from niels_cache_assets.corpus.layout import (
+    CODE_VERSION,
+    COUNTS_NAME,
+    DIGESTS_NAME,
+    HASHES_NAME,
+    SIGNATURES_NAME,
+    TEXT_BYTES_PER_RECORD,
+    corpus_dir,
+    corpus_parts_dir,
+    documents_file,
+)
+from niels_cache_assets.corpus.prepared import document_files
 from niels_cache_assets.corpus.store import CorpusWriter, is_corpus_file, write_counts, write_measures, write_rejected
 from niels_cache_assets.corpus.store import Written as WrittenDocuments
-from niels_cache_assets.disk.space import Need, corpus_need
+from niels_cache_assets.disk.space import Need, corpus_need, require_room
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.disk.writers import Files
-from niels_cache_assets.documents import Documents, Drops, SourceReport
+from niels_cache_assets.disk.writers import Files, NpyWriter
+from niels_cache_assets.documents import Documents, Drops, SourceReport, joined_facts
 from niels_cache_assets.parts.excluded import ids_in_parts, removed_ids, with_held_ids, with_ids
 from niels_cache_assets.parts.layout import part_name
+from niels_cache_assets.parts.plan import Plan, PlannedPart
+from niels_cache_assets.parts.seal import Links, write_blocks
 from niels_cache_assets.show.drops import DropSummary, summary_of_drops
+from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
-from niels_cache_assets.sources.text_column import reading_warning, with_text_field
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.reading.part_stream import PartStream, require_unchanged
+from niels_cache_assets.sources.text_column import facts_of, reading_warning, with_text_field
+from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
 from niels_cache_assets.streaming.held_out import HeldOut
 from niels_cache_assets.streaming.in_flight import map_in_processes
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.meta import Meta, check_place
+from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.meta import Meta, check_place, place_problem
+from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.format.reading import available_threads
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusProgress:
+    """The progress of a corpus.
+
+    share: the part of the source that was read, 0 to 1, or None if it is unknown. Local files count by bytes, remote files by number.
+    """
+
+    documents: int  # number of documents received from the source so far
+    kept: int
+    characters: int  # number of characters of all received documents
+    share: float | None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """All fields except the share."""
+        return {"documents": self.documents, "kept": self.kept, "characters": self.characters}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Done:
+    """The state in the journal. It holds the state of the writer, the state of CorpusCounts, and the position
+    in the source.
+    """
+
+    written: WrittenDocuments
+    counts: dict[str, Any]
+    reached: Reached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +135,7 @@ class Corpus(Artifact):
 
     version = CODE_VERSION
     resumable = True
+    uses_network = True
     noun = "corpus"
 
     @property
@@ -85,10 +145,6 @@ class Corpus(Artifact):
     @property
     def directory(self) -> Path:
         return corpus_dir(self.root, self.name)
-
-    @property
-    def network_patience(self) -> float:
-        return self.registry.build.network_patience
 
     @property
     def source(self) -> PretrainSource:
@@ -218,89 +274,59 @@ class Corpus(Artifact):
             context = StreamContext(
                 seed=self.registry.build.seed, revision=work.revision, log=work.log, siblings=self._siblings, held_out=held_out
             )
-            return _write(self, context, work, self.processes or self.registry.build.threads or available_threads())
+            return self._write(context, work)
 
-
-@dataclass(frozen=True, slots=True)
-class CorpusProgress:
-    """The progress of a corpus.
-
-    share: the part of the source that was read, 0 to 1, or None if it is unknown. Local files count by bytes, remote files by number.
-    """
-
-    documents: int  # number of documents received from the source so far
-    kept: int
-    characters: int  # number of characters of all received documents
-    share: float | None
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """All fields except the share."""
-        return {"documents": self.documents, "kept": self.kept, "characters": self.characters}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Done:
-    """The state in the journal. It holds the state of the writer, the state of CorpusCounts, and the position
-    in the source.
-    """
-
-    written: WrittenDocuments
-    counts: dict[str, Any]
-    reached: Reached
-
-
-def _write(corpus: Corpus, context: StreamContext, work: Work, processes: int) -> Written:
-    registry, name, source = corpus.registry, corpus.name, corpus.source
-    signatures = signature_identity(registry, name) or {}
-    cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
-    cleaner = ChunkWork(
-        source=source, seed=context.seed, cleaning=cleaning, num_perm=signatures.get("num_perm"), ngram=signatures.get("ngram")
-    )
-    journal = work.open_journal(name, state=_Done)
-    done: _Done | None = journal.state
-    there = done.written if done else None
-    counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
-    resumed_characters = counts.before.characters
-    recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
-    chunks = SourceChunks(corpus.stream, context, done.reached if done else None)
-    doing = f"preparing {name}"
-    with (
-        CorpusWriter(
-            work.directory,
-            num_perm=signatures.get("num_perm"),
-            there=there,
-            files=journal.finished,
-            hashes_stay=corpus.is_part,
-            keeps=bool(corpus.keep),
-        ) as writer,
-        closing(map_in_processes(cleaner, chunks, processes=processes, doing=doing, size_of=attrgetter("characters"))) as results,
-    ):
-        for chunk in results:
-            finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
-            counts.add(chunk.counts)
-            reached = chunks.next_reached()
-            if finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
-                recorded_bytes = counts.before.bytes
-                written, sizes = writer.checkpoint()
-                now = _Done(written=written, counts=counts.state(), reached=reached)
-                share, documents = reached.share, counts.before.documents
-                journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
-                writer.forget_spools()
-            if work.progress is not None:
+    def _write(self, context: StreamContext, work: Work) -> Written:
+        registry, name, source = self.registry, self.name, self.source
+        processes = self.processes or registry.build.threads or available_threads()
+        signatures = signature_identity(registry, name) or {}
+        cleaning = registry.cleaning_of(name) if "clean" in source.prepare else None
+        cleaner = ChunkWork(
+            source=source, seed=context.seed, cleaning=cleaning, num_perm=signatures.get("num_perm"), ngram=signatures.get("ngram")
+        )
+        journal = work.open_journal(name, state=_Done)
+        done: _Done | None = journal.state
+        there = done.written if done else None
+        counts = CorpusCounts.from_state(done.counts) if done else CorpusCounts(report=new_report(context.seed, cleaning=cleaning))
+        resumed_characters = counts.before.characters
+        recorded_bytes, most_bytes = counts.before.bytes, TEXT_BYTES_PER_RECORD * processes
+        chunks = SourceChunks(self.stream, context, done.reached if done else None)
+        doing = f"preparing {name}"
+        with (
+            CorpusWriter(
+                work.directory,
+                num_perm=signatures.get("num_perm"),
+                there=there,
+                files=journal.finished,
+                hashes_stay=self.is_part,
+                keeps=bool(self.keep),
+            ) as writer,
+            closing(map_in_processes(cleaner, chunks, processes=processes, doing=doing, size_of=attrgetter("characters"))) as results,
+        ):
+            for chunk in results:
+                finished_file = writer.write(chunk.rows, chunk.hashes, chunk.digests, chunk.slots)
+                counts.add(chunk.counts)
+                reached = chunks.next_reached()
+                if finished_file or counts.before.bytes - recorded_bytes >= most_bytes:
+                    recorded_bytes = counts.before.bytes
+                    written, sizes = writer.checkpoint()
+                    now = _Done(written=written, counts=counts.state(), reached=reached)
+                    share, documents = reached.share, counts.before.documents
+                    journal.record(asdict(now), finished=writer.files, files=sizes, sums=sizes.sums, share=share, documents=documents)
+                    writer.forget_spools()
                 before, after = counts.before, counts.after
-                work.progress(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
-        by_source = Drops(context.report.dropped, context.report.facts)
-        by_source.join(counts.dropped_by_source)
-        if not writer.documents and not corpus.is_part:
-            raise NielsCacheError(_why_empty(corpus.directory, counts.report.dropped, by_source.dropped, context.report))
-        writer.seal()
-        write_rejected(work.directory, counts.report.rows(), writer.files)
-        write_measures(work.directory, counts.report, writer.files)
-        if corpus.is_part:
-            write_counts(work.directory, counts.state(), writer.files)
-        meta = corpus.meta_of(work, counts, by_source, files=writer.files, content_sha256=writer.content_sha256)
-    return Written(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
+                work.report(CorpusProgress(before.documents, after.documents, before.characters, reached.share))
+            by_source = Drops(context.report.dropped, context.report.facts)
+            by_source.join(counts.dropped_by_source)
+            if not writer.documents and not self.is_part:
+                raise NielsCacheError(_why_empty(self.directory, counts.report.dropped, by_source.dropped, context.report))
+            writer.seal()
+            write_rejected(work.directory, counts.report.rows(), writer.files)
+            write_measures(work.directory, counts.report, writer.files)
+            if self.is_part:
+                write_counts(work.directory, counts.state(), writer.files)
+            meta = self.meta_of(work, counts, by_source, files=writer.files, content_sha256=writer.content_sha256)
+        return Written(meta=meta, resumed=resumed_characters, warning=reading_warning(meta))
 
 
 def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: Counter[str], report: SourceReport) -> str:
@@ -309,3 +335,240 @@ def _why_empty(directory: Path, dropped_here: Counter[str], dropped_by_source: C
     hints = "".join(f"; {hint}" for hint in report.hints)
     advice = "the source and the thresholds of [cleaning]" if set(dropped_here) - {INVALID_UNICODE} else "the source"
     return f"{directory}: no document is left ({reasons}){nothing_is_text(report.facts)}{hints}; nothing was written; check {advice}"
+
+
+_ROWS = 1 << 16
+
+
+def _with_parts(source: PretrainSource) -> SourceWithParts:
+    assert isinstance(source, SourceWithParts)  # other kinds refuse `parts`
+    return source
+
+
+def _plan_of(corpus: Corpus) -> PartsPlan:
+    registry = corpus.registry
+    return PartsPlan(registry=registry, root=corpus.root, name=corpus.name, source=_with_parts(corpus.source), build=registry.build)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinedCorpus(Corpus):
+    """The corpus of a data set with `parts` above 1. forces_parts: whether `force` also builds the parts again."""
+
+    forces_parts: bool = field(default=True, compare=False)
+
+    resumable = False  # the parts are
+    is_shared = True
+
+    @property
+    def parts_plan(self) -> PartsPlan:
+        """The artifact of the plan."""
+        return _plan_of(self)
+
+    def part(self, number: int) -> CorpusPart:
+        """Return the artifact of a part."""
+        return CorpusPart(registry=self.registry, root=self.root, name=self.name, processes=self.processes, number=number)
+
+    def steps(self) -> list[Artifact]:
+        """Return everything that is built before this corpus, in order."""
+        return [self.parts_plan, *map(self.part, range(self.source.corpus_parts))]
+
+    def inputs(self) -> Sequence[str]:
+        return [*super().inputs(), *(step.key for step in self.steps())]
+
+    def members(self, plan: Plan | None = None) -> Iterator[CorpusPart]:
+        """Yield the parts of a plan, which is read once for all of them. Raises NielsCacheError if it is missing or of other settings."""
+        for planned in (plan or self.parts_plan.read()).parts:
+            yield replace(self.part(planned.number), given=planned)
+
+    def require_parts(self) -> None:
+        """Raise NielsCacheError if a part is missing, or has other settings."""
+        for part in self.members():
+            try:
+                part.current()
+            except NielsCacheError as error:
+                how = f"niels-cache part {self.name} {part.number} --corpus"
+                raise NielsCacheError(f"{part.directory}: is not there as configured; build it first: {how}") from error
+
+    def revision(self) -> str | None:
+        meta = self.parts_plan.finished()
+        if meta is not None and self.parts_plan.is_settled(meta):
+            revision: str | None = meta["dataset_revision"]
+            return revision
+        return super().revision()
+
+    def need(self) -> Need | None:
+        return None  # each part asks for its own room, and `_join` for that of the joined corpus
+
+    def progress_of_parts(self) -> str:
+        """Return how many parts are built, stale, unfinished, and being built, in words. Costs a few small reads for each part."""
+        folders = [self.part(number).directory for number in range(self.source.corpus_parts)]
+        try:
+            stale = sum(part.is_stale for part in self.members())
+        except NielsCacheError:  # without a plan, each finished part is stale
+            stale = sum((folder / META_NAME).exists() for folder in folders)
+        return told_of_parts(folders, stale=stale)
+
+    def write(self, work: Work) -> Written:
+        work.log(f"preparing {self.name} in {self.source.corpus_parts} parts: {', '.join(self.source.prepare)}")
+        force = work.force and self.forces_parts
+        materialize(self.parts_plan, wait=True, force=force, log=work.log, tells=False)
+        plan = self.parts_plan.read()
+        if plan.revision != work.revision:
+            raise NielsCacheError(f"{self.parts_plan.place}: the files have changed since this build began; run it again")
+        parts = [*self.members(plan)]
+        metas = dict[int, Meta]()
+
+        def progressed(part: CorpusProgress) -> None:
+            if work.progress is not None:
+                work.progress(_progress_of_all(metas.values(), part, parts=len(parts)))
+
+        def build(part: CorpusPart, waits: bool) -> None:
+            outcome = materialize(part, wait=waits, force=force, on_progress=progressed, log=work.log, tells=False)
+            metas[part.number] = outcome.meta
+            progressed(CorpusProgress(0, 0, 0, None))
+
+        build_free_parts_first(parts, build, log=work.log)
+        meta = _join(self, [(part.directory, metas[part.number]) for part in parts], work)
+        return Written(meta=self.of_removed_ids(meta, work), warning=reading_warning(meta))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusPart(Corpus):
+    """A part of a corpus. given: the part in the plan, if the caller has read the plan."""
+
+    number: int
+    given: PlannedPart | None = field(default=None, compare=False)
+
+    noun = "part"
+    option = "--corpus"
+    is_shared = True
+    is_part = True
+
+    @property
+    def key(self) -> str:
+        return f"corpus_part/{self.name}/{part_name(self.number)}"
+
+    @property
+    def directory(self) -> Path:
+        return corpus_parts_dir(self.root, self.name) / part_name(self.number)
+
+    @cached_property
+    def planned(self) -> PlannedPart:
+        """The part in the plan. Raises NielsCacheError if the plan is missing or of other settings."""
+        if self.given is not None:
+            return self.given
+        return _plan_of(self).read().parts[self.number]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the part is finished, but has other settings or is damaged."""
+        try:
+            return (self.directory / META_NAME).exists() and not self.current()
+        except NielsCacheError:
+            return True
+
+    def revision(self) -> str | None:
+        return self.planned.revision
+
+    def identity(self, revision: str | None) -> dict[str, Any]:
+        made_of = corpus_made_of(self.registry, self.name, revision=None, tokenizer_sha256=None)
+        source = {key: value for key, value in made_of["source"].items() if key != "parts"}
+        files = [list(file) for file in self.planned.files]
+        return {**made_of, "source": source, "files": files, "text_field": self.planned.text_field, "part": self.number}
+
+    @cached_property
+    def _stream(self) -> PartStream:
+        files, source = self.planned.files, _with_parts(self.source)
+        located = source.located(files, self.planned.revision)
+        reader = source.file_reader([file.name for file in files])
+        excluded = () if source.exclude is None else excluded_ids(source.exclude)
+        listed = [*zip(files, located, strict=True)]
+        return PartStream(reader=reader, files=listed, text_field=self.planned.text_field, excluded=excluded)
+
+    def inputs(self) -> Sequence[str]:
+        return [*super().inputs(), f"plan/{self.name}"]
+
+    def stream(self, context: StreamContext) -> Iterator[Documents]:
+        return self._stream.documents(context)
+
+    def finished(self) -> Meta | None:
+        meta = finished_meta(self.directory)
+        if meta is not None and (problem := place_problem(meta, family="corpus", name=self._full_name)):
+            raise NielsCacheError(f"{self.directory}: {problem}")
+        return meta
+
+    @property
+    def _full_name(self) -> str:
+        return f"{self.name}/{part_name(self.number)}"
+
+    def need(self) -> Need | None:
+        return corpus_need(sum(file.bytes for file in self.planned.files))
+
+    def write(self, work: Work) -> Written:
+        require_unchanged(self._stream.files)
+        written = super().write(work)
+        part = {"number": self.number, "plan": self.planned.plan}
+        return replace(written, meta={**self.of_removed_ids(written.meta, work), "dataset_name": self._full_name, "part": part})
+
+
+def _progress_of_all(finished: Collection[Meta], part: CorpusProgress, *, parts: int) -> CorpusProgress:
+    """Return the progress of all parts. part: that of the part which is built now."""
+    return CorpusProgress(
+        documents=part.documents + sum(meta["documents"]["read"] for meta in finished),
+        kept=part.kept + sum(meta["documents"]["kept"] for meta in finished),
+        characters=part.characters + sum(meta["characters"]["before"] for meta in finished),
+        share=(len(finished) + (part.share or 0.0)) / parts,
+    )
+
+
+def _join(corpus: JoinedCorpus, members: Sequence[tuple[Path, Meta]], work: Work) -> Meta:
+    """Write everything except meta.json, and return meta.json."""
+    files: Files = {}
+    digest = hashlib.sha256()
+    arrays = (DIGESTS_NAME, SIGNATURES_NAME) if members[0][1]["signatures"] is not None else ()
+    size = sum(meta["files"][name]["bytes"] for _, meta in members for name in arrays)
+    require_room(corpus.directory, Need(bytes=size, why="the signatures of all parts", certain=True), log=work.log)
+    documents = [(path, meta["files"][path.name]) for directory, meta in members for path in document_files(directory, meta)]
+    links = Links(sum(entry["bytes"] for _, entry in documents), target=corpus.directory, log=work.log)
+    for number, (path, entry) in enumerate(documents):
+        files[documents_file(number)] = dict(entry)
+        links.add(path, work.directory / documents_file(number), entry["bytes"])
+    for directory, _ in members:
+        with open(directory / HASHES_NAME, "rb") as hashes:
+            hashlib.file_digest(hashes, lambda: digest)
+    for name in arrays:
+        _concatenate([directory / name for directory, _ in members], work.directory, name, files)
+    counts = _counts([directory for directory, _ in members])
+    if not counts.after.documents:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(_added(members, "dropped").items())) or "the source is empty"
+        raise NielsCacheError(f"{corpus.directory}: no document is left ({reasons}); check the source and the thresholds of [cleaning]")
+    write_rejected(work.directory, counts.report.rows(), files)
+    write_measures(work.directory, counts.report, files)
+    for directory, meta in members:
+        corpus_identity.require_unchanged(directory, meta)  # otherwise the links may be those of another build
+    facts = joined_facts([facts_of(meta) for _, meta in members])
+    meta = corpus.meta_of(work, counts, Drops(_added(members, "dropped_by_source"), facts), files=files, content_sha256=digest.hexdigest())
+    parts = [
+        {"name": directory.name, "documents": meta["documents"]["kept"], "meta_sha256": meta["meta_sha256"]} for directory, meta in members
+    ]
+    return {**meta, "parts": parts}
+
+
+def _added(members: Sequence[tuple[Path, Meta]], key: str) -> Counter[str]:
+    return sum((Counter(meta[key]) for _, meta in members), Counter())
+
+
+def _concatenate(paths: Sequence[Path], directory: Path, name: str, files: Files) -> None:
+    """Write the rows of several arrays to one file."""
+    first = map_npy(paths[0])
+    writer = NpyWriter(directory, name, first.dtype, files, width=first.shape[1])
+    rows = (rows[start : start + _ROWS] for rows in map(map_npy, paths) for start in range(0, len(rows), _ROWS))
+    write_blocks(writer, map(np.asarray, rows))
+
+
+def _counts(directories: Sequence[Path]) -> CorpusCounts:
+    """Return the counts of all parts together. Examples of rejected documents come from all parts."""
+    total, *others = [CorpusCounts.from_state(json.loads((directory / COUNTS_NAME).read_bytes())) for directory in directories]
+    for counts in others:
+        total.add(counts, is_part=True)
+    return total

@@ -3,8 +3,6 @@
 All numbers come from the meta.json of the corpus and of the drop lists (the lists of duplicates).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

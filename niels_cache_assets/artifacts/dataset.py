@@ -1,42 +1,50 @@
-"""Common code of pretrain caches and SFT caches (identity, provenance, status), and the cache of a data set that is switched off.
+"""The caches of data sets: pretrain, SFT, and the cache of a data set that is switched off.
 
 If a data set has `prepare`, its cache is built from its corpus and not from its source. The documents in its drop list (the list of
 duplicates) are left out. Then only the build of the corpus asks upstream for its revision.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unmatched
-from niels_cache_assets.build_cache import OnProgress, Provenance
-from niels_cache_assets.build_cache.base import CacheBuild, chosen_token_dtype, write_unbuilt
-from niels_cache_assets.build_cache.resuming import JournalFingerprint, Resume
+from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
+from niels_cache_assets.build_cache.base import CacheBuild, JournalFingerprint, Resume, chosen_token_dtype, write_unbuilt
+from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.build_cache.sft import SftBuild
+from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.config.tables import BuildSettings
-from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared
+from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared, val_may_come_late
 from niels_cache_assets.corpus.identity import read_by_mixture
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.corpus.reading import open_prepared, with_prepared
+from niels_cache_assets.disk.space import Need, pretrain_need, sft_need
 from niels_cache_assets.disk.staging import finished_meta
+from niels_cache_assets.documents import Document, DocumentBatch, Documents
+from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.show.drops import DropSummary, summary_of_drops
+from niels_cache_assets.sources.config_path import SENTINELS
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.files import file_bytes
+from niels_cache_assets.sources.reading.keep import kept_columns
 from niels_cache_assets.sources.reading.references import own_revision, with_references
 from niels_cache_assets.sources.text_column import reading_warning, with_text_field
-from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
-from niels_cache_assets.streaming.held_out import HeldOut
+from niels_cache_assets.sources.types import PretrainSource, SftSource, Source, StreamContext
+from niels_cache_assets.streaming.decontaminate import ReferenceTexts
+from niels_cache_assets.streaming.feed import Feed, ValShare
+from niels_cache_assets.streaming.held_out import HeldOut, reference_texts
+from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenizer.checked import EngineDiffers
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPES, Family, dataset_dir
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPES, Family, dataset_dir
 from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_place, is_foreign, load_meta, place_problem
 
 
@@ -55,6 +63,7 @@ class Dataset(Artifact):
     build: BuildSettings
 
     resumable = True
+    uses_network = True
     noun = "cache"
 
     @abstractmethod
@@ -73,10 +82,6 @@ class Dataset(Artifact):
     @property
     def directory(self) -> Path:
         return dataset_dir(self.root, self.family, self.name)
-
-    @property
-    def network_patience(self) -> float:
-        return self.registry.build.network_patience
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
@@ -181,7 +186,7 @@ class Dataset(Artifact):
             context = StreamContext(
                 seed=self.build.seed, revision=revision, log=work.log, siblings=self.siblings, held_out=held_out, building=self.key
             )
-            build, resume = self.builder(context, self.provenance(work.revision, work.fingerprint), work.progress), work.resume
+            build, resume = self.builder(context, self.provenance(work.revision, work.fingerprint), work.report), work.resume
             try:
                 meta = build.write(work.directory, resume)
             except EngineDiffers as found:
@@ -263,3 +268,144 @@ class SwitchedOff(Artifact):
     def write(self, work: Work) -> Written:
         provenance = self.dataset.provenance(None, work.fingerprint)
         return Written(meta=write_unbuilt(work.directory, family=self.dataset.family, provenance=provenance))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain(Dataset):
+    """The cache of a pretrain data set."""
+
+    source: PretrainSource
+
+    version = CODE_VERSIONS["pretrain"]
+
+    def need(self) -> Need | None:
+        # how much text a drop list or `decontaminate_against` removes is unknown
+        exact = self.prepared is not None and self.prepared.duplicates is None and not self.source.decontaminate_against
+        return pretrain_need(
+            train_tokens=self.source.train_tokens,
+            val_tokens=self.source.val_tokens,
+            token_bytes=self.token_bytes,
+            text_bytes=self.text_bytes,
+            exact=exact,
+        )
+
+    def split_rule(self) -> str:
+        if self.source.has_own_splits:
+            return "upstream's own splits"
+        if self.source.seeded_val_frac is not None:
+            return f"seeded {self.source.seeded_val_frac:g} of documents to val, seed {self.build.seed}"
+        return budget_rule(train_tokens=self.source.train_tokens, val_tokens=self.source.val_tokens or 0)
+
+    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> PretrainBuild:
+        source, feed = self.source, self._feed(context)
+
+        def val_documents() -> Iterator[Document]:
+            context.log("reading val, to keep its documents out of train")
+            for batch in feed.read_unreported():  # only the second pass counts dropped documents
+                documents = DocumentBatch.of(batch)
+                yield from documents[documents.split == SPLITS.index("val")]
+
+        return self.new_build(
+            items=feed,
+            max_train_tokens=UNLIMITED if source.train_tokens is None else source.train_tokens,
+            max_val_tokens=source.val_tokens or 0,
+            seed=self.build.seed,
+            shuffle_buffer=source.builder_shuffle or None,
+            val_texts=val_documents() if source.decontaminate != "off" and val_may_come_late(source) else None,
+            references=self._references(context),
+            provenance=provenance,
+            progress=progress,
+        )
+
+    def new_build(self, **own: Any) -> PretrainBuild:
+        """Return a build with the settings that all builds for this data set have. own: its other fields."""
+        return PretrainBuild(
+            out_dir=str(self.directory),
+            tokenizer=self.tokenizer,
+            shard_bytes=self.build.shard_bytes,
+            threads=self.build.threads,
+            token_dtype=self.build.token_dtype,
+            decontaminate=self.source.decontaminate,
+            decontaminate_threshold=self.source.decontaminate_threshold,
+            keep=self.keep,
+            **own,
+        )
+
+    @property
+    def keep(self) -> tuple[str, ...]:
+        """The columns whose values stay in lineage."""
+        return kept_columns(self.source, self.registry.pretrain)
+
+    def _references(self, context: StreamContext) -> ReferenceTexts | None:
+        """Return the texts of `decontaminate_against`, or None without this key."""
+        if not self.source.decontaminate_against:
+            return None
+        held_out = context.held_out if isinstance(context.held_out, HeldOut) else None
+        return reference_texts(self.registry, self.source, context, held_out)
+
+    def _feed(self, context: StreamContext) -> Feed[Documents]:
+        """Return the documents of the corpus, or the documents of the source if the data set has no corpus. Documents of a corpus already
+        have a split.
+        """
+        if self.prepared is not None:
+            return Feed(self.prepared.stream, context, expected=self.prepared.kept if self.source.train_tokens is None else None)
+        if self.source.seeded_val_frac is None:
+            return Feed(self.source.kept_documents, context)
+
+        def count() -> int:
+            context.log("counting documents, to split them by val_frac")
+            return self.source.count_unsplit(context)
+
+        return Feed(
+            self.source.kept_documents, context, share=ValShare(val_frac=self.source.seeded_val_frac, seed=self.build.seed, count=count)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sft(Dataset):
+    """The cache of an SFT data set."""
+
+    source: SftSource
+
+    version = CODE_VERSIONS["sft"]
+
+    def unavailable(self) -> str | None:
+        problem = self.registry.tokenizer.roles_problem if self.source.template == SENTINELS else None
+        if problem is not None and self.source.enabled:
+            raise NielsCacheError(f"{self.registry.origin}: [{self.key.replace('/', '.')}] cannot be built: {problem}")
+        return super().unavailable()
+
+    @cached_property
+    def template(self) -> Template | None:
+        """The chat template, or None for `sentinels`. Raises NielsCacheError if it is missing."""
+        return find_template(self.source.template, self.registry.tokenizer)
+
+    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
+        made_of = super().identity_with(tokenizer_sha256, vocab_size, revision)
+        return made_of if self.template is None else {**made_of, "template": self.template.identity}
+
+    def need(self) -> Need | None:
+        return sft_need(self.text_bytes, token_bytes=self.token_bytes)
+
+    def split_rule(self) -> str:
+        unit = "conversation" if self.source.turns == "each" and self.source.split_unit == "example" else self.source.split_unit
+        return f"seeded {self.source.val_frac:g} of {unit}s to val, seed {self.build.seed}"
+
+    def builder(self, context: StreamContext, provenance: Provenance, progress: OnProgress | None) -> SftBuild:
+        return SftBuild(
+            items=Feed(self.source.conversations, context),
+            out_dir=str(self.directory),
+            tokenizer=self.tokenizer,
+            val_frac=self.source.val_frac,
+            seed=self.build.seed,
+            split_by="example" if self.source.split_unit == "prompt" else self.source.split_unit,
+            preference=self.source.is_preference,
+            max_tokens=getattr(self.source, "max_tokens", None),
+            turns=self.source.turns,
+            on_invalid="drop",
+            threads=self.build.threads,
+            token_dtype=self.build.token_dtype,
+            template=self.template,
+            provenance=provenance,
+            progress=progress,
+        )

@@ -5,8 +5,6 @@
 A data set in parts also has plan/NAME, val_part/NAME (with a budget for val) and part/NAME/part-00017. If it has a corpus, this corpus is
 in parts instead: plan/NAME and corpus_part/NAME/part-00017. A search for duplicates in ranges also has hashes and range/range-00003.
 
-A published cache (`published`) is not in a root. So it is not in `keys`, and builds leave it out.
-
 Edges come only from the method `inputs` of each artifact. The command line, the launcher, the states and Dagster's checks use this graph.
 """
 
@@ -20,19 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact
-from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
-from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.dataset import Dataset, Pretrain, Sft, SwitchedOff
+from niels_cache_assets.artifacts.duplicates import Duplicates, HashRange
 from niels_cache_assets.artifacts.index import BlendIndex
-from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.ranges import HashRange
 from niels_cache_assets.artifacts.parts.seal import PreparedSealed, Sealed
-from niels_cache_assets.artifacts.pretrain import Pretrain
-from niels_cache_assets.artifacts.published import PublishedCache
-from niels_cache_assets.artifacts.sft import Sft
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.config.problems import refuse_choice
@@ -147,13 +140,6 @@ class Graph:
     def index(self, name: str) -> BlendIndex:
         """Return the indices of [blend.NAME]."""
         return BlendIndex(registry=self.registry, root=self.root, name=name)
-
-    def published(self, name: str) -> PublishedCache:
-        """Return the published cache of a data set. Raises NielsCacheError if [publish] does not publish it."""
-        family, settings = self.registry.family_of(name), self.registry.publish
-        if settings is None or name not in self.registry.published(family):
-            raise NielsCacheError(f"{self.registry.origin}: {name} is not published; name it in [publish]")
-        return PublishedCache(family=family, name=name, address=settings.address_of(family, name), root=self.root)
 
     @cached_property
     def keys(self) -> list[str]:

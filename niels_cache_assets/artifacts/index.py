@@ -6,11 +6,9 @@ each index. It uses the same code as other artifacts (format/commit.py). Only af
 index was missing. For a long blend the steps are compiled if numba is installed; this does not change the arrays.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -215,8 +213,9 @@ class BlendIndex(Artifact):
     def identity(self, revision: str | None) -> dict[str, Any]:
         return {}
 
-    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
-        return nullcontext(Held())
+    @contextmanager
+    def lock(self, *, wait: bool, log: Log) -> Iterator[Held]:
+        yield Held()
 
     def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
         return nullcontext(self.directory)

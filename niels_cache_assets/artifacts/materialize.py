@@ -11,8 +11,6 @@
 A notebook, the command line and a Dagster run all use `materialize`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -53,27 +51,6 @@ def materialize(
     Raises NielsCacheError if the build fails, Busy if another process builds the artifact, and LeaseLost if another process has taken it
     over. The last good build then stays.
     """
-    while True:
-        try:
-            return _materialize(
-                artifact, force=force, wait=wait, on_progress=on_progress, log=log, waits_its_turn=waits_its_turn, tells=tells
-            )
-        except LeaseLost as lost:
-            if not wait:
-                raise
-            log(str(lost))
-
-
-def _materialize(
-    artifact: Artifact,
-    *,
-    force: bool,
-    wait: bool,
-    on_progress: Callable[[Any], None] | None,
-    log: Log,
-    waits_its_turn: Callable[[], bool],
-    tells: bool,
-) -> Outcome:
     started = time.monotonic()
     with (
         watched(artifact.notify if tells else NotifySettings(), artifact.key, log) as watch,
@@ -84,19 +61,25 @@ def _materialize(
         found = _look(artifact, force=force)
         while isinstance(found, _Missing) and waits_its_turn():
             found = _look(artifact, force=force)
-        if isinstance(found, _Missing):
+        while isinstance(found, _Missing):
             require_room(artifact.directory, found.artifact.need(), log=log)
-            with artifact.lock(wait=wait, log=log) as held:
-                is_overtaken = place_of(artifact.place) != found.place
-                if is_overtaken and not held.waited:
-                    log(f"another build of {artifact.directory} has just ended; checking its result")
-                if is_overtaken or held.waited:
-                    found = _look(artifact, force=force)
-                if isinstance(found, _Missing):
-                    with watch.standstill(on_progress) as on_progress:
-                        found = _build(found, held, force=force, on_progress=on_progress, log=log)
-            if found.state == "built":
-                watch.done(found.meta)
+            try:
+                with artifact.lock(wait=wait, log=log) as held:
+                    is_overtaken = place_of(artifact.place) != found.place
+                    if is_overtaken and not held.waited:
+                        log(f"another build of {artifact.directory} has just ended; checking its result")
+                    if is_overtaken or held.waited:
+                        found = _look(artifact, force=force)
+                    if isinstance(found, _Missing):
+                        with watch.standstill(on_progress) as progressed:
+                            found = _build(found, held, force=force, on_progress=progressed, log=log)
+            except LeaseLost as lost:
+                if not wait:
+                    raise
+                log(str(lost))
+                found = _look(artifact, force=force)
+        if found.state == "built":
+            watch.done(found.meta)
     if found.state == "cache_hit" and not found.kept:
         with suppress(NielsCacheError):  # a cache that cannot be written can be current, too
             artifact.sweep(resumable=False)  # an unfinished build beside it had different settings, different data or --force

@@ -13,17 +13,14 @@ from pathlib import Path
 from typing import Literal, cast
 
 from niels_cache_assets.artifacts.base import Artifact, with_unmatched
-from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
 from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
-from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.duplicates import Duplicates, Hashes, HashRange
 from niels_cache_assets.artifacts.index import BlendIndex, is_prebuilt
-from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
-from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.part import Part, ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange
 from niels_cache_assets.artifacts.parts.seal import PreparedSealed, Sealed
-from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
 from niels_cache_assets.corpus.tokenizer_note import training_note
@@ -182,13 +179,7 @@ def _(dataset: Dataset) -> Judgement:
 
 @_judge.register
 def _(plan: PartsPlan) -> Judgement:
-    if not plan.place.exists():
-        return "missing", "build it"
-    try:
-        plan.read()
-    except NielsCacheError as error:
-        return "other settings", str(error)
-    return "in sync", ""
+    return _judge_current(plan.place, plan.read)
 
 
 @_judge.register
@@ -228,22 +219,13 @@ def _(corpus: Corpus) -> Judgement:
         return "missing", f"{judged[1]}{so_far}"
     if judged[0] != "built":
         return judged
-    try:
-        corpus.current()
-    except NielsCacheError as error:
-        return "other settings", f"{error}{so_far}"
-    return "in sync", ""
+    state, advice = _judge_current(corpus.directory / META_NAME, corpus.current)
+    return state, advice and f"{advice}{so_far}"
 
 
 @_judge.register
 def _(part: CorpusPart | Hashes | HashRange) -> Judgement:
-    if not (part.directory / META_NAME).exists():
-        return "missing", "build it"
-    try:
-        part.current()
-    except NielsCacheError as error:
-        return "other settings", str(error)
-    return "in sync", ""
+    return _judge_current(part.directory / META_NAME, part.current)
 
 
 @_judge.register
@@ -319,10 +301,8 @@ def _state(
     """Return a CacheState. An error while reading becomes a state too. note: called with the meta.json of a complete directory."""
     try:
         state, advice = judge()
-    except _Damaged as error:
-        state, advice = "damaged", str(error)
-    except _Misplaced as error:
-        state, advice = "other data set", str(error)
+    except _Unusable as error:
+        state, advice = error.state, str(error)
     except NielsCacheError as error:
         state, advice = "unreadable", str(error)
     except OSError as error:  # such as the folder of another user
@@ -334,6 +314,16 @@ def _state(
         path = directory / META_NAME
         found = replace(found, note=note(check_form(load_meta(str(path)), path)) or "")
     return found
+
+
+def _judge_current(record: Path, require_current: Callable[[], object]) -> Judgement:
+    if not record.exists():
+        return "missing", "build it"
+    try:
+        require_current()
+    except NielsCacheError as error:
+        return "other settings", str(error)
+    return "in sync", ""
 
 
 def _judge_presence(directory: Path, keys: Iterable[str], *, named: bool = False) -> Judgement:
@@ -361,12 +351,12 @@ def _read_dataset(directory: Path, family: Family) -> Meta:
     return _read_with(directory, (*_BUILT_KEYS, *(_SFT_KEYS if family == "sft" else ())), named=True)
 
 
-class _Damaged(NielsCacheError):
-    """A file that differs from its entry in meta.json."""
+class _Unusable(NielsCacheError):
+    """A folder that was built, but cannot be used: its state says why."""
 
-
-class _Misplaced(NielsCacheError):
-    """A folder whose meta.json names a different data set than the folder."""
+    def __init__(self, state: State, said: str) -> None:
+        super().__init__(said)
+        self.state = state
 
 
 def _read_with(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
@@ -381,7 +371,7 @@ def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     meta = check_form(load_meta(str(path)), path)
     problem = place_problem(meta, family=directory.parent.name, name=directory.name) if named else None
     if problem is not None:
-        raise _Misplaced(f"{path}: {problem}")
+        raise _Unusable("other data set", f"{path}: {problem}")
     if is_foreign(meta) and named:  # only token caches may be foreign; a tokenizer and drop lists need keys that only niels-cache writes
         return meta
     lacking = [key for key in keys if key not in meta]
@@ -392,5 +382,5 @@ def _read_build(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
     try:
         check_sizes(directory, listed, found)
     except NielsCacheError as error:
-        raise _Damaged(str(error)) from error
+        raise _Unusable("damaged", str(error)) from error
     return meta

@@ -1,7 +1,5 @@
 """The tokenizer in a root folder: an imported model, or a model trained on a sample of the configured data sets (tokenizer/training.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,7 +15,7 @@ from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.corpus.tokenizer_sample import spool_sample
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.tokenizer.kinds import LIBRARIES, TextTokenizer, open_configured_model
+from niels_cache_assets.tokenizer.kinds import LIBRARIES, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
 from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, RoundTripLoss, round_trip_losses, train
@@ -51,6 +49,7 @@ class Tokenizer(Artifact):
     is_shared: bool = False
 
     version = CODE_VERSION
+    uses_network = True
     takes_what_is_there = True
 
     @property
@@ -65,10 +64,6 @@ class Tokenizer(Artifact):
     def is_imported(self) -> bool:
         """Whether the user supplies the model. Otherwise the model is trained here."""
         return self.registry.tokenizer.model is not None
-
-    @property
-    def network_patience(self) -> float:
-        return self.registry.build.network_patience
 
     def inputs(self) -> Sequence[str]:
         if self.is_imported:
@@ -147,7 +142,23 @@ class Tokenizer(Artifact):
         files: Files = {}
         for path in sorted(work.directory.iterdir()):
             add_file(path, path.name, files)
-        return Written(meta=_meta(tokenizer, self.registry, work.fingerprint, files, origin), warning="; ".join(warnings) or None)
+        library = LIBRARIES[tokenizer.kind]
+        meta = {
+            "kind": "tokenizer",
+            "built": True,
+            "model_type": settings.model_type if settings.model is None else "imported",
+            **({} if tokenizer.kind == "sentencepiece" else {"model_kind": tokenizer.kind}),
+            "vocab_size": tokenizer.vocab_size,
+            "special_tokens": tokenizer.special_tokens,
+            "special_token_ids": tokenizer.special_token_ids(),
+            f"{library}_version": version(library),
+            "seed": self.registry.build.seed,
+            "sha256": files[TOKENIZER_MODEL_NAMES[tokenizer.kind]]["sha256"],
+            "files": files,
+            "fingerprint": work.fingerprint,
+            **origin,
+        }
+        return Written(meta=meta, warning="; ".join(warnings) or None)
 
 
 def _said_of(losses: Sequence[RoundTripLoss]) -> str | None:
@@ -157,25 +168,6 @@ def _said_of(losses: Sequence[RoundTripLoss]) -> str | None:
     first = losses[0]
     count = f"{len(losses)} of {len(ROUND_TRIP_TEXTS)} difficult texts"
     return f"the model loses or changes text: {count} are not the same after a round trip; {first.text!r} becomes {first.decoded!r}"
-
-
-def _meta(tokenizer: TextTokenizer, registry: Registry, fingerprint: str, files: Files, origin: dict[str, Any]) -> Meta:
-    library = LIBRARIES[tokenizer.kind]
-    return {
-        "kind": "tokenizer",
-        "built": True,
-        "model_type": registry.tokenizer.model_type if registry.tokenizer.model is None else "imported",
-        **({} if tokenizer.kind == "sentencepiece" else {"model_kind": tokenizer.kind}),
-        "vocab_size": tokenizer.vocab_size,
-        "special_tokens": tokenizer.special_tokens,
-        "special_token_ids": tokenizer.special_token_ids(),
-        f"{library}_version": version(library),
-        "seed": registry.build.seed,
-        "sha256": files[TOKENIZER_MODEL_NAMES[tokenizer.kind]]["sha256"],
-        "files": files,
-        "fingerprint": fingerprint,
-        **origin,
-    }
 
 
 def _identity_of_model(settings: TokenizerSettings, model: str) -> dict[str, Any]:

@@ -7,18 +7,13 @@ build of the same revision would write now. The check does not ask upstream, so 
 build.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from niels_cache_assets.artifacts.base import Artifact
-from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import CacheState
-from niels_cache_assets.build_cache.resuming import JournalFingerprint
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.cache_identity import is_prepared
 from niels_cache_assets.corpus.reading import with_prepared
@@ -60,44 +55,30 @@ def unfinished_build(registry: Registry, judged: CacheState, *, root: Path) -> U
     if judged.state == "disabled" or judged.condition == "off":
         return Unfinished(stale="it is switched off or not configured now")
     try:
-        return _Comparison(registry, judged, recorded, root).verdict()
+        return _compared(registry, judged, recorded, root)
     except NielsCacheError:  # an input is missing now: the tokenizer, a corpus or files
         return _NOT_TOLD
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    registry: Registry
-    judged: CacheState
-    recorded: Recorded
-    root: Path
-
-    def verdict(self) -> Unfinished:
-        artifact = self._artifact()
-        if artifact is None:
-            return Unfinished(stale="it is not in this configuration")
-        if isinstance(artifact, Duplicates):
-            return self._compared(artifact.journal(None))
-        source = self.registry.source(self.judged.name.removeprefix("corpus/"))
-        reads_corpus = self.judged.kind != "corpus" and is_prepared(source)
-        now = None if reads_corpus else revision_on_this_machine(source, with_prepared(self.registry, self.root))
-        if self.recorded.made_of is None:  # a builder that was called directly
+def _compared(registry: Registry, judged: CacheState, recorded: Recorded, root: Path) -> Unfinished:
+    found = graph(registry, root)
+    key = judged.name if judged.kind == "corpus" else f"{judged.kind}/{judged.name}"
+    is_search = key == "corpus/duplicates"
+    if not is_search and key not in found.keys:
+        return Unfinished(stale="it is not in this configuration")
+    revision = None
+    if not is_search:
+        if recorded.made_of is None:  # a builder that was called directly
             return _NOT_TOLD
-        return self._compared(artifact.journal(self.recorded.made_of.get("revision") if now is None else now[0]))
-
-    def _artifact(self) -> Artifact | None:
-        """Return the artifact of the unfinished build, or None if it is not in the configuration."""
-        found = graph(self.registry, self.root)
-        if self.judged.name == "corpus/duplicates":
-            return found.duplicates()
-        key = self.judged.name if self.judged.kind == "corpus" else f"{self.judged.kind}/{self.judged.name}"
-        return found[key] if key in found.keys else None
-
-    def _compared(self, would_be: JournalFingerprint) -> Unfinished:
-        if self.recorded.fingerprint == would_be.fingerprint:
-            tokenizer = None if self.judged.kind == "corpus" else load_tokenizer(self.registry, self.root)
-            return Unfinished(stale=why_not_resumed(self.recorded.notes, tokenizer))
-        return Unfinished(stale="; ".join(differences(self.recorded.made_of or {}, would_be.made_of or {})) or _OTHER_BUILD)
+        source = registry.source(judged.name.removeprefix("corpus/"))
+        reads_corpus = judged.kind != "corpus" and is_prepared(source)
+        now = None if reads_corpus else revision_on_this_machine(source, with_prepared(registry, root))
+        revision = recorded.made_of.get("revision") if now is None else now[0]
+    would_be = found[key].journal(revision)
+    if recorded.fingerprint == would_be.fingerprint:
+        tokenizer = None if judged.kind == "corpus" else load_tokenizer(registry, root)
+        return Unfinished(stale=why_not_resumed(recorded.notes, tokenizer))
+    return Unfinished(stale="; ".join(differences(recorded.made_of or {}, would_be.made_of or {})) or _OTHER_BUILD)
 
 
 def revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:

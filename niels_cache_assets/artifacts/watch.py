@@ -9,8 +9,6 @@ message never changes the result of a build. The build waits for the command, bu
 warning without its arguments, which may be secrets.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

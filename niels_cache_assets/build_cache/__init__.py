@@ -5,9 +5,8 @@ chunks of about a megabyte, whatever the size of the input. The same input, sett
 threads nor interruptions of a build change the bytes (see Resume).
 """
 
-from niels_cache_assets.build_cache.base import CODE_VERSIONS, OnProgress, Progress, Provenance, write_unbuilt_cache
+from niels_cache_assets.build_cache.base import CODE_VERSIONS, OnProgress, Progress, Provenance, Resume, write_unbuilt_cache
 from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
-from niels_cache_assets.build_cache.resuming import Resume
 from niels_cache_assets.build_cache.sft import build_sft_cache
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.documents import Message

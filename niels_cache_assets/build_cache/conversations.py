@@ -7,8 +7,6 @@ after the prompt are targets:
     rejected   prompt with its spans | other answer with its spans
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass

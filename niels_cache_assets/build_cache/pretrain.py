@@ -13,8 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
-from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
-from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
+from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, Reached, Resume, dropped_note, take_up
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes
@@ -93,8 +92,8 @@ class _State:
     """The state of a build between two chunks.
 
     documents: the number of documents so far that were not dropped. drops: the documents that the builder dropped (Drops.state).
-    ended: the final counts, set after everything was read; None before that. overlaps: the examples so far of documents that were dropped
-        because of `references`.
+    ended: the final counts (Drops.state), set after everything was read; None before that.
+    overlaps: the examples so far of documents that were dropped because of `references`.
     """
 
     reached: Reached
@@ -103,7 +102,7 @@ class _State:
     remaining: dict[Split, int]
     drops: dict[str, dict[str, Any]]
     writer: WriterState
-    ended: Counts | None
+    ended: dict[str, dict[str, Any]] | None
     overlaps: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -176,8 +175,6 @@ class PretrainBuild(CacheBuild):
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
         finished = journal.finished if journal is not None else {}
-        if resume is not None:
-            resume.resumed_tokens = 0 if state is None else sum(split.tokens for split in state.writer.splits.values())
         splitter = self._new_splitter(remaining=state.remaining) if state is not None else self._new_splitter()
         with (
             PretrainWriter(
@@ -196,7 +193,9 @@ class PretrainBuild(CacheBuild):
                 references=self.references,
             ) as guard,
         ):
-            counts = state.ended if state is not None else None
+            if resume is not None:
+                resume.resumed_tokens = sum(map(writer.tokens, SPLITS))
+            counts = None if state is None or state.ended is None else Drops(**state.ended)
             overlaps = list(state.overlaps) if state is not None else []
             if counts is None:
                 counts = self._write_documents(writer, splitter, guard, journal, resume, overlaps)
@@ -207,7 +206,7 @@ class PretrainBuild(CacheBuild):
             meta = {
                 **self._meta,
                 **writer.totals(),
-                "dropped": counts.dropped,
+                "dropped": dict(counts.dropped),
                 **({} if self.references is None else {"decontaminated_examples": overlaps}),
                 "facts": counts.facts,
                 "files": writer.files,
@@ -219,8 +218,13 @@ class PretrainBuild(CacheBuild):
     def _encoding(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "append_eot": self.append_eot, "raise_on_collision": self.on_collision == "raise"}
 
-    def _encode(self, documents: Iterator[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
+    def encode(self, documents: Iterable[DocumentBatch], feed: Feed[Any], **rest: Any) -> Generator[EncodedDocuments]:
+        """Return encoded documents in batches. The reference encodes before `open_journal` has chosen an engine."""
         return encode_documents(documents, self.encoding_view, feed, threads=self.threads or available_threads(), **self._encoding, **rest)
+
+    def encode_apart(self, batch: EncodedDocuments) -> Iterator[EncodedDocuments]:
+        """Return the chunks of a batch one by one."""
+        return encode_apart(batch, self.encoding_view, **self._encoding)
 
     def _encoded_to_the_end(self, batches: Iterator[EncodedDocuments], splitter: BudgetSplitter) -> Iterator[EncodedDocuments]:
         """Yield the encoded documents in batches.
@@ -229,7 +233,7 @@ class PretrainBuild(CacheBuild):
         """
         for batch in batches:
             if splitter.may_be_met_by(batch):
-                yield from encode_apart(batch, self.encoding_view, **self._encoding)
+                yield from self.encode_apart(batch)
             else:
                 yield batch
             del batch
@@ -242,7 +246,7 @@ class PretrainBuild(CacheBuild):
         journal: Journal | None,
         resume: Resume | None,
         overlaps: list[dict[str, Any]],
-    ) -> Counts:
+    ) -> Drops:
         """Write all documents of the stream, or only the rest of them if the journal has a state.
 
         The caller has already restored `splitter`, `writer` and `overlaps` to that state. `overlaps`: filled with the first examples of
@@ -251,14 +255,14 @@ class PretrainBuild(CacheBuild):
         state: _State | None = journal.state if journal is not None else None
         counted = self.feed.count(state.expected if state is not None else None)
         seen, drops = (state.documents, Drops(**state.drops)) if state is not None else (0, Drops())
-        tokens = sum(writer.tokens(split) for split in SPLITS)
+        tokens = sum(map(writer.tokens, SPLITS))
 
         def share(position: Position) -> float | None:
             if self.feed.expected:
                 return seen / self.feed.expected
             return position.share if splitter.share is None else splitter.share
 
-        def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
+        def state_at(position: Position, *, ended: Drops | None = None) -> Callable[..., _State]:
             """Return a function that makes the state of the build at this position.
 
             The function takes the state of the writer. Call it when the writer has reached this position.
@@ -271,12 +275,12 @@ class PretrainBuild(CacheBuild):
                 expected=self.feed.expected,
                 remaining=dict(splitter.remaining),
                 drops=drops.state(),
-                ended=ended,
+                ended=None if ended is None else ended.state(),
                 overlaps=list(overlaps),
             )
 
         if guard is not None and self.val_texts is not None:
-            with closing(self._encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as given:
+            with closing(self.encode(as_documents(in_lists(self.val_texts)), Feed.of((), SourceReport()))) as given:
                 for batch in given:
                     guard.read_val(batch)
         position = Position(0, None, Counter(), {}, None)
@@ -286,7 +290,7 @@ class PretrainBuild(CacheBuild):
         first = state.reached.items if state is not None else 0
         with (
             WriteBehind() as behind,
-            closing(self._encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
+            closing(self.encode(documents, self.feed, first=first, screen=guard.screen if guard else None)) as batches,
         ):
             for batch in self._encoded_to_the_end(batches, splitter):
                 position = batch.position
@@ -308,7 +312,8 @@ class PretrainBuild(CacheBuild):
             else:
                 source_dropped, facts = self.feed.report.dropped, self.feed.report.facts
             behind.finish()
-        ended = Counts.of(source_dropped, facts, drops)
+        ended = Drops(source_dropped, facts)
+        ended.join(drops)
         if journal is not None and journal.recorded:
             _record(journal, writer, state_at(position, ended=ended), share(position))  # the remaining steps take time, too
         return ended
@@ -324,7 +329,7 @@ class PretrainBuild(CacheBuild):
             """Give the guard the documents from the beginning until val is complete. Each document gets the same split as before."""
             assert guard is not None
             splitter = self._new_splitter()
-            with closing(self._encode(documents, Feed.of((), SourceReport()))) as batches:
+            with closing(self.encode(documents, Feed.of((), SourceReport()))) as batches:
                 for batch in batches:
                     guard.admit(batch, is_val=splitter.val_mask(batch))
                     if guard.val_is_known:
@@ -358,7 +363,7 @@ def _record(journal: Journal, writer: PretrainWriter, state_of: Callable[..., _S
     )
 
 
-def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Counts, hints: Sequence[str]) -> str:
+def _why_no_train(out_dir: str, val_tokens: int, max_val_tokens: int, counts: Drops, hints: Sequence[str]) -> str:
     if val_tokens:
         return (
             f"{out_dir}: the source ended after {val_tokens:,} tokens, all of them for val (max_val_tokens={max_val_tokens:,}, "

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
+from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, Reached, Resume, dropped_note, take_up
 from niels_cache_assets.build_cache.conversations import (
     ConversationEncoder,
     characters,
@@ -25,7 +25,6 @@ from niels_cache_assets.build_cache.conversations import (
     problem_of_pair,
     without_text,
 )
-from niels_cache_assets.build_cache.resuming import Counts, Reached, Resume, take_up
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.config.defaults import ROLE_KEYS, Turns
@@ -63,7 +62,7 @@ class _State:
     reached: Reached
     drops: dict[str, dict[str, Any]]
     spool: SpoolState
-    ended: Counts | None
+    ended: dict[str, dict[str, Any]] | None
 
 
 class _Encoded(NamedTuple):
@@ -196,18 +195,14 @@ class SftBuild(CacheBuild):
         return {"settings": self.settings, "meta": self._meta, "on_invalid": self.on_invalid, "on_collision": self.on_collision}
 
     def _write(self, partial: Path, resume: Resume | None) -> Meta:
-        with self._chats or nullcontext():
-            return self._write_spooled(partial, resume)
-
-    def _write_spooled(self, partial: Path, resume: Resume | None) -> Meta:
         journal = self.open_journal(partial, resume, state=_State)
         state: _State | None = journal.state if journal is not None else None
         spooled = state.spool if state is not None else None
-        if resume is not None:
-            resume.resumed_tokens = 0 if spooled is None else spooled.tokens
         sides = len(SIDES) if self.preference else 1
-        with SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
-            ended = state.ended if state is not None else None
+        with self._chats or nullcontext(), SftSpool(partial, dtype=self.dtype, state=spooled, sides=sides) as spool:
+            if resume is not None:
+                resume.resumed_tokens = spool.tokens
+            ended = None if state is None or state.ended is None else Drops(**state.ended)
             if ended is None:
                 ended = self._spool(spool, journal, resume)
             if not spool.examples:
@@ -223,7 +218,7 @@ class SftBuild(CacheBuild):
                 **{f"{split}_{what}": counts[f"{split}_{what}"] for split in SPLITS for what in ("examples", "tokens")},
                 **({"targets": {split: counts[f"{split}_targets"] for split in SPLITS}} if with_spans else {}),
                 **self._described_template(partial, files),
-                "dropped": ended.dropped,
+                "dropped": dict(ended.dropped),
                 "facts": {**ended.facts, "straddling_groups": counts["straddling_groups"]},
                 "files": files,
                 "content_sha256": content_sha256(files),
@@ -243,16 +238,16 @@ class SftBuild(CacheBuild):
         about = {"name": self.template.name, "sha256": self.template.sha256, "marks": self._chats.has_marks}
         return {"template": about | self._learned, **described}
 
-    def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Counts:
+    def _spool(self, spool: SftSpool, journal: Journal | None, resume: Resume | None) -> Drops:
         """Store all conversations in the spool, or only the rest of them if the journal has a state."""
         state: _State | None = journal.state if journal is not None else None
         drops = Drops(**state.drops) if state is not None else Drops()
         examples, tokens = spool.examples, spool.tokens
 
-        def state_at(position: Position, *, ended: Counts | None = None) -> Callable[..., _State]:
+        def state_at(position: Position, *, ended: Drops | None = None) -> Callable[..., _State]:
             """Return a function that makes the state of the build at this position, from the state of the spool there."""
             reached = Reached(items=position.items, mark=position.mark, share=position.share)
-            return partial(_State, reached=reached, drops=drops.state(), ended=ended)
+            return partial(_State, reached=reached, drops=drops.state(), ended=None if ended is None else ended.state())
 
         hints: list[str] = []
         position = Position(0, None, Counter(), {}, None)
@@ -268,7 +263,8 @@ class SftBuild(CacheBuild):
                     self.progress(Progress(examples, tokens, position.share))
             behind.finish()
         self.feed.report.hints += hints
-        ended = Counts.of(self.feed.report.dropped, self.feed.report.facts, drops)
+        ended = Drops(self.feed.report.dropped, self.feed.report.facts)
+        ended.join(drops)
         if journal is not None and journal.recorded:
             _record(journal, spool, state_at(position, ended=ended))
         return ended

@@ -6,8 +6,6 @@ once with a call whose arguments are an object. If it writes key and value, it g
 never changes the tokens. Nothing is rendered here, and this module imports no other of this package.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress

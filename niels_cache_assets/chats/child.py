@@ -19,8 +19,6 @@ without marks, the target is the text that each message of the assistant adds to
 must not make further ones. `plain` is the rendering of a short conversation with neutral words; None if the template refuses it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import resource

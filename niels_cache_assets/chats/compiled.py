@@ -3,8 +3,6 @@
 It runs in the child process (child.py), and imports only the standard library and jinja2.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Mapping

@@ -160,16 +160,14 @@ def check_template(name: str, settings: TokenizerSettings) -> None:
         return
     if settings.model is None:
         template.require_tokens([*settings.special_tokens.values()].__contains__, "a tokenizer that is trained")
-    elif (tokenizer := _opened(settings)) is not None:
-        template.require_tokens(lambda token: tokenizer.token_id(token) is not None, tokenizer.model_path)
+    else:
+        tokenizer: TextTokenizer | None = None
+        with suppress(NielsCacheError):
+            tokenizer = open_configured_model(settings)
+        if tokenizer is not None:
+            template.require_tokens(lambda token: tokenizer.token_id(token) is not None, tokenizer.model_path)
     with Rendering(template) as ready:
         ready.start()
-
-
-def _opened(settings: TokenizerSettings) -> TextTokenizer | None:
-    with suppress(NielsCacheError):
-        return open_configured_model(settings)
-    return None
 
 
 class _Child:
@@ -199,7 +197,19 @@ class _Child:
 
     def render(self, chats: Sequence[Chat], *, text_only: bool = False) -> list[Rendered | Refusal]:
         """Return the texts with their targets. text_only: without targets."""
-        self._send([{**_task(chat), "text_only": text_only} for chat in chats])
+        self._send(
+            [
+                {
+                    "messages": chat.messages,
+                    "tools": chat.tools,
+                    "last": chat.last,
+                    "most": LEAST_OUTPUT + OUTPUT_PER_CHARACTER * sum(map(len, texts_of([chat.messages, chat.tools]))),
+                    "seconds": MOST_SECONDS + len(chat.messages) // _MESSAGES_PER_SECOND,
+                    "text_only": text_only,
+                }
+                for chat in chats
+            ]
+        )
         return [self._rendered(chat) for chat in chats]
 
     def end(self) -> None:
@@ -247,15 +257,6 @@ class _Child:
 def _end_all(children: list[_Child]) -> None:
     while children:
         children.pop().end()
-
-
-def _task(chat: Chat) -> dict[str, Any]:
-    seconds = MOST_SECONDS + len(chat.messages) // _MESSAGES_PER_SECOND
-    return {"messages": chat.messages, "tools": chat.tools, "last": chat.last, "most": _most_output(chat), "seconds": seconds}
-
-
-def _most_output(chat: Chat) -> int:
-    return LEAST_OUTPUT + OUTPUT_PER_CHARACTER * sum(map(len, texts_of([chat.messages, chat.tools])))
 
 
 def texts_of(value: Any) -> list[str]:

@@ -3,8 +3,6 @@
 Nothing is rendered here. A template is text, and the strings of special tokens that it may use.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -26,9 +26,9 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact, Outcome
+    from niels_cache_assets.artifacts.corpus import JoinedCorpus
     from niels_cache_assets.artifacts.duplicates import Duplicates
     from niels_cache_assets.artifacts.graph import Graph
-    from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
     from niels_cache_assets.artifacts.parts.seal import Sealed
     from niels_cache_assets.artifacts.tokenizer import Tokenizer
     from niels_cache_assets.config.registry import Registry

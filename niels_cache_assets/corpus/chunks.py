@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from niels_cache_assets.build_cache.resuming import Reached, take_up
+from niels_cache_assets.build_cache.base import Reached, take_up
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.documents import Document, DocumentBatch, Documents, Drops

@@ -15,7 +15,7 @@ at most about 100 bytes for each of its documents and bands, and usually a tenth
 131,072 documents, or a 4,096th of all documents if that is more. It does not depend on the number of buckets. Disk: 20 + 16 x (bands + 1)
 bytes a document for the hashes, 24 bytes for each row, and 16 bytes for each bucket that a window passes on.
 
-The steps share nothing but files, so each range can be a job on a machine of its own (artifacts/parts/ranges.py). `find_buckets` runs all
+The steps share nothing but files, so each range can be a job on a machine of its own (artifacts/duplicates.py). `find_buckets` runs all
 steps in one range, and a killed run resumes after the last band that was recorded.
 """
 

@@ -19,11 +19,11 @@ from dagster._core.storage.dagster_run import IN_PROGRESS_RUN_STATUSES  # no pub
 from dagster._core.storage.tags import PARTITION_NAME_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.corpus import CorpusPart, JoinedCorpus
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.artifacts.parts.corpus import CorpusPart, JoinedCorpus
+from niels_cache_assets.artifacts.parts.part import ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import Sealed
-from niels_cache_assets.artifacts.parts.val_part import ValPart
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus import corpus_part_metadata

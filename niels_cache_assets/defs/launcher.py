@@ -22,11 +22,11 @@ from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteRepo
 from dagster._core.storage.tags import MAX_RETRIES_TAG
 
 from niels_cache_assets.artifacts.base import Artifact, Outcome
+from niels_cache_assets.artifacts.duplicates import OfSearch
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.ranges import OfSearch
-from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
-from niels_cache_assets.cluster.command import Apart
+from niels_cache_assets.artifacts.parts.sharing import FreeFirst
+from niels_cache_assets.cluster.child import Apart
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs import keys
@@ -191,7 +191,11 @@ class _Launcher:
     def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
         """Build parts of one data set, or ranges, in children, several at a time ([cluster]), or here. Parts of other processes wait."""
         if self._sink.builds_parts_here or force:
-            build_free_parts_first(parts, lambda part, waits: self.launch(part, force=force, passes_over=not waits))
+            turns = FreeFirst(parts)
+            while (turn := turns.take()) is not None:
+                part, waits = turn
+                if not self.launch(part, force=force, passes_over=not waits):
+                    turns.put_behind(part)
             return
         ready: dict[str, Apart] = {}
         for part in parts:

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.parts.sharing import FreeFirst
 from niels_cache_assets.artifacts.watch import watched
-from niels_cache_assets.cluster.child import build_apart
-from niels_cache_assets.cluster.command import Apart, PartCommand
+from niels_cache_assets.cluster.child import Apart, PartCommand, build_apart
 from niels_cache_assets.defs.listening import LaunchListener
 from niels_cache_assets.defs.places import HostPlace
 from niels_cache_runtime.errors import NielsCacheError
@@ -61,7 +60,7 @@ def build_part_apart(
 
         def command() -> PartCommand:
             host = place.take(is_stopping)
-            return PartCommand.of(part, host=host, waits=waits)
+            return PartCommand(part=part, host=host, waits=waits)
 
         return build_apart(part, command, on_progress=progressed, log=watch.log, is_stopping=is_stopping)
 

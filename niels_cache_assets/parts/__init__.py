@@ -2,7 +2,7 @@
 
     plan.py     files, parts, budgets, and their division: written once as plan.json, read by all others
     layout.py   names of folders and files
-    lease.py    which process builds a part, on whichever machine; lease_files.py has its files
+    lease.py    which process builds a part, on whichever machine
     attempts.py the staging directory of an attempt, and what it takes over from the attempt before
     excluded.py which documents of a finished part a list of ids names
     seal.py     the joined cache: hard links, shifted document ends, meta.json

@@ -5,8 +5,6 @@ attempt links its finished files, which no process writes again, and copies its 
 directory is moved away in one step, before it is removed. After that, the old process can neither record nor commit.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -10,8 +10,6 @@ sha256 of the file of lineage. The cache that was joined has the same files of l
 million documents is read in a quarter of a second.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Names and places of a data set in parts, below `ROOT/pretrain/.parts/NAME/`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from niels_cache_runtime.format.layout import parts_root

@@ -4,12 +4,10 @@ Shards and lineage become hard links under their final names, and copies if the 
 joined in blocks. Cost: one system call for each file, and the document ends once. Memory does not grow with the data set.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,7 +75,7 @@ def seal(members: Sequence[Member], directory: Path, *, target: Path, log: Calla
             for path in member.shards(split):
                 link(member, path, f"{split}/{shard_name(number)}")
                 number += 1
-        _join_doc_ends(members, split, directory, files)
+        write_blocks(NpyWriter(directory, doc_ends_name(split), DOC_ENDS_DTYPE, files), _doc_ends(members, split))
         for member, name in _lineage(members, split):
             link(member, documents_name(split), name)
     counted = {key: {split: sum(member.count(key, split) for member in members) for split in SPLITS} for key in ("documents", "characters")}
@@ -157,27 +155,31 @@ class Links:
         self._left -= size
 
 
-def _join_doc_ends(members: Sequence[Member], split: Split, directory: Path, files: Files) -> None:
-    """Write the document ends of a split, each shifted by the tokens before its part."""
-    writer = NpyWriter(directory, doc_ends_name(split), DOC_ENDS_DTYPE, files)
+def write_blocks(writer: NpyWriter, blocks: Iterable[np.ndarray]) -> None:
+    """Write all rows of an array, and seal its file."""
     try:
-        before = 0
-        for member in members:
-            if split not in member.splits:
-                continue
-            path, tokens = member.directory / doc_ends_name(split), member.count("tokens", split)
-            ends = map_offsets(path, DOC_ENDS_DTYPE)
-            if (int(ends[-1]) if len(ends) else 0) != tokens or len(ends) != member.count("documents", split):
-                raise NielsCacheError(
-                    f'{path}: does not fit the meta.json beside it; set verify_parts = "sha256" in [build], and build {member.name} again'
-                )
-            for first in range(0, len(ends), _BLOCK_ENDS):
-                writer.write(np.asarray(ends[first : first + _BLOCK_ENDS]) + np.uint64(before))
-            before += tokens
+        for block in blocks:
+            writer.write(block)
         writer.seal()
-    except BaseException:
+    finally:
         writer.abandon()
-        raise
+
+
+def _doc_ends(members: Sequence[Member], split: Split) -> Iterator[np.ndarray]:
+    """Yield the document ends of a split in blocks, each shifted by the tokens before its part."""
+    before = 0
+    for member in members:
+        if split not in member.splits:
+            continue
+        path, tokens = member.directory / doc_ends_name(split), member.count("tokens", split)
+        ends = map_offsets(path, DOC_ENDS_DTYPE)
+        if (int(ends[-1]) if len(ends) else 0) != tokens or len(ends) != member.count("documents", split):
+            raise NielsCacheError(
+                f'{path}: does not fit the meta.json beside it; set verify_parts = "sha256" in [build], and build {member.name} again'
+            )
+        for first in range(0, len(ends), _BLOCK_ENDS):
+            yield np.asarray(ends[first : first + _BLOCK_ENDS]) + np.uint64(before)
+        before += tokens
 
 
 def _lineage(members: Sequence[Member], split: Split) -> Iterator[tuple[Member, str]]:

@@ -5,8 +5,6 @@ bytes: `tokenizers` orders pairs of equal frequency by their ids, and the ids do
 of the sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

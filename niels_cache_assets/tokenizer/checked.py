@@ -183,13 +183,16 @@ class Encoder:
             if self._engine is not None and not (batch is None and self._compares_next):  # that would not be compared
                 found = self._with_engine(self._engine, texts)
         if found is None:
-            self._count_own(len(texts))
+            with self._lock:
+                self._own = _counted(self._own, len(texts), checked=len(texts))
             return self._view.encode_flat(_python_strings(texts))
         chosen = _compared(batch, int(sizes.sum()))
         if self._compares_next and batch is not None:
             self._compares_next, chosen = False, slice(None)
         compared = _python_strings(texts[chosen])
-        self._count(len(texts), checked=self._compare(compared, found, chosen) if compared else 0)
+        checked = self._compare(compared, found, chosen) if compared else 0
+        with self._lock:
+            self._use = _counted(self._use, len(texts), checked=checked)
         return found
 
     def _compare(self, texts: Sequence[str], found: tuple[np.ndarray, np.ndarray], chosen: slice) -> int:
@@ -232,16 +235,6 @@ class Encoder:
             self._log(f"{model}: {engine.name} {engine.version} failed ({why}); {self._reference} encodes each batch for which it fails")
         return None
 
-    def _count(self, texts: int, *, checked: int) -> None:
-        with self._lock:
-            if self._use is not None:
-                self._use = replace(self._use, texts=self._use.texts + texts, checked=self._use.checked + checked)
-
-    def _count_own(self, texts: int) -> None:
-        with self._lock:
-            if self._own is not None:
-                self._own = replace(self._own, texts=self._own.texts + texts, checked=self._own.checked + texts)
-
     @property
     def uses(self) -> list[EngineUse]:
         """All uses for this cache, one for each library and version: those of an interrupted build, the engine, the reference.
@@ -262,6 +255,11 @@ class Encoder:
     def notes(self) -> dict[str, Any]:
         """Return the notes for the journal."""
         return EngineUse.notes(self.uses)
+
+
+def _counted(use: EngineUse | None, texts: int, *, checked: int) -> EngineUse | None:
+    """Return a use with further texts."""
+    return None if use is None else replace(use, texts=use.texts + texts, checked=use.checked + checked)
 
 
 def _python_strings(texts: Sequence[str] | Strings) -> Sequence[str]:

@@ -3,8 +3,6 @@
 Control characters are escaped because the text is not trusted, and control characters could drive a terminal.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from itertools import groupby

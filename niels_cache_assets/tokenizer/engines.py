@@ -112,15 +112,18 @@ class Fastokens:
         return np.frombuffer(ids, np.uint32), np.diff(np.frombuffer(offsets, np.uint64)).astype(np.int64)
 
 
-ENGINES: Mapping[str, Callable[[TextTokenizer], Engine | None]] = {Fastokens.name: Fastokens.load}
-"""The engines by name, the preferred one first. Each loads the model of a tokenizer, or returns None (not installed, not supported)."""
+Loaders = Mapping[str, Callable[["TextTokenizer"], Engine | None]]
+"""Functions by the names of engines. Each loads the model of a tokenizer, or returns None (not installed, not supported)."""
+
+ENGINES: Loaders = {Fastokens.name: Fastokens.load}
+"""The engines, the preferred one first."""
 
 
-OWN_ENGINES: Mapping[str, Callable[[TextTokenizer], Engine | None]] = {UnigramWords.name: UnigramWords.load}
+OWN_ENGINES: Loaders = {UnigramWords.name: UnigramWords.load}
 """The engines of this package, for models of SentencePiece. A build loads one only after some megabytes of text (checked.py)."""
 
 
-def engines_for(tokenizer: Any) -> Mapping[str, Callable[[TextTokenizer], Engine | None]]:
+def engines_for(tokenizer: Any) -> Loaders:
     """Return the engines that may encode for this kind of tokenizer."""
     if isinstance(tokenizer, SentencePieceTokenizer):
         return OWN_ENGINES

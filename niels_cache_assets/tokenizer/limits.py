@@ -5,8 +5,6 @@ and its normalizers and decoders make at most 100 characters of one: NFKC makes 
 `max_document_mib` of a source bounds. The library itself ends a regular expression after ten million steps.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re
@@ -25,9 +23,14 @@ _MAY_BE_EMPTY = re.compile(r"[*?|^$]|\{[0,]|\\[bBAzZG]")  # in a regular express
 
 
 def read_model(path: str | Path) -> bytes:
-    """Return the bytes of a tokenizer's file. Raises OSError if it cannot be read, and NielsCacheError if it is too large."""
-    with open(path, "rb") as file:
-        content = file.read(MOST_BYTES + 1)
+    """Return the bytes of a tokenizer's file. Raises NielsCacheError if it does not exist, cannot be read, or is too large."""
+    if not Path(path).is_file():
+        raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path")
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
     if len(content) > MOST_BYTES:
         raise NielsCacheError(f"{path}: has more than {MOST_BYTES >> 20} MiB, too many for a tokenizer; give another file")
     return content

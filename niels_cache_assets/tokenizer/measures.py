@@ -6,8 +6,6 @@ lines, so it is not measured. Cost: a tenth of a second for each source, and the
 the caches that were built with it are measured instead.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

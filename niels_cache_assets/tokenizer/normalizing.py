@@ -5,8 +5,6 @@ that join nothing before them, and the pieces are normalized one by one. Normali
 encoding it. The tables are those of Python's unicodedata, as in the models' own code.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from functools import cache

@@ -33,14 +33,12 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
     """
     import sentencepiece
 
+    content = read_model(path)
     try:
-        content = read_model(path)
         processor = sentencepiece.SentencePieceProcessor(model_proto=content)
         processor.id_to_piece(list(range(processor.get_piece_size())))
     except UnicodeDecodeError as error:
         raise NielsCacheError(f"{path}: a damaged SentencePiece model: a piece is not UTF-8; copy the file again") from error
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
     except RuntimeError as error:
         if _RANK_LINE.match(content):  # Meta published ranks as tokenizer.model
             raise NielsCacheError(
@@ -60,7 +58,7 @@ class SentencePieceTokenizer(TextTokenizer):
     """
 
     kind = "sentencepiece"
-    _loaded = ("_processor",)
+    _loaded = ("library_processor",)
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
         super().__init__(model_path, special_tokens=special_tokens)
@@ -68,34 +66,28 @@ class SentencePieceTokenizer(TextTokenizer):
         self._special_ids = {role: ids[role] for role in (*ROLE_KEYS, BOS) if role in ids}
 
     @cached_property
-    def _processor(self) -> sentencepiece.SentencePieceProcessor:
-        if not Path(self.model_path).is_file():
-            raise NielsCacheError(f"{self.model_path}: no such tokenizer model; materialize the tokenizer first or correct the path")
+    def library_processor(self) -> sentencepiece.SentencePieceProcessor:
+        """The object of the library `sentencepiece`."""
         processor, loaded = load_model(self.model_path)
         self._require_same(loaded)
         return processor
 
     @property
-    def library_processor(self) -> sentencepiece.SentencePieceProcessor:
-        """The object of the library `sentencepiece`."""
-        return self._processor
-
-    @property
     def vocab_size(self) -> int:
         """The number of pieces, including special tokens. All ids are below this number."""
-        return int(self._processor.get_piece_size())
+        return int(self.library_processor.get_piece_size())
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as int32 arrays. If a text yields special ids, they are included; the caller must check for them."""
         try:
-            return self._processor.encode_as_numpy(list(texts), num_threads=1)
+            return self.library_processor.encode_as_numpy(list(texts), num_threads=1)
         except (RuntimeError, TypeError) as error:  # the type of the error depends on the version
             raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
 
     def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the ids of rendered texts and the spans of ids (see TextTokenizer). Special tokens are always known in a text."""
         try:
-            encoded = self._processor.encode(list(texts), return_type="offset_mapping", num_threads=1)
+            encoded = self.library_processor.encode(list(texts), return_type="offset_mapping", num_threads=1)
         except (RuntimeError, TypeError) as error:
             raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
         found = []
@@ -109,7 +101,7 @@ class SentencePieceTokenizer(TextTokenizer):
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text of `ids`; a special id becomes its string. Raises NielsCacheError for an id that is not in the vocabulary."""
         try:
-            return self._processor.decode([int(token) for token in ids])
+            return self.library_processor.decode([int(token) for token in ids])
         except (IndexError, RuntimeError) as error:
             raise NielsCacheError(f"an id to decode is not in 0 ... {self.vocab_size - 1}; is it of another tokenizer?") from error
 
@@ -128,7 +120,7 @@ class SentencePieceTokenizer(TextTokenizer):
         Joining these bytes gives the same text as `decode` of the ids, except for a blank at the start. For many documents, joining is
         faster. The bytes of an unknown or control id are empty.
         """
-        pieces = self._processor
+        pieces = self.library_processor
 
         def bytes_of(token: int) -> bytes:
             if pieces.is_unknown(token) or pieces.is_control(token):
@@ -140,12 +132,12 @@ class SentencePieceTokenizer(TextTokenizer):
 
     def token_id(self, token: str) -> int | None:
         """Return the id of a piece, or None."""
-        found = int(self._processor.piece_to_id(token))
-        return None if found == self._processor.unk_id() else found
+        found = int(self.library_processor.piece_to_id(token))
+        return None if found == self.library_processor.unk_id() else found
 
     def special_names(self) -> list[str]:
         """Return the control pieces."""
-        return [self._processor.id_to_piece(token) for token in range(self.vocab_size) if self._processor.is_control(token)]
+        return [self.library_processor.id_to_piece(token) for token in range(self.vocab_size) if self.library_processor.is_control(token)]
 
     def save(self, folder: Path) -> None:
         """Copy the model into a folder."""

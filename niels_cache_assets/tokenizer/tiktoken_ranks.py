@@ -110,12 +110,7 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
     Raises NielsCacheError for a file that cannot be read, is not a rank file, or is damaged: a rank that occurs twice, or a byte without a
     rank.
     """
-    if not Path(path).is_file():
-        raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path")
-    try:
-        content = read_model(path)
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    content = read_model(path)
     ranks: dict[bytes, int] = {}
     pieces = 0
     for number, line in enumerate(content.splitlines(), start=1):
@@ -154,7 +149,7 @@ class TiktokenTokenizer(TextTokenizer):
     """
 
     kind = "tiktoken"
-    _loaded = ("_encoding",)
+    _loaded = ("library_encoding",)
 
     def __init__(
         self,
@@ -196,19 +191,15 @@ class TiktokenTokenizer(TextTokenizer):
             }
         )
         self.model_sha256 = hashlib.sha256(self.description.encode()).hexdigest()
-        self._encoding = _open(ranks, self.pattern, self._ids_by_string, self.model_path)
+        self.library_encoding = _open(ranks, self.pattern, self._ids_by_string, self.model_path)
 
     @cached_property
-    def _encoding(self) -> tiktoken.Encoding:
+    def library_encoding(self) -> tiktoken.Encoding:
+        """The object of the library `tiktoken`."""
         ranks, sha256 = read_ranks(self.ranks_path)
         if sha256 != json.loads(self.description)["ranks_sha256"]:
             raise NielsCacheError(f"{self.ranks_path}: the tokenizer has changed since this object was pickled; create it again")
         return _open(ranks, self.pattern, self._ids_by_string, self.model_path)
-
-    @property
-    def library_encoding(self) -> tiktoken.Encoding:
-        """The object of the library `tiktoken`."""
-        return self._encoding
 
     @property
     def vocab_size(self) -> int:
@@ -229,7 +220,7 @@ class TiktokenTokenizer(TextTokenizer):
         for given, own_of_given in zip(texts, spans, strict=True):
             text, own = nfc_with_places(given, own_of_given) if self.normalize else (given, own_of_given)
             ids = self._encode(text, with_special=True)
-            ends = np.cumsum([len(piece) for piece in self._encoding.decode_tokens_bytes(ids)], dtype=np.int64)
+            ends = np.cumsum([len(piece) for piece in self.library_encoding.decode_tokens_bytes(ids)], dtype=np.int64)
             found.append((np.array(ids, dtype=np.uint32), places_of_spans(np.append(0, ends[:-1]), ends, _in_bytes(text, own))))
         return found
 
@@ -241,7 +232,11 @@ class TiktokenTokenizer(TextTokenizer):
                 raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
         try:
             with panics_as_errors():
-                return self._encoding.encode(text, allowed_special="all") if with_special else self._encoding.encode_ordinary(text)
+                return (
+                    self.library_encoding.encode(text, allowed_special="all")
+                    if with_special
+                    else self.library_encoding.encode_ordinary(text)
+                )
         except PanicError as error:
             raise self._unencodable(text, error) from error
 
@@ -253,7 +248,7 @@ class TiktokenTokenizer(TextTokenizer):
         known = self._require_known(ids)
         try:
             with panics_as_errors():
-                return self._encoding.decode(known)
+                return self.library_encoding.decode(known)
         except KeyError as error:
             raise NielsCacheError(f"{self.model_path}: the id {error} has no piece; is it of another tokenizer?") from error
 

@@ -82,12 +82,12 @@ class HuggingFaceTokenizer(TextTokenizer):
     """
 
     kind = "tokenizer.json"
-    _loaded = ("_tokenizer", "_pieces", "_is_byte_level", "_rendered_tokenizer", "_written_specials")
+    _loaded = ("library_tokenizer", "_pieces", "_is_byte_level", "_rendered_tokenizer", "_written_specials")
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str] = SPECIAL_TOKENS) -> None:
         self._given = str(model_path)
         super().__init__(json_file(model_path), special_tokens=special_tokens)
-        tokenizer = self._tokenizer
+        tokenizer = self.library_tokenizer
         self._vocab_size = _vocab_size(tokenizer, self.model_path)
         added = tokenizer.get_added_tokens_decoder()
         self._reserved = sorted(token for token, each in added.items() if each.special and each.content != self._unknown)
@@ -96,16 +96,12 @@ class HuggingFaceTokenizer(TextTokenizer):
         self._special_ids = find_special_ids(self.special_tokens, self.token_id, self.special_names, self.model_path)
 
     @cached_property
-    def _tokenizer(self) -> tokenizers.Tokenizer:
+    def library_tokenizer(self) -> tokenizers.Tokenizer:
+        """The object of the library `tokenizers`, with special tokens switched off."""
         loaded = load_tokenizer_json(self.model_path)
         self._require_same(loaded.sha256)
         self._unknown = loaded.unknown
         return loaded.tokenizer
-
-    @property
-    def library_tokenizer(self) -> tokenizers.Tokenizer:
-        """The object of the library `tokenizers`, with special tokens switched off."""
-        return self._tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -121,7 +117,7 @@ class HuggingFaceTokenizer(TextTokenizer):
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Return the ids of each text as uint32 arrays. If a text yields special ids, they are included; the caller must check for them."""
-        encoded = self._encoded(self._tokenizer.encode_batch_fast, texts)
+        encoded = self._encoded(self.library_tokenizer.encode_batch_fast, texts)
         return [np.array(each.ids, dtype=np.uint32) for each in encoded]
 
     def _encoded(self, encode_batch: Callable[..., list[tokenizers.Encoding]], texts: Sequence[str]) -> list[tokenizers.Encoding]:
@@ -142,8 +138,8 @@ class HuggingFaceTokenizer(TextTokenizer):
         The library remembers the ids of the first words that it encodes. Without this, these would be the words of the proof.
         """
         with suppress(AttributeError, TypeError):  # private methods, which not every model and version has; encoding is slower then
-            self._tokenizer.model._clear_cache()
-            self._tokenizer.model._resize_cache(_REMEMBERED_WORDS)
+            self.library_tokenizer.model._clear_cache()
+            self.library_tokenizer.model._resize_cache(_REMEMBERED_WORDS)
 
     def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return the ids of rendered texts and the spans of ids (see TextTokenizer). They are those of `transformers`.
@@ -161,7 +157,7 @@ class HuggingFaceTokenizer(TextTokenizer):
         """A copy of the tokenizer that knows the special tokens in a text."""
         import tokenizers
 
-        return tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        return tokenizers.Tokenizer.from_str(self.library_tokenizer.to_str())
 
     def yields_special(self, texts: Sequence[str]) -> list[bool]:
         """Return for each text whether `encode_rendered` gives it a special id. Only texts that may do so are encoded."""
@@ -176,10 +172,10 @@ class HuggingFaceTokenizer(TextTokenizer):
     @cached_property
     def _written_specials(self) -> re.Pattern[str] | None:
         """A pattern of the strings of special tokens. None if a normalizer may also make them of other text."""
-        added = self._tokenizer.get_added_tokens_decoder()
+        added = self.library_tokenizer.get_added_tokens_decoder()
         reserved = [added[token] for token in self.reserved_ids() if token in added]
         if len(reserved) < len(self.reserved_ids()) or (
-            self._tokenizer.normalizer is not None and any(each.normalized for each in reserved)
+            self.library_tokenizer.normalizer is not None and any(each.normalized for each in reserved)
         ):
             return None
         return re.compile("|".join(re.escape(each.content) for each in reserved))
@@ -193,7 +189,7 @@ class HuggingFaceTokenizer(TextTokenizer):
         if self._is_byte_level:
             return b"".join(self._pieces[token] for token in known).decode(errors="replace")
         with panics_as_errors():
-            return str(self._tokenizer.decode(known, skip_special_tokens=False))
+            return str(self.library_tokenizer.decode(known, skip_special_tokens=False))
 
     def decode_continued(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` that follow other ids. Some decoders drop the blank at the start of a text."""
@@ -211,20 +207,20 @@ class HuggingFaceTokenizer(TextTokenizer):
 
     @cached_property
     def _is_byte_level(self) -> bool:
-        return type(self._tokenizer.decoder).__name__ == "ByteLevel"
+        return type(self.library_tokenizer.decoder).__name__ == "ByteLevel"
 
     @cached_property
     def _pieces(self) -> list[bytes]:
-        added = self._tokenizer.get_added_tokens_decoder()
+        added = self.library_tokenizer.get_added_tokens_decoder()
         to_bytes = _byte_level_piece if self._is_byte_level else _other_piece
         pieces = [b""] * self._vocab_size
-        for piece, token in self._tokenizer.get_vocab(with_added_tokens=True).items():
+        for piece, token in self.library_tokenizer.get_vocab(with_added_tokens=True).items():
             pieces[token] = piece.encode() if token in added else to_bytes(piece)
         return pieces
 
     def token_id(self, token: str) -> int | None:
         """Return the id of an added token or a piece, or None."""
-        return self._tokenizer.token_to_id(token)
+        return self.library_tokenizer.token_to_id(token)
 
     def special_names(self) -> list[str]:
         """Return the added tokens: first those that the file marks as special, then the others."""
@@ -233,10 +229,8 @@ class HuggingFaceTokenizer(TextTokenizer):
     def save(self, folder: Path) -> None:
         """Copy the file into a folder. If the model was given as a folder, also copy its settings of special tokens."""
         copyfile(self.model_path, folder / _NAME)
-        if Path(self._given).is_dir():
-            for name in _SIDE_NAMES:
-                if (Path(self._given) / name).is_file():
-                    copyfile(Path(self._given) / name, folder / name)
+        for path in side_files(self._given):
+            copyfile(path, folder / path.name)
 
 
 def _tokens_of_spans(encoded: tokenizers.Encoding, spans: Sequence[Span]) -> np.ndarray:
@@ -278,12 +272,7 @@ def load_tokenizer_json(path: str | Path) -> LoadedJson:
         import tokenizers
     except ImportError as error:
         raise NielsCacheError(f"{path}: needs the package tokenizers, which cannot be imported; pip install tokenizers") from error
-    if not Path(path).is_file():
-        raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path")
-    try:
-        content = read_model(path)
-    except OSError as error:
-        raise NielsCacheError(f"{path}: cannot be read: {error.strerror or error}") from error
+    content = read_model(path)
     described = _parsed(content, path)
     require_bounded(described, path)
     try:

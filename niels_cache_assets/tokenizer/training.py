@@ -6,8 +6,6 @@ parent is killed. No part of a text may be lost. Therefore there is no normaliza
 become bytes. SentencePiece holds the whole sample in memory.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -100,8 +100,8 @@ class UnigramWords:
 
             if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
                 return None
-            model = _Model.parsed(processor.serialized_model_proto())
-            found = None if model is None else _pieces_of(model)
+            parsed = _parsed(processor.serialized_model_proto())
+            found = None if parsed is None else _pieces_of(parsed)
         except Exception:  # numba cannot be loaded, or the model has another format
             return None
         return None if found is None else cls(processor, found[0], is_line_feed_alone=found[1])
@@ -171,32 +171,27 @@ def _has_any(content: np.ndarray) -> bool:
     return not content.min() or bool(((content[places - 1] == first) & follows).any())
 
 
-class _Model(NamedTuple):
-    """A model file. pieces: (string, score, type) by id."""
+def _parsed(content: bytes) -> list[tuple[str, float, int]] | None:
+    """Return string, score and type of each piece of a model that encodes a text as it is, with a blank before it, and each character
+    without a piece as bytes.
 
-    pieces: list[tuple[str, float, int]]
-
-    @classmethod
-    def parsed(cls, content: bytes) -> _Model | None:
-        """Return a unigram model that encodes a text as it is, with a blank before it, and each character without a piece as bytes.
-
-        Return None for any other model. The numbers of the fields are those of sentencepiece_model.proto.
-        """
-        pieces: list[tuple[str, float, int]] = []
-        trainer: dict[int, Any] = {}
-        normalizer: dict[int, Any] = {}
-        for number, value in _fields(content):
-            if number == 1:
-                each = dict(_fields(value))
-                pieces.append((each[1].decode(), struct.unpack("<f", each[2])[0], each.get(3, _NORMAL)))
-            elif number == 2:
-                trainer = dict(_fields(value))
-            elif number == 3:
-                normalizer = dict(_fields(value))
-        is_unigram = trainer.get(3, _UNIGRAM) == _UNIGRAM and trainer.get(35, 0) and not trainer.get(24, 0)
-        adds_blank, removes_blanks, escapes_blanks = (normalizer.get(number, 1) for number in (3, 4, 5))
-        keeps_text = adds_blank and not removes_blanks and escapes_blanks and not normalizer.get(2)
-        return cls(pieces) if is_unigram and keeps_text else None
+    Return None for any other model. The numbers of the fields are those of sentencepiece_model.proto.
+    """
+    pieces: list[tuple[str, float, int]] = []
+    trainer: dict[int, Any] = {}
+    normalizer: dict[int, Any] = {}
+    for number, value in _fields(content):
+        if number == 1:
+            each = dict(_fields(value))
+            pieces.append((each[1].decode(), struct.unpack("<f", each[2])[0], each.get(3, _NORMAL)))
+        elif number == 2:
+            trainer = dict(_fields(value))
+        elif number == 3:
+            normalizer = dict(_fields(value))
+    is_unigram = trainer.get(3, _UNIGRAM) == _UNIGRAM and trainer.get(35, 0) and not trainer.get(24, 0)
+    adds_blank, removes_blanks, escapes_blanks = (normalizer.get(number, 1) for number in (3, 4, 5))
+    keeps_text = adds_blank and not removes_blanks and escapes_blanks and not normalizer.get(2)
+    return pieces if is_unigram and keeps_text else None
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
@@ -224,15 +219,15 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
         place += size
 
 
-def _pieces_of(model: _Model) -> tuple[Pieces, bool] | None:
+def _pieces_of(parsed: list[tuple[str, float, int]]) -> tuple[Pieces, bool] | None:
     """Return the pieces, and whether a line feed is never beside other characters in a piece. Return None if a piece has several words."""
     from niels_cache_assets.tokenizer.unigram_kernels import REFUSED, WORST_SCORE
 
     byte_ids = np.full(256, -1, np.int32)
     ids: dict[bytes, int] = {}
-    scores = np.array([score for _, score, _ in model.pieces], np.float32)
-    normal = np.array([kind == _NORMAL for _, _, kind in model.pieces])
-    for number, (string, _, kind) in enumerate(model.pieces):
+    scores = np.array([score for _, score, _ in parsed], np.float32)
+    normal = np.array([kind == _NORMAL for _, _, kind in parsed])
+    for number, (string, _, kind) in enumerate(parsed):
         if kind == _BYTE:
             byte_ids[int(string[3:5], 16)] = number
         elif kind in (_NORMAL, _USER_DEFINED):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.parts.lease_files import latest
+from niels_cache_assets.parts.lease import latest
 from tests.cluster.servers import processes_of, sshd
 from tests.cluster.walk import LONG, ROOT, Walk, build_all, running
 from tests.faults.children import here

@@ -14,7 +14,7 @@ from niels_cache_assets.defs.keys import PARTS_JOB
 from niels_cache_assets.defs.places import limit_parts
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import read_journal
-from niels_cache_assets.parts.lease_files import latest
+from niels_cache_assets.parts.lease import latest
 from tests.cluster.servers import free_port, redis, wait_for_port
 from tests.cluster.walk import LONG, ROOT, Output, Walk, at_a_time, build_all, running, stop, wait_until
 from tests.faults.children import here

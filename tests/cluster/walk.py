@@ -20,7 +20,7 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import PARTS, PARTS_POOL
 from niels_cache_assets.disk.journal import JOURNAL_NAME
-from niels_cache_assets.parts.lease_files import latest
+from niels_cache_assets.parts.lease import latest
 from niels_cache_runtime.verify import verify_cache
 from tests.cluster.servers import processes_of, python
 from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of

@@ -5,30 +5,21 @@ The reasons are those of artifacts/state.py. As there, upstream on other machine
 bytes, the step is a cache hit after all. Cost: the states, the sizes of the files, and a sample of some seconds for each data set to build.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
 from niels_cache_assets.artifacts.base import Artifact
-from niels_cache_assets.artifacts.corpus import Corpus
-from niels_cache_assets.artifacts.dataset import Dataset, SwitchedOff
-from niels_cache_assets.artifacts.forecast.sample import encoder_of
-from niels_cache_assets.artifacts.forecast.volumes import Estimate, Volume, Volumes, of_cache, of_corpus
+from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart
+from niels_cache_assets.artifacts.dataset import Dataset, Pretrain, Sft, SwitchedOff
+from niels_cache_assets.artifacts.duplicates import Hashes, HashRange
+from niels_cache_assets.artifacts.forecast.volumes import Estimate, Volume, Volumes, encoder_of, of_cache, of_corpus
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
-from niels_cache_assets.artifacts.parts.corpus import CorpusPart
-from niels_cache_assets.artifacts.parts.of_plan import OfPlan
-from niels_cache_assets.artifacts.parts.part import Part
+from niels_cache_assets.artifacts.parts.part import OfPlan, Part, ValPart, WholePart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
-from niels_cache_assets.artifacts.parts.ranges import Hashes, HashRange
 from niels_cache_assets.artifacts.parts.seal import Sealed
-from niels_cache_assets.artifacts.parts.val_part import ValPart
-from niels_cache_assets.artifacts.parts.whole_part import WholePart
-from niels_cache_assets.artifacts.pretrain import Pretrain
-from niels_cache_assets.artifacts.sft import Sft
 from niels_cache_assets.artifacts.state import CacheState, State, state_of
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.unfinished import revision_on_this_machine

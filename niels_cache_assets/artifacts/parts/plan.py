@@ -1,33 +1,36 @@
-"""The plan of a data set in parts: `pretrain/.parts/NAME/plan.json`. It lies beside the parts, so only this file is replaced."""
+"""The plan of a data set in parts: `pretrain/.parts/NAME/plan.json`. It lies beside the parts, so only this file is replaced.
 
-from __future__ import annotations
+`check_addition` checks files that shall be added, before the table is written. It lists the new files, and reads none of them.
+"""
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.artifacts.base import Artifact, Work, Written
-from niels_cache_assets.artifacts.holding import Held, Log, under_lease
-from niels_cache_assets.artifacts.parts.growth import Growth
+from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written
 from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.config.tables import BuildSettings
+from niels_cache_assets.disk.lineage import files_of_lineage
 from niels_cache_assets.disk.made_of import differences, recordable
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.parts.attempts import scratch_of_attempt
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, entry_of_group, plan_parts, proposed_shard_bytes
+from niels_cache_assets.show.wording import counted, listed
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.part_stream import planned_text_field
 from niels_cache_assets.sources.text_column import TEXT, chosen_note
-from niels_cache_assets.sources.types import FilesOfGroup, SourceWithParts, patterns_without_folders
+from niels_cache_assets.sources.types import FilesOfGroup, ListedFile, SourceWithParts, patterns_without_folders
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
-from niels_cache_runtime.format.layout import TOKEN_DTYPES, dataset_dir, token_dtype_name
+from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPES, dataset_dir, documents_name, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 
@@ -44,6 +47,7 @@ class PartsPlan(Artifact):
     version = CODE_VERSION
     record = PLAN_NAME
     noun = "plan"
+    uses_network = True
     is_shared = True
 
     @property
@@ -58,10 +62,6 @@ class PartsPlan(Artifact):
     def place(self) -> Path:
         """The file of the plan. The folder around it stays."""
         return self.directory / PLAN_NAME
-
-    @property
-    def network_patience(self) -> float:
-        return self.registry.build.network_patience
 
     def finished(self) -> Meta | None:
         try:
@@ -140,9 +140,6 @@ class PartsPlan(Artifact):
         """The command that makes the plan, and everything after it."""
         return f"niels-cache build-all --only {self.name}"
 
-    def lock(self, *, wait: bool, log: Log) -> AbstractContextManager[Held]:
-        return under_lease(self.staged, self.registry, owns=self.owns, wait=wait, log=log)
-
     @contextmanager
     def stage(self, held: Held, *, log: Log) -> Iterator[Path]:
         assert held.lease is not None
@@ -156,7 +153,7 @@ class PartsPlan(Artifact):
             raise NielsCacheError(f"{self.place}: cannot be written: {error.strerror or error}; the last plan is unchanged") from error
 
     @property
-    def staged(self) -> Path:
+    def claimed(self) -> Path:
         """The path whose lease, lock and staging directory the plan uses. Nothing is ever at this path."""
         return self.directory / PLAN_STAGED
 
@@ -193,22 +190,58 @@ class PartsPlan(Artifact):
         return Written(meta=meta)
 
     def grown(self, work: Work) -> list[PlannedGroup]:
-        """Return the groups of a data set that grows: those of the last plan, and new ones."""
-        growth = Growth(
-            name=self.name,
-            source=self.source,
-            place=self.place,
-            last=None if work.force else self.finished(),
-            cache=dataset_dir(self.root, "pretrain", self.name),
-            how_to_make=self.how_to_make,
+        """Return the groups of a data set that grows: those of the last plan stay as they are, and new ones come after them.
+
+        The table and upstream decide everything else. So a plan that is made from nothing gives the same parts, if the files that were
+        there are unchanged. Raises NielsCacheError for files of built parts that were changed or deleted, unless the plan is forced.
+        """
+        last = None if work.force else self.finished()
+        then = () if last is None else Plan.of(last).groups
+        found: list[PlannedGroup] = []
+        for number in range(1 + len(self.source.added)):
+            now = self.group(number, work.revision, text_field=found[0].text_field if found else None)
+            if number < len(then):
+                now = self._kept(then[number], now, work.log)
+            elif number == 0 and self.source.parts == 1 and not work.force:
+                self._refuse_other_files(now)
+            found.append(now)
+        if self.source.decontaminate != "off" and any(file.split == "val" for group in found[1:] for file in group.listed):
+            raise NielsCacheError(
+                f"{self.name}: the added files have documents for val, so decontaminate would have to read all parts again; "
+                'set decontaminate = "off", or make a data set of these files'
+            )
+        return found
+
+    def _kept(self, then: PlannedGroup, now: PlannedGroup, log: Log) -> PlannedGroup:
+        """Return the group of the last plan, unless its settings have changed."""
+        if settings_of_group(then.made_of) != settings_of_group(now.made_of):
+            return now
+        there = {file.name: file for file in now.listed}
+        changed = [file.name for file in then.listed if file.name in there and there[file.name] != file]
+        gone = [file.name for file in then.listed if file.name not in there]
+        if changed or gone:
+            raise NielsCacheError(
+                f"{self.place}: {_told(changed=changed, deleted=gone)} since these parts were planned; "
+                f"put the files back, or build the parts again: {self.how_to_make} --force"
+            )
+        old = {file.name for file in then.listed}
+        if new := [file.name for file in now.listed if file.name not in old]:
+            log(f"{self.name}: {_told(new=new)}, which no part reads; add them: niels-cache part {self.name} --add PATTERN")
+        return then
+
+    def _refuse_other_files(self, now: PlannedGroup) -> None:
+        """Raise NielsCacheError if one process has built the data set, from other files than the first ones of today."""
+        cache = dataset_dir(self.root, "pretrain", self.name)
+        meta = finished_meta(cache)
+        if meta is None or not meta.get("built") or "parts" in meta or meta.get("dataset_revision") == now.revision:
+            return
+        read = {name for split in SPLITS for name in files_of_lineage(cache / documents_name(split))}
+        there = {file.name for file in now.listed}
+        told = _told(deleted=sorted(read - there), new=sorted(there - read)) or "a changed file"
+        raise NielsCacheError(
+            f"{cache}: {told} since this cache was built; put the files back, name new ones with niels-cache part --add, "
+            f"or build everything again: {self.how_to_make} --force"
         )
-        if work.force:
-            groups = [self.group(0, work.revision)]
-            numbers = range(1, 1 + len(self.source.added))
-            groups += [self.group(number, work.revision, text_field=groups[0].text_field) for number in numbers]
-            growth.check(groups)
-            return groups
-        return growth.groups(lambda number, text_field: self.group(number, work.revision, text_field=text_field), log=work.log)
 
     def group(self, number: int, revision: str | None, *, text_field: str | None = None, hashed: bool = True) -> PlannedGroup:
         """Return a group of parts for the files of upstream at `revision`. number: 0 for the first parts, then the tables `added`.
@@ -242,12 +275,23 @@ class PartsPlan(Artifact):
         return f"{self.name} may have more than 20,000 shards; set shard_bytes = {proposed} in [build], so that it opens quickly"
 
 
+def settings_of_group(made_of: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a group without the revision and the pinned commit. The files themselves are compared instead."""
+    values = recordable(made_of)
+    values.pop("revision", None)
+    return {**values, "source": {key: value for key, value in values.get("source", {}).items() if key != "pinned_revision"}}
+
+
+def _told(**files: Sequence[str]) -> str:
+    return ", ".join(f"{counted(len(names), f'{kind} file')} ({listed(names)})" for kind, names in files.items() if names)
+
+
 class PlanOfMember:
     """A `sources.types.MemberPlan`. Reads the plan on disk once, when it is needed."""
 
     def __init__(self, artifact: PartsPlan) -> None:
         self._artifact = artifact
-        self._found: tuple[str | None, tuple[FilesOfGroup, ...]] | None = None
+        self._groups: dict[str | None, tuple[FilesOfGroup, ...]] = {}
 
     def revision(self) -> str | None:
         return None if self._on_disk is None else self._on_disk.revision
@@ -257,22 +301,19 @@ class PlanOfMember:
         return meta["dataset_revision"] if meta is not None and self._artifact.is_settled(meta) else None
 
     def groups(self, revision: str | None) -> tuple[FilesOfGroup, ...]:
-        if self._found is None or self._found[0] != revision:
+        if revision not in self._groups:
             on_disk = self._on_disk
             plan = on_disk if on_disk is not None and on_disk.revision == revision else self._made_in_memory(revision)
-            self._found = (
-                revision,
-                tuple(
-                    FilesOfGroup(
-                        listed=group.listed,
-                        revision=group.revision,
-                        text_field=group.text_field,
-                        parts=tuple((part.files, part.val_tokens or 0) for part in group.parts),
-                    )
-                    for group in plan.groups
-                ),
+            self._groups[revision] = tuple(
+                FilesOfGroup(
+                    listed=group.listed,
+                    revision=group.revision,
+                    text_field=group.text_field,
+                    parts=tuple((part.files, part.val_tokens or 0) for part in group.parts),
+                )
+                for group in plan.groups
             )
-        return self._found[1]
+        return self._groups[revision]
 
     @cached_property
     def _on_disk(self) -> Plan | None:
@@ -284,3 +325,108 @@ class PlanOfMember:
     def _made_in_memory(self, revision: str | None) -> Plan:
         work = Work(directory=Path(), revision=revision, made_of={}, force=False, progress=None, log=lambda message: None)
         return Plan.of(self._artifact.write(work).meta)  # a plan writes no file itself
+
+
+_WHERE = "part --add"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Addition:
+    """Files that can be added. entry: the new table. keys: other keys that the table of the data set needs. files: the new files."""
+
+    entry: Mapping[str, Any]
+    keys: Mapping[str, Any]
+    files: Sequence[ListedFile]
+
+
+def check_addition(
+    registry: Registry, root: Path, name: str, there: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]
+) -> Addition | None:
+    """Return the table to write for files that a data set shall grow by. Return None if the same table is there already.
+
+    there: the tables `added` as the file of the configuration has them. wanted: the new one, without a commit of the hub.
+    Raises NielsCacheError for a pattern without files, for files that the data set already has, and for more parts than files. Also raises
+    it for a data set of the hub that one process has built, if its pinned commit is not the one that was built.
+    """
+    for entry in there:
+        if entry.get("files") == wanted["files"]:
+            if {key: value for key, value in entry.items() if key != "revision"} == dict(wanted):
+                return None
+            raise NielsCacheError(
+                f"{_WHERE}: {listed(wanted['files'])} is in [[pretrain.{name}.added]] of {registry.origin} already, with other settings; "
+                "change the table there"
+            )
+    source = registry.pretrain[name]
+    meta = finished_meta(dataset_dir(root, "pretrain", name))
+    is_whole = meta is not None and meta.get("built") and "parts" not in meta
+    entry, keys = dict(wanted), dict[str, Any]()
+    if isinstance(source, HubData) and not source.local_key:
+        entry["revision"] = source.model_copy(update={"pinned_revision": None}).revision({})
+        if source.parts == 1 and is_whole and meta is not None:
+            keys |= _pinned(registry, name, source, meta["dataset_revision"])
+    grown = _grown(registry, name, {**keys, "added": [*there, entry]})
+    plan = PartsPlan(registry=registry, root=root, name=name, source=grown, build=registry.build)
+    revision = grown.revision({}) if isinstance(grown, HubData) else None
+    group = plan.group(len(grown.added), revision, hashed=False)
+    if source.parts == 1:
+        grown.list_files(revision, hashed=False)  # raises an error if one process would read the new files
+    assert isinstance(source, SourceWithParts)
+    known = _known_files(plan, source, is_whole=bool(is_whole))
+    new = grown.located(group.listed, None)
+    if taken := [file.name for file, place in zip(group.listed, new, strict=True) if _address(file, place.url) in known]:
+        raise NielsCacheError(
+            f"{_WHERE}: {counted(len(taken), 'file')} of {listed(wanted['files'])} ({listed(taken)}) are in {name} already; "
+            "name only new files"
+        )
+    return Addition(entry=entry, keys=keys, files=group.listed)
+
+
+def _pinned(registry: Registry, name: str, source: HubData, built: str) -> dict[str, str]:
+    """Return the key that pins the commit that one process has built, unless the table names this commit already.
+
+    Without a pin, or with a branch that has moved, the first files would now be those of a later commit, with the new files among them.
+    """
+    pinned = source.pinned_revision
+    if pinned is None or (pinned != built and source.revision({}) != built and not _COMMIT.fullmatch(pinned)):
+        return {"pinned_revision": built}
+    if _COMMIT.fullmatch(pinned) and pinned != built:
+        raise NielsCacheError(
+            f"{_WHERE}: {name} was built from commit {built}, but pinned_revision in {registry.origin} is {pinned}; "
+            f"build that commit first (niels-cache build-all --only {name}), or pin the commit that was built"
+        )
+    return {}
+
+
+def _grown(registry: Registry, name: str, keys: Mapping[str, Any]) -> SourceWithParts:
+    """Return the table of a data set with these keys. Raises NielsCacheError if it cannot have them."""
+    options = {f"pretrain.{name}.{key}": _WHERE for key in keys} | {f"pretrain.{name}": _WHERE}
+    loaded = load_registry(profile=registry.profile, config=registry.origin, overrides={"pretrain": {name: dict(keys)}}, options=options)
+    grown = loaded.pretrain[name]
+    assert isinstance(grown, SourceWithParts)  # other kinds refuse `added`
+    return grown
+
+
+def _known_files(plan: PartsPlan, source: SourceWithParts, *, is_whole: bool) -> set[str]:
+    """Return the addresses of the files that the plan has, or that one process has read if there is no plan."""
+    planned = plan.finished()
+    if planned is not None:
+        names = {file.name for group in Plan.of(planned).groups for file in group.listed}
+    elif is_whole:
+        cache = dataset_dir(plan.root, "pretrain", plan.name)
+        names = {name for split in SPLITS for name in files_of_lineage(cache / documents_name(split))}
+    else:
+        return set()
+    if isinstance(source, HubData):
+        return names
+    return {_place(file.url) for file in source.every_file() if file.name in names}
+
+
+def _address(file: ListedFile, url: str) -> str:
+    """Return what tells a file apart from others: its name on the hub, else its path or address."""
+    return file.name if url.startswith("hf://") else _place(url)
+
+
+def _place(url: str) -> str:
+    """Return an address, or a path without links, because a link may lead to a file that is there already."""
+    return url if "://" in url else os.path.realpath(url)

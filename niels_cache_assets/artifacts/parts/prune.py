@@ -3,17 +3,14 @@
 If no data set is searched for duplicates any more, the hashes and the ranges of an unfinished search are removed too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from niels_cache_assets.artifacts.base import Log
+from niels_cache_assets.artifacts.base import Log, times_of
+from niels_cache_assets.artifacts.duplicates import remove_ranges
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.artifacts.holding import times_of
-from niels_cache_assets.artifacts.parts.ranges import remove_ranges
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.corpus.layout import corpus_parts_dir
 from niels_cache_assets.parts.attempts import remove_target, targets_in

@@ -3,8 +3,6 @@
 With `prepare`, the parts are those of the corpus (`PreparedSealed`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
-from niels_cache_assets.artifacts.dataset import Dataset
-from niels_cache_assets.artifacts.parts.of_plan import OfCorpus, OfPlan
-from niels_cache_assets.artifacts.parts.part import Part, PreparedPart
-from niels_cache_assets.artifacts.parts.progress import told_of_parts
-from niels_cache_assets.artifacts.parts.val_part import ValPart
-from niels_cache_assets.artifacts.parts.whole_part import WholePart
-from niels_cache_assets.artifacts.pretrain import Pretrain
+from niels_cache_assets.artifacts.dataset import Dataset, Pretrain
+from niels_cache_assets.artifacts.parts.part import OfCorpus, OfPlan, Part, PreparedPart, ValPart, WholePart
+from niels_cache_assets.artifacts.parts.sharing import told_of_parts
 from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.disk.space import Need
@@ -60,7 +54,7 @@ class Sealed(OfPlan):
     def members(self) -> Iterator[OfPlan]:
         """Yield the val part, if there is one, and the parts. All use the tokenizer, and the plan or the corpus, of this artifact."""
         shared = {"tokenizer": self.tokenizer, **self._shared}  # cached properties of the parts; each part would read them again
-        for member in (*([self.val_part()] if self.has_val_part else []), *map(self.part, range(self.source.total_parts))):
+        for member in (*([self.val_part()] if self.source.has_val_part else []), *map(self.part, range(self.source.total_parts))):
             vars(member).update(shared)
             yield member
 
@@ -70,7 +64,7 @@ class Sealed(OfPlan):
 
     def steps(self) -> list[Artifact]:
         """Return everything that is built before this cache, in order, except the tokenizer."""
-        val = [self.val_part()] if self.has_val_part else []
+        val = [self.val_part()] if self.source.has_val_part else []
         return [self.parts_plan, *val, *map(self.part, range(self.source.total_parts))]
 
     def inputs(self) -> Sequence[str]:
@@ -117,7 +111,7 @@ class Sealed(OfPlan):
 
     def _members(self) -> Iterator[Member]:
         """Yield the finished parts in order, the val part first. Raises NielsCacheError for a part that cannot be joined."""
-        of_parts: tuple[Split, ...] = ("train",) if self.has_val_part else SPLITS
+        of_parts: tuple[Split, ...] = ("train",) if self.source.has_val_part else SPLITS
         for member in self.members():
             splits: tuple[Split, ...] = ("val",) if isinstance(member, ValPart) else of_parts
             yield Member(name=member.member, directory=member.directory, meta=self._checked(member), splits=splits)
@@ -174,7 +168,7 @@ class Sealed(OfPlan):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreparedSealed(OfCorpus, Sealed):
+class PreparedSealed(Sealed, OfCorpus):
     """The cache of a data set with `prepare` and `tokens_in_parts`."""
 
     def part(self, number: int) -> Part:
@@ -184,10 +178,7 @@ class PreparedSealed(OfCorpus, Sealed):
         return [*map(self.part, range(self.source.parts))]
 
     def inputs(self) -> Sequence[str]:
-        return [*super().inputs(), *(step.key for step in self.steps())]
-
-    def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
-        return {**super().identity_with(tokenizer_sha256, vocab_size, revision), "seal": CODE_VERSION}
+        return [*Dataset.inputs(self), *(step.key for step in self.steps())]
 
     @property
     def _shared(self) -> dict[str, Any]:

@@ -1,19 +1,20 @@
-"""The order in which one process builds the parts of a data set, if other processes build parts of it at the same time.
+"""The order in which one process builds the parts of a data set, if other processes build parts of it too, and how far they are.
 
 A part that another process builds is put behind all others, and waited for only then. So several processes that begin with the same list
 take different parts, and none of them waits before each part was begun. A process that waits takes over from one that has died or is frozen
 (parts/lease.py).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from niels_cache_assets.artifacts.base import Artifact, Log
+from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory
 from niels_cache_assets.parts.lease import LeaseLost, builder_of
 from niels_cache_runtime.format.commit import Busy
+from niels_cache_runtime.format.layout import META_NAME
 
 P = TypeVar("P", bound=Artifact)
 
@@ -41,21 +42,14 @@ class FreeFirst(Generic[P]):
         self._left.append((part, True))
 
 
-def build_free_parts_first(parts: Sequence[P], build: Callable[[P, bool], bool]) -> None:
+def build_free_parts_first(parts: Sequence[P], build: Callable[[P, bool], object], *, log: Log) -> None:
     """Build all parts, and return when each of them was built here or found.
 
-    build: gets a part, and whether to wait if another process builds it. Returns False if another process builds the part.
+    build: gets a part, and whether to wait if another process builds it. Without waiting, it raises Busy or LeaseLost for such a part.
     """
     turns = FreeFirst(parts)
     while (turn := turns.take()) is not None:
-        if not build(*turn):
-            turns.put_behind(turn[0])
-
-
-def passing_over(build: Callable[[P, bool], object], *, log: Log) -> Callable[[P, bool], bool]:
-    """Return `build` for `build_free_parts_first`: it returns False for Busy and LeaseLost, unless it waits. LeaseLost is logged."""
-
-    def built(part: P, waits: bool) -> bool:
+        part, waits = turn
         try:
             build(part, waits)
         except (Busy, LeaseLost) as error:
@@ -63,7 +57,17 @@ def passing_over(build: Callable[[P, bool], object], *, log: Log) -> Callable[[P
                 raise
             if isinstance(error, LeaseLost):
                 log(str(error))
-            return False
-        return True
+            turns.put_behind(part)
 
-    return built
+
+def told_of_parts(folders: Sequence[Path], *, stale: int) -> str:
+    """Return how many parts are built, stale, unfinished, and being built, in words. Costs a few small reads for each part.
+
+    stale: how many of the finished parts have other settings or are damaged.
+    """
+    there = sum((folder / META_NAME).exists() for folder in folders)
+    running = [folder for folder in folders if builder_of(folder) is not None]
+    unfinished = sum((partial_directory(folder) / JOURNAL_NAME).exists() for folder in folders if folder not in running)
+    told = {"have other settings or are damaged": stale, "are being built": len(running), "are unfinished": unfinished}
+    more = "".join(f", {count} {what}" for what, count in told.items() if count)
+    return f"{there - stale} of {len(folders)} parts are built{more}"

@@ -122,7 +122,7 @@ def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
     from niels_cache_assets.cli.worker import ready, ready_corpus, ready_seal, ready_search
     from niels_cache_assets.corpus.layout import HASHES, corpus_parts_dir, range_name, ranges_dir
     from niels_cache_assets.parts.layout import VAL_NAME, part_name, parts_dir
-    from niels_cache_assets.parts.lease_files import Stops, mark_of_stop
+    from niels_cache_assets.parts.lease import Stops, mark_of_stop
 
     name = arguments.name
     if is_whole := arguments.val or arguments.seal:
@@ -153,12 +153,12 @@ def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
         return replace(corpus.part(number), stops=stops)
     sealed = ready(found, name, lines)
     if arguments.val:
-        if not sealed.has_val_part:
+        if not sealed.source.has_val_part:
             raise NielsCacheError(f"{registry.origin}: {name} has no val to build before its parts; build them and leave out --val")
         return replace(sealed.val_part(), stops=stops)
     _require_number(number, sum(key.startswith("part/") for key in sealed.inputs()), "part", name)
     part = sealed.part(number)
-    if sealed.has_val_part and part.finished() is None:
+    if sealed.source.has_val_part and part.finished() is None:
         try:
             sealed.val_part().current()
         except NielsCacheError as error:
@@ -191,7 +191,7 @@ def _number(arguments: argparse.Namespace) -> int:
 
 def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     """Write a table `[[pretrain.NAME.added]]`, and print it."""
-    from niels_cache_assets.artifacts.parts.adding import check_addition
+    from niels_cache_assets.artifacts.parts.plan import check_addition
     from niels_cache_assets.config.editing import NotAddedError, add_table, added_tables, locked_config
     from niels_cache_assets.config.registry import load_registry
 

@@ -12,13 +12,12 @@ from dataclasses import replace
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.corpus import Corpus, JoinedCorpus
 from niels_cache_assets.artifacts.corpus_report import CorpusReport
+from niels_cache_assets.artifacts.duplicates import CODE_VERSION as RANGES_VERSION
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.corpus import JoinedCorpus
-from niels_cache_assets.artifacts.parts.ranges import CODE_VERSION as RANGES_VERSION
 from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order

@@ -6,14 +6,15 @@ when the cache is rebuilt with other tokens. If the address has the build alread
 
 import dagster as dg
 
-from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.config.running import PublishSettings
 from niels_cache_assets.defs.keys import META_KEYS, PUBLISHED_KEYS
 from niels_cache_assets.defs.metadata.entries import materialized
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.publish.push import local_build, push
 from niels_cache_assets.show.wording import counted, file_size
-from niels_cache_runtime.format.layout import FAMILIES, Family
+from niels_cache_runtime.format.layout import FAMILIES, Family, dataset_dir
 
 CODE_VERSION = "1"  # raise this by hand if a push of the same cache leaves other objects
 
@@ -25,29 +26,30 @@ until `niels-cache push NAME ADDRESS --prune` deletes it. `niels-cache push` pub
 
 def published_assets(registry: Registry) -> list[dg.AssetsDefinition]:
     """Return one asset for each family with data sets to publish."""
-    return [_published(registry, family) for family in FAMILIES if registry.published(family)]
+    settings = registry.publish
+    return [] if settings is None else [_published(registry, settings, family) for family in FAMILIES if registry.published(family)]
 
 
-def _published(registry: Registry, family: Family) -> dg.AssetsDefinition:
-    found = {name: graph(registry, "").published(name) for name in registry.published(family)}
-    caches = {above.partition("/")[2]: [name] for name, each in found.items() for above in each.inputs()}
+def _published(registry: Registry, settings: PublishSettings, family: Family) -> dg.AssetsDefinition:
+    caches = {name: [name] for name in registry.published(family)}
 
     @dg.asset(
         key=PUBLISHED_KEYS[family],
         deps=[dg.AssetDep(META_KEYS[family], partition_mapping=dg.StaticPartitionMapping(caches))],
-        partitions_def=dg.StaticPartitionsDefinition(list(found)),
+        partitions_def=dg.StaticPartitionsDefinition(list(caches)),
         group_name="published",
         kinds={"file"},
         code_version=CODE_VERSION,
         description=_DESCRIPTION,
     )
     def published(context: dg.AssetExecutionContext, cache_root: RootParam) -> dg.MaterializeResult:
-        cache = graph(registry, cache_root.path).published(context.partition_key)
-        with readable_failures():
-            pushed = cache.publish()
+        name = context.partition_key
+        address = settings.address_of(family, name)
+        with readable_failures():  # another build of this data set at the address is exchanged
+            pushed = push(local_build(dataset_dir(cache_root.path, family, name)), address, replace_other=True)
         content = pushed.record.content_sha256
         metadata = {
-            "address": cache.address,
+            "address": address,
             "state": pushed.state,
             "contents": f"{counted(pushed.files, 'file')}; {counted(pushed.sent, 'file')} sent, {file_size(pushed.sent_bytes)}",
             "content_sha256": content,
