@@ -158,7 +158,6 @@ def test_the_catalog_is_a_table_tables_and_json(capsys: pytest.CaptureFixture[st
         ("status", "wikitext"),
         ("show", "wikitext"),
         ("sample", "wikitext"),
-        ("clean", "notes.txt", "--like", "wikitext"),
         ("clean", "--dropped", "wikitext"),
     ],
 )
