@@ -127,7 +127,8 @@ def _console(*, stderr: bool, quiet: bool) -> Console:
             is_text = all(
                 isinstance(each, str | Text) for each in objects
             )  # a line may be longer than the terminal is wide; a table is not
-            super().print(*objects, **{"soft_wrap": is_text, **options})
+            options.setdefault("soft_wrap", is_text)
+            super().print(*objects, **options)
 
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # main() handles this error; Rich would exit with 1, and 1 means a failed build here
