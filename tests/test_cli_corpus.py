@@ -128,9 +128,7 @@ def test_clean_reads_every_kind_of_file_by_its_name(own_folder: Path, capsys: py
     assert cleaned(capsys, "mixed/*.parquet", "mixed/deeper") == {"kept": 2, "too_short": 1}
 
 
-def test_clean_takes_thresholds_from_the_configuration_and_the_command_line(
-    own_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_clean_takes_thresholds_from_the_configuration_and_the_command_line(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(own_folder / "notes.jsonl", TEXTS)
     skip = 'skip = ["not_english", "language_error"]'
     (own_folder / "niels_cache.toml").write_text(f"[cleaning]\n{skip}\n")
