@@ -36,47 +36,39 @@ def _rename(suffix: str) -> str:
     return f"let its name end in {suffix}"
 
 
-_SIGNATURES: tuple[tuple[bytes, Content], ...] = (  # regular expressions of the first bytes
-    (rb"version https://git-lfs\.github\.com/", Content("a pointer of Git LFS, without the content", _GET_LFS, is_refused=True)),
-    (rb"# xet version \d", Content("a pointer of Xet, without the content", _DOWNLOAD, is_refused=True)),
-    (
-        rb"/annex/objects/|(\.\./)*\.git/annex/objects/",
-        Content("a pointer of git-annex, without the content", _GET_ANNEX, is_refused=True),
+_CONTENTS: dict[bytes, Content] = {  # regular expressions of the first bytes
+    rb"version https://git-lfs\.github\.com/": Content("a pointer of Git LFS, without the content", _GET_LFS, is_refused=True),
+    rb"# xet version \d": Content("a pointer of Xet, without the content", _DOWNLOAD, is_refused=True),
+    rb"/annex/objects/|(\.\./)*\.git/annex/objects/": Content("a pointer of git-annex, without the content", _GET_ANNEX, is_refused=True),
+    rb"\x1f\x8b\x08": Content("gzip", _rename(".gz")),
+    rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)": Content("bzip2", _rename(".bz2")),
+    rb"\xfd7zXZ\x00": Content("xz", _rename(".xz")),
+    rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18": Content("zstd", _rename(".zst")),
+    rb"PK(\x03\x04|\x05\x06)": Content("a zip archive (or a document of an office program)", _UNPACK),
+    rb"7z\xbc\xaf\x27\x1c": Content("a 7z archive", _UNPACK),
+    rb"Rar!\x1a\x07": Content("a RAR archive", _UNPACK),
+    rb"\x04\x22\x4d\x18": Content("lz4", _UNPACK),
+    rb"(?s).{257}ustar": Content("a tar archive", _UNPACK),
+    rb"PAR[1E][\x00-\x08\x0e-\x1f]": Content("Parquet", _PARQUET),
+    rb"ARROW1\x00\x00|\xff\xff\xff\xff[\x10-\xff]..\x00\x10\x00\x00\x00": Content("Arrow", "write it as Parquet or as JSON lines"),
+    rb"ORC[\x00-\x1f]|Obj\x01": Content("a table of ORC or Avro", "write it as Parquet or as JSON lines"),
+    rb"SQLite format 3\x00": Content("an SQLite database", "export the table as JSON lines"),
+    rb"\x89HDF\r\n\x1a\n|\x93NUMPY": Content("an array of HDF5 or NumPy", "write its text as JSON lines"),
+    rb"%PDF-": Content("a PDF", _CONVERT, is_refused=True),
+    rb"\{\\rtf1": Content("an RTF document", _CONVERT, is_refused=True),
+    rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": Content("a document of an office program", _CONVERT),
+    rb"(?is)(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)?<(!doctype\s+html|html|head|body|script|title)\b": Content(
+        "an HTML page, such as a saved page with a login or an error", _DOWNLOAD, is_text=True
     ),
-    (rb"\x1f\x8b\x08", Content("gzip", _rename(".gz"))),
-    (rb"BZh[1-9](1AY&SY|\x17\x72\x45\x38\x50\x90)", Content("bzip2", _rename(".bz2"))),
-    (rb"\xfd7zXZ\x00", Content("xz", _rename(".xz"))),
-    (rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", Content("zstd", _rename(".zst"))),
-    (rb"PK(\x03\x04|\x05\x06)", Content("a zip archive (or a document of an office program)", _UNPACK)),
-    (rb"7z\xbc\xaf\x27\x1c", Content("a 7z archive", _UNPACK)),
-    (rb"Rar!\x1a\x07", Content("a RAR archive", _UNPACK)),
-    (rb"\x04\x22\x4d\x18", Content("lz4", _UNPACK)),
-    (rb"(?s).{257}ustar", Content("a tar archive", _UNPACK)),
-    (rb"PAR[1E][\x00-\x08\x0e-\x1f]", Content("Parquet", _PARQUET)),
-    (rb"ARROW1\x00\x00|\xff\xff\xff\xff[\x10-\xff]..\x00\x10\x00\x00\x00", Content("Arrow", "write it as Parquet or as JSON lines")),
-    (rb"ORC[\x00-\x1f]|Obj\x01", Content("a table of ORC or Avro", "write it as Parquet or as JSON lines")),
-    (rb"SQLite format 3\x00", Content("an SQLite database", "export the table as JSON lines")),
-    (rb"\x89HDF\r\n\x1a\n|\x93NUMPY", Content("an array of HDF5 or NumPy", "write its text as JSON lines")),
-    (rb"%PDF-", Content("a PDF", _CONVERT, is_refused=True)),
-    (rb"\{\\rtf1", Content("an RTF document", _CONVERT, is_refused=True)),
-    (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", Content("a document of an office program", _CONVERT)),
-)
-_TEXTS: tuple[tuple[bytes, Content], ...] = (
-    (
-        rb"(?is)(\xef\xbb\xbf)?\s*(<!--.*?-->\s*)?<(!doctype\s+html|html|head|body|script|title)\b",
-        Content("an HTML page, such as a saved page with a login or an error", _DOWNLOAD, is_text=True),
+    rb"(?is)(\xef\xbb\xbf)?\s*<(\?xml|error|mediawiki)\b": Content("XML", "give the file that its name promises", is_text=True),
+    rb"(\xef\xbb\xbf)?\s*\[\s*[\[{\"\d]": Content(
+        "one JSON array", "write one object per line, for example with: jq -c '.[]' array.json > lines.jsonl", is_text=True
     ),
-    (rb"(?is)(\xef\xbb\xbf)?\s*<(\?xml|error|mediawiki)\b", Content("XML", "give the file that its name promises", is_text=True)),
-    (
-        rb"(\xef\xbb\xbf)?\s*\[\s*[\[{\"\d]",
-        Content("one JSON array", "write one object per line, for example with: jq -c '.[]' array.json > lines.jsonl", is_text=True),
+    rb"(\xef\xbb\xbf)?\s*\{[ \t]*\r?\n": Content(
+        "JSON over several lines", "write one object per line, for example with: jq -c . pretty.json > lines.jsonl", is_text=True
     ),
-    (
-        rb"(\xef\xbb\xbf)?\s*\{[ \t]*\r?\n",
-        Content("JSON over several lines", "write one object per line, for example with: jq -c . pretty.json > lines.jsonl", is_text=True),
-    ),
-    (rb"(\xef\xbb\xbf)?\s*\{\s*\"", Content("JSON", _rename(".jsonl"), is_text=True)),
-)
+    rb"(\xef\xbb\xbf)?\s*\{\s*\"": Content("JSON", _rename(".jsonl"), is_text=True),
+}
 _MAGIC = {".gz": rb"\x1f\x8b", ".bz2": rb"BZh", ".xz": rb"\xfd7zXZ\x00", ".zst": rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"}
 _LEAST_UTF16 = 8  # bytes
 _PLAIN_TEXT = Content("plain text", "give the file that its name promises", is_text=True)
@@ -86,7 +78,7 @@ def content_of(head: bytes) -> Content | None:
     """Return what a file with these first bytes is, or None if this is not known."""
     if not head:
         return Content("empty (0 bytes)", f"leave it out, or {_DOWNLOAD}")
-    found = next((content for signature, content in (*_SIGNATURES, *_TEXTS) if re.match(signature, head)), None) or _utf16(head)
+    found = next((content for signature, content in _CONTENTS.items() if re.match(signature, head)), None) or _utf16(head)
     return found or (_PLAIN_TEXT if _is_text(head) else None)
 
 

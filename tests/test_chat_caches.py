@@ -22,8 +22,8 @@ from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Conversation, Message
-from niels_cache_assets.publish.card import data_card
-from niels_cache_assets.publish.one_split import only_split
+from niels_cache_assets.publish.hub import data_card
+from niels_cache_assets.publish.pull import only_split
 from niels_cache_assets.show.differences.folders import compare_pair, find_pairs
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.samples import notable

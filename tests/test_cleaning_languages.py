@@ -92,7 +92,7 @@ def test_documents_without_blanks_between_words_are_judged_by_characters(languag
     documents = unspaced_documents(language, 10)
     assert min(map(len, documents)) > 800
     assert [reason(text, language) for text in documents] == [None] * 10
-    facts = Facts(Document(documents[0]))
+    facts = Facts(Document(documents[0]), CleaningSettings())
     assert facts.is_unspaced
     assert facts.word_count == len("".join(documents[0].split())) // 2
     assert reason(documents[0][:399], language) == "too_short"
@@ -100,7 +100,7 @@ def test_documents_without_blanks_between_words_are_judged_by_characters(languag
     assert reason(documents[0] + "ๆ々々" * 200, language) == "repetitive"
     assert reason(documents[0], "en") == "not_english"
     assert reason(documents[0] + "１２３，" * 900, language, max_bigram_share=1) == "low_alpha_ratio"
-    assert not Facts(Document(ENGLISH * 4 + documents[0][:100])).is_unspaced
+    assert not Facts(Document(ENGLISH * 4 + documents[0][:100]), CleaningSettings()).is_unspaced
 
 
 @pytest.mark.parametrize("language", sorted(UNSPACED_LANGUAGES))

@@ -128,16 +128,14 @@ def test_clean_reads_every_kind_of_file_by_its_name(own_folder: Path, capsys: py
     assert cleaned(capsys, "mixed/*.parquet", "mixed/deeper") == {"kept": 2, "too_short": 1}
 
 
-def test_clean_takes_thresholds_from_the_configuration_a_data_set_and_the_command_line(
-    own_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_clean_takes_thresholds_from_the_configuration_and_the_command_line(own_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_jsonl(own_folder / "notes.jsonl", TEXTS)
     skip = 'skip = ["not_english", "language_error"]'
-    table = '[pretrain.notes]\nsource = "jsonl"\nfiles = ["notes.jsonl"]\nprepare = ["clean"]\ncleaning = {max_bullet_share = 1.0}\n'
-    (own_folder / "niels_cache.toml").write_text(f"[cleaning]\n{skip}\n{table}")
+    (own_folder / "niels_cache.toml").write_text(f"[cleaning]\n{skip}\n")
     assert counts(printed(capsys, "clean", "notes.jsonl")) == {"kept": 40, "list_page": 5, "too_short": 3}
-    assert "list_page" not in counts(printed(capsys, "clean", "notes.jsonl", "--like", "notes"))
+    assert "list_page" not in counts(printed(capsys, "clean", "notes.jsonl", "--set", "max_bullet_share=1"))
     changed = (
+        "max_bullet_share=1",
         "cleaning.min_characters=0",
         "min_words=6",
         "min_stopwords=1",
@@ -146,8 +144,8 @@ def test_clean_takes_thresholds_from_the_configuration_a_data_set_and_the_comman
         "min_alpha_word_share=0",
     )
     lenient = [word for setting in changed for word in ("--set", setting)]
-    assert counts(printed(capsys, "clean", "notes.jsonl", "--like", "notes", *lenient)) == {"kept": 46, "too_short": 2}
-    strict = counts(printed(capsys, "clean", "notes.jsonl", "--like", "notes", "--set", "min_words=100_000"))
+    assert counts(printed(capsys, "clean", "notes.jsonl", *lenient)) == {"kept": 46, "too_short": 2}
+    strict = counts(printed(capsys, "clean", "notes.jsonl", "--set", "min_words=100_000"))
     assert strict == {"kept": 0, "too_short": 48}
 
 
@@ -415,7 +413,6 @@ def test_show_has_the_stages_of_a_corpus_before_there_is_a_cache(duplicates: Met
         (["clean", "notes.jsonl", "--set", "min_words=many"], ('min_words = "many": ', "whole number", "--set min_words=50\n")),
         (["clean", "notes.jsonl", "--set", "skip=['listpage']"], ("did you mean 'list_page'?",)),
         (["clean", "notes.jsonl", "--set", "min_words"], ("is not KEY=VALUE",)),
-        (["clean", "notes.jsonl", "--like", "nots"], ("did you mean 'notes'?",)),
         (["clean", "notes.jsonl", "--limit", "0"], ("--limit", "at least 1")),
         (["clean", "notes.jsonl", "-n", "-1"], ("-n", "at least 0")),
         (["claen", "notes.jsonl"], ("did you mean 'clean'?",)),

@@ -395,7 +395,6 @@ def test_an_empty_split_is_left_out_and_an_empty_export_refused(tmp_path: Path) 
         ("olmo", {"max_bytes": 4}, r"document \d+ has \d+ tokens, \d+ bytes: raise max_bytes"),
         ("datatrove", {"max_bytes": 4}, r"document \d+ has \d+ tokens, \d+ bytes: raise max_bytes"),
         ("megatron", {"max_bytes": 4}, r"document \d+ has \d+ tokens, \d+ bytes: raise max_bytes"),
-        ("npy", {"key": "text"}, "settings of megatron"),
     ],
 )
 def test_a_setting_that_a_format_cannot_keep_is_refused(

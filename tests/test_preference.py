@@ -25,7 +25,7 @@ from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Conversation, Message
-from niels_cache_assets.publish.card import data_card
+from niels_cache_assets.publish.hub import data_card
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.samples import examples, notable
 from niels_cache_assets.sources.messages import template_messages

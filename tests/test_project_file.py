@@ -153,13 +153,11 @@ def test_the_catalog_is_a_table_tables_and_json(capsys: pytest.CaptureFixture[st
     [
         ("build-all", "--only", "wikitext"),
         ("build-all", "--set", "pretrain.wikitext.train_tokens=5"),
-        ("build-all", "--wikitext-config", "x"),
         ("build-all", "--set", 'tokenizer.train_on=["wikitext"]'),
         ("build-all", "--set", 'dedup.priority=["wikitext"]'),
         ("status", "wikitext"),
         ("show", "wikitext"),
         ("sample", "wikitext"),
-        ("clean", "notes.txt", "--like", "wikitext"),
         ("clean", "--dropped", "wikitext"),
     ],
 )

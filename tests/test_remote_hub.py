@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from niels_cache_assets.publish.card import data_card
-from niels_cache_assets.publish.hub import push_to_hub, repository_of
+from niels_cache_assets.publish.hub import data_card, push_to_hub, repository_of
 from niels_cache_assets.publish.push import local_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME

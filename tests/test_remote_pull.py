@@ -19,6 +19,7 @@ from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.disk.staging import locked
 from niels_cache_assets.publish import pull as pull_module
+from niels_cache_assets.publish import transfer
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.publish.push import local_build, push
@@ -121,7 +122,10 @@ def test_a_second_pull_fetches_nothing_and_another_build_needs_replace(s3: Loopb
 
 
 @pytest.mark.parametrize("place", range(0, 7, 2))
-def test_a_pull_that_was_cut_leaves_the_old_cache_and_goes_on(place: int, s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
+def test_a_pull_that_was_cut_leaves_the_old_cache_and_goes_on(
+    place: int, s3: LoopbackS3, caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "THREADS", 1)
     push(letters(caches), ADDRESS)
     pull(ADDRESS, tmp_path)
     push(local_build(caches.other), ADDRESS, replace_other=True)
@@ -139,7 +143,7 @@ def test_a_pull_that_was_cut_leaves_the_old_cache_and_goes_on(place: int, s3: Lo
 
     s3.decide = decide
     with pytest.raises(RemoteError, match="expired"):
-        pull(ADDRESS, tmp_path, replace_other=True, threads=1)
+        pull(ADDRESS, tmp_path, replace_other=True)
     assert cut
     assert files_of(tmp_path / "pretrain/letters") == files_of(caches.letters)
     s3.decide = lambda method, key: None

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.cli import main
+from niels_cache_assets.publish import transfer
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.publish.push import Pushed, local_build, prune, push
@@ -224,7 +225,10 @@ def test_a_large_file_is_sent_in_parts_with_its_hash(s3: LoopbackS3, caches: Cac
 
 
 @pytest.mark.parametrize("place", range(10))
-def test_a_push_that_was_cut_shows_nothing_and_the_next_sends_only_the_rest(place: int, s3: LoopbackS3, caches: Caches) -> None:
+def test_a_push_that_was_cut_shows_nothing_and_the_next_sends_only_the_rest(
+    place: int, s3: LoopbackS3, caches: Caches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "THREADS", 1)
     build, sent = letters(caches), itertools.count()
 
     def decide(method: str, key: str) -> str | None:
@@ -233,7 +237,7 @@ def test_a_push_that_was_cut_shows_nothing_and_the_next_sends_only_the_rest(plac
 
     s3.decide = decide
     with pytest.raises(RemoteError, match="access is denied"):
-        push(build, ADDRESS, threads=1)
+        push(build, ADDRESS)
     s3.decide = lambda method, key: None
     assert nothing_is_visible()
     pushed = push(build, ADDRESS)
@@ -396,7 +400,8 @@ def test_a_push_during_whose_end_its_build_is_pruned_changes_nothing(s3: Loopbac
     assert check(ADDRESS, download=True).findings == []
 
 
-def test_a_record_is_written_only_while_all_objects_are_there(s3: LoopbackS3, caches: Caches) -> None:
+def test_a_record_is_written_only_while_all_objects_are_there(s3: LoopbackS3, caches: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfer, "THREADS", 1)
     build = letters(caches)
     push(build, ADDRESS)
     s3.ask("DELETE", f"/{BUCKET}/{RECORD}")
@@ -410,7 +415,7 @@ def test_a_record_is_written_only_while_all_objects_are_there(s3: LoopbackS3, ca
         return None
 
     s3.decide = decide
-    assert push(build, ADDRESS, threads=1).sent == 1
+    assert push(build, ADDRESS).sent == 1
     assert missing == [[]]
 
 

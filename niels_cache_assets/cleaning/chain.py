@@ -47,15 +47,17 @@ class Cleaner:
         masked, places = mask(text, self.settings.mask) if self.settings.mask else (text, [])
         if title is not None and self.settings.mask:
             title, _ = mask(title, self.settings.mask)
-        facts = Facts(document._replace(text=masked, title=title, source_id=source_id, file=file))
+        facts = Facts(document._replace(text=masked, title=title, source_id=source_id, file=file), self.settings)
         proven = certain(facts.text, self.settings, BULLETS) if compiled else set()
         result = self._judged(facts, self._skip | proven)
         if report is not None:
             if report.measures is not None:
                 weight, bits = report.measured_weight()
                 if weight:
-                    whole = Facts(facts.document)  # because the language decides about stop words only if it was asked before
-                    report.measures.add(measure(whole, self.settings, self._skip), whole, weight=weight, bits=bits)
+                    whole = Facts(
+                        facts.document, self.settings
+                    )  # because the language decides about stop words only if it was asked before
+                    report.measures.add(measure(whole, self._skip), whole, weight=weight, bits=bits)
             language = None
             if facts.language_asked is not None:
                 language = facts.language_asked.code or UNKNOWN_LANGUAGE
@@ -66,6 +68,6 @@ class Cleaner:
 
     def _judged(self, facts: Facts, skip: Set[str]) -> Document | Rejected:
         for reason, judge in FILTERS:
-            if reason not in skip and (rejection := judge(facts, self.settings)):
-                return Rejected(facts.document, rejection.reason, rejection.value)
+            if reason not in skip and (rejection := judge(facts)):
+                return Rejected(facts.document, reason, rejection.value)
         return facts.document

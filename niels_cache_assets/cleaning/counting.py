@@ -7,7 +7,7 @@ report can be stored in a journal (the record of an unfinished build) and restor
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappush, heappushpop
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 EXAMPLES = 50
 MASK_EXAMPLES = 10  # of each kind
 EXCERPT_CHARACTERS = 500
+
+_Example = tuple[int, int, dict[str, Any]]  # (negative hash, negative place in the input, row); the largest hash is on top of a heap
+_Heaps = dict[str, list[_Example]]
 
 
 class CleaningReport:
@@ -43,9 +46,8 @@ class CleaningReport:
         self.masked_documents = 0
         self.measures = measures
         self._first = first
-        # Heaps by reason; the largest hash is on top, as a negative number.
-        self._examples: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
-        self._mask_examples: dict[str, list[tuple[int, int, dict[str, Any]]]] = {}
+        self._examples: _Heaps = {}  # by reason
+        self._mask_examples: _Heaps = {}  # by kind
 
     def measured_weight(self) -> tuple[int, int]:
         """Return for how many documents the next one counts in `measures` (0: it is not measured), and its random bits."""
@@ -55,7 +57,6 @@ class CleaningReport:
 
     def add(self, result: "Document | Rejected", language: str | None = None) -> None:
         """Count the next document of the input. `language`: the result of the identifier, or None if it did not run."""
-        ordinal = self._first + self.documents
         self.documents += 1
         if language is not None:
             self.languages[language] += 1
@@ -63,17 +64,12 @@ class CleaningReport:
             self.kept += 1
             return
         self.dropped[result.reason] += 1
-        self._add_example(result, ordinal)
+        self.add_example(result, place=self.documents - 1)
 
     def add_example(self, dropped: "Rejected", *, place: int) -> None:
-        """Make a document an example that the source has dropped and counted. `place`: its place in the chunk."""
-        self._add_example(dropped, self._first + place)
-
-    def _add_example(self, dropped: "Rejected", ordinal: int) -> None:
-        heap = self._examples.setdefault(dropped.reason, [])
-        key = -_keyed_hash(self.seed, ordinal)
-        if len(heap) < EXAMPLES or key > heap[0][0]:
-            _keep(heap, (key, -ordinal, _row(dropped)), most=EXAMPLES)
+        """Make a dropped document, which is counted already, an example. `place`: its place in the chunk."""
+        ordinal = self._first + place
+        _keep(self._examples, dropped.reason, (-_keyed_hash(self.seed, ordinal), -ordinal, _row(dropped)), most=EXAMPLES)
 
     def add_masked(self, places: Counter[str], examples: Sequence[dict[str, str]]) -> None:
         """Count the masked places, by kind, of the document that was added last and stays. examples: one for each kind."""
@@ -82,11 +78,11 @@ class CleaningReport:
         self.masked += places
         key = -_keyed_hash(self.seed, ordinal)
         for each in examples:
-            _keep(self._mask_examples.setdefault(each["kind"], []), (key, -ordinal, each), most=MASK_EXAMPLES)
+            _keep(self._mask_examples, each["kind"], (key, -ordinal, each), most=MASK_EXAMPLES)
 
     def mask_examples(self) -> list[dict[str, Any]]:
         """Return examples of masked places, by kind, in the order of the input. Each is the first place of its kind in a document."""
-        return [row for kind in sorted(self._mask_examples) for _, _, row in sorted(self._mask_examples[kind], key=lambda each: -each[1])]
+        return _in_order(self._mask_examples, sorted(self._mask_examples))
 
     def merge(self, later: Self) -> None:
         """Add the report of a chunk that comes later in the input and has the same seed."""
@@ -100,13 +96,13 @@ class CleaningReport:
         self.masked_documents += later.masked_documents
         if self.measures is not None and later.measures is not None:
             self.measures.merge(later.measures)
-        for kind, examples in later._mask_examples.items():
-            for example in examples:
-                _keep(self._mask_examples.setdefault(kind, []), example, most=MASK_EXAMPLES)
-        for reason, examples in later._examples.items():
-            heap = self._examples.setdefault(reason, [])
-            for example in examples:
-                _keep(heap, example, most=EXAMPLES)
+        for mine, added, most in (
+            (self._examples, later._examples, EXAMPLES),
+            (self._mask_examples, later._mask_examples, MASK_EXAMPLES),
+        ):
+            for name, heap in added.items():
+                for example in heap:
+                    _keep(mine, name, example, most=most)
 
     def join(self, later: Self) -> None:
         """Add the report of a part that comes later. The places of its documents were counted from its own beginning."""
@@ -120,7 +116,7 @@ class CleaningReport:
         """
         known = [reason for reason in REASONS if reason in self._examples]
         others = sorted(self._examples.keys() - set(REASONS))  # reasons that a caller defines
-        return [row for reason in (*known, *others) for _, _, row in sorted(self._examples[reason], key=lambda example: -example[1])]
+        return _in_order(self._examples, [*known, *others])
 
     def state(self) -> dict[str, Any]:
         """Return everything that was counted, as JSON values for `from_state`."""
@@ -142,18 +138,25 @@ class CleaningReport:
         report = cls(state["seed"], state["first"], measures=measures)
         report.documents, report.kept = state["documents"], state["kept"]
         report.dropped, report.languages = Counter(state["dropped"]), Counter(state["languages"])
-        report._examples = {reason: [(key, ordinal, row) for key, ordinal, row in heap] for reason, heap in state["examples"].items()}
+        report._examples, report._mask_examples = (
+            {name: [(key, ordinal, row) for key, ordinal, row in heap] for name, heap in heaps.items()}
+            for heaps in (state["examples"], state.get("mask_examples", {}))
+        )
         report.masked, report.masked_documents = Counter(state.get("masked", {})), state.get("masked_documents", 0)
-        for kind, heap in state.get("mask_examples", {}).items():
-            report._mask_examples[kind] = [(key, ordinal, row) for key, ordinal, row in heap]
         return report
 
 
-def _keep(heap: list[tuple[int, int, dict[str, Any]]], example: tuple[int, int, dict[str, Any]], *, most: int) -> None:
+def _keep(heaps: _Heaps, name: str, example: _Example, *, most: int) -> None:
+    heap = heaps.setdefault(name, [])
     if len(heap) < most:
         heappush(heap, example)
     else:
         heappushpop(heap, example)
+
+
+def _in_order(heaps: _Heaps, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the rows of these heaps, one after the other, each in the order of the input."""
+    return [row for name in names for _, _, row in sorted(heaps[name], key=lambda example: -example[1])]
 
 
 def _keyed_hash(seed: int, ordinal: int) -> int:

@@ -1,7 +1,7 @@
 """Filters. Each filter looks at one normalized document, and returns a rejection or None.
 
-The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document and the
-settings, and add one line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to REASONS in
+The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document, and
+add one line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to REASONS in
 config/tables.py, at the position that the filter has in `_JUDGES`. The threshold of a filter is in config/tables.py, too. If Gopher has a
 rule (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher. Some definitions hold
 for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines do not count. If more
@@ -14,7 +14,6 @@ The cost of a document that passes all filters is about 0.1 ms a kilobyte. Half 
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress, pairwise
 from operator import and_
@@ -43,24 +42,22 @@ _NEITHER = bytes(code for code in range(256) if not bytes((code,)).isalpha() and
 _PARAGRAPH_END = re.compile(r"\n\s*\n")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rejection:
-    """The reason for a rejection, and the measured value (None if the filter measures nothing)."""
+class Rejection(NamedTuple):
+    """A rejection, with the measured value (None if the filter measures nothing)."""
 
-    reason: str
     value: float | None = None
 
 
 class Facts:
-    """A document, and values that several filters need. Each value is computed when it is first used.
+    """A document, the settings of [cleaning], and values that several filters need. Each value is computed when it is first used.
 
     `text` holds the first JUDGED_CHARACTERS of the document, so a document of hundreds of megabytes does not need gigabytes of memory.
     """
 
-    def __init__(self, document: Document) -> None:
-        self.document = document
+    def __init__(self, document: Document, settings: CleaningSettings) -> None:
+        self.document, self.settings = document, settings
         self.text = document.text[:JUDGED_CHARACTERS]
-        self._language: Language | None = None
+        self.language_asked: Language | None = None  # None if no filter asked for it
 
     @cached_property
     def words(self) -> list[str]:
@@ -91,32 +88,27 @@ class Facts:
         """The words in lower case. In a script without blanks, the pairs of neighbouring characters."""
         return list(map("".join, pairwise("".join(self.lower_words)))) if self.is_unspaced else self.lower_words
 
-    @property
-    def language_asked(self) -> Language | None:
-        """The language, or None if no filter asked for it."""
-        return self._language
-
-    def language(self, settings: CleaningSettings) -> Language:
+    def language(self) -> Language:
         """Return the language of the text. It is identified once."""
-        if self._language is None:
-            self._language = language_of(self.text, characters=settings.language_characters, wanted=settings.languages)
-        return self._language
+        if self.language_asked is None:
+            self.language_asked = language_of(self.text, characters=self.settings.language_characters, wanted=self.settings.languages)
+        return self.language_asked
 
 
-Filter = Callable[[Facts, CleaningSettings], Rejection | None]
+Filter = Callable[[Facts], Rejection | None]
 
 
-def redirect(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def redirect(facts: Facts) -> Rejection | None:
     """Reject a text that begins with the mark of a redirect."""
-    return Rejection(reason="redirect") if _REDIRECT.match(facts.text) else None
+    return Rejection() if _REDIRECT.match(facts.text) else None
 
 
-def empty(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def empty(facts: Facts) -> Rejection | None:
     """Reject a document that is empty after normalization."""
-    return None if facts.text and not facts.text.isspace() else Rejection(reason="empty", value=0.0)
+    return None if facts.text and not facts.text.isspace() else Rejection(0.0)
 
 
-def disambiguation(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def disambiguation(facts: Facts) -> Rejection | None:
     """Reject a disambiguation page. Its title says so, or a line near its beginning ends with "may refer to:" or similar words ("can",
     "might"; "stand for"; "... in Y:"). Such a line counts only if the next line has a bullet or fewer than 80 characters, or if the text
     ends there.
@@ -126,79 +118,77 @@ def disambiguation(facts: Facts, settings: CleaningSettings) -> Rejection | None
     says_so = (" refer" in start or " stand" in start) and any(
         _is_followed_by_list(facts.text, found.end()) for found in _MAY_REFER_TO.finditer(start)
     )
-    return Rejection(reason="disambiguation") if titled or says_so else None
+    return Rejection() if titled or says_so else None
 
 
-def too_short(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def too_short(facts: Facts) -> Rejection | None:
     """Reject a text with too few characters or too few words. The value is the number of characters or the number of words."""
-    if len(facts.text) < settings.min_characters:
-        return Rejection(reason="too_short", value=float(len(facts.text)))
-    return Rejection(reason="too_short", value=float(facts.word_count)) if facts.word_count < settings.min_words else None
+    if len(facts.text) < facts.settings.min_characters:
+        return Rejection(float(len(facts.text)))
+    return Rejection(float(facts.word_count)) if facts.word_count < facts.settings.min_words else None
 
 
-def list_page(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def list_page(facts: Facts) -> Rejection | None:
     """Reject by the share of lines that begin with a bullet: *, •, or one of - – — + and a blank. If the share of characters in such lines
     is smaller, it counts instead, and then a line of 100 characters or more is a paragraph.
     """
-    return _above("list_page", bullet_share(facts), settings.max_bullet_share)
+    return _above(bullet_share(facts), facts.settings.max_bullet_share)
 
 
-def low_alpha_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def low_alpha_ratio(facts: Facts) -> Rejection | None:
     """Reject by the share of words that contain a letter. In a script without blanks, punctuation separates words, too."""
     if not facts.is_unspaced:
         # Words with an ASCII letter are quick to count. Usually they are enough to pass.
         at_least = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
-        if not facts.words or at_least / len(facts.words) >= settings.min_alpha_word_share:
+        if not facts.words or at_least / len(facts.words) >= facts.settings.min_alpha_word_share:
             return None
-    return _below("low_alpha_ratio", alpha_share(facts), settings.min_alpha_word_share)
+    return _below(alpha_share(facts), facts.settings.min_alpha_word_share)
 
 
-def bad_mean_word_len(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def bad_mean_word_len(facts: Facts) -> Rejection | None:
     """Reject by the mean number of characters per word, without white space. A text in a script without blanks is not rejected."""
     mean = mean_word_length(facts)
-    return _below("bad_mean_word_len", mean, settings.min_mean_word_length) or _above(
-        "bad_mean_word_len", mean, settings.max_mean_word_length
-    )
+    return _below(mean, facts.settings.min_mean_word_length) or _above(mean, facts.settings.max_mean_word_length)
 
 
-def high_symbol_ratio(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def high_symbol_ratio(facts: Facts) -> Rejection | None:
     """Reject a text with too many symbols per word. The symbols are `#` and ellipses (three dots or U+2026)."""
-    return _above("high_symbol_ratio", symbols_per_word(facts), settings.max_symbols_per_word)
+    return _above(symbols_per_word(facts), facts.settings.max_symbols_per_word)
 
 
-def no_stopwords(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def no_stopwords(facts: Facts) -> Rejection | None:
     """Reject by the number of different STOP_WORDS of the text's language that occur, in upper or lower case. If the language is unknown,
     the language of `languages` with the most stop words counts. A language without a list of stop words is not judged.
     """
-    return _below("no_stopwords", stop_words_found(facts, settings), settings.min_stopwords)
+    return _below(stop_words_found(facts), facts.settings.min_stopwords)
 
 
-def repetitive(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def repetitive(facts: Facts) -> Rejection | None:
     """Reject a text in which one pair of words makes too large a share of all pairs. Pairs are in lower case, and must occur twice. In a
     script without blanks, runs of three characters are counted.
 
     Further rules of Gopher apply if their limits are set: the share of characters in the most frequent 2-, 3- and 4-gram, and the share of
     repeated lines and repeated paragraphs.
     """
-    found = _above("repetitive", pair_share(facts, above=settings.max_bigram_share), settings.max_bigram_share)
+    found = _above(pair_share(facts, above=facts.settings.max_bigram_share), facts.settings.max_bigram_share)
     for key, share in REPEATED.items():
-        limit = getattr(settings, key)
+        limit = getattr(facts.settings, key)
         if not found and limit is not None:
-            found = _above("repetitive", share(facts), limit)
+            found = _above(share(facts), limit)
     return found
 
 
-def language_error(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def language_error(facts: Facts) -> Rejection | None:
     """Reject a text if the identifier recognizes the language neither of its first characters, nor of more text."""
-    return Rejection(reason="language_error") if facts.language(settings).code is None else None
+    return Rejection() if facts.language().code is None else None
 
 
-def not_english(facts: Facts, settings: CleaningSettings) -> Rejection | None:
+def not_english(facts: Facts) -> Rejection | None:
     """Reject a text whose language is not in `languages`: neither that of its first characters, nor that of its middle, nor that of more
     text. The value is the probability of the language.
     """
-    code, share = facts.language(settings)
-    return Rejection(reason="not_english", value=share) if code is not None and code not in settings.languages else None
+    code, share = facts.language()
+    return Rejection(share) if code is not None and code not in facts.settings.languages else None
 
 
 _JUDGES: tuple[Filter, ...] = (
@@ -255,10 +245,10 @@ def symbols_per_word(facts: Facts) -> float | None:
     return _ratio(facts.text.count("#") + facts.text.count("...") + facts.text.count("…"), facts.word_count)
 
 
-def stop_words_found(facts: Facts, settings: CleaningSettings) -> float | None:
+def stop_words_found(facts: Facts) -> float | None:
     """Return the number of different stop words. None for a language without a list of them."""
     asked = facts.language_asked
-    codes = (asked.code,) if asked is not None and asked.code in settings.languages else settings.languages
+    codes = (asked.code,) if asked is not None and asked.code in facts.settings.languages else facts.settings.languages
     if any(code not in STOP_WORDS for code in codes):
         return None
     return float(max(stop_words_in(facts.text, facts.lower_words, code) for code in codes if code is not None))
@@ -297,14 +287,14 @@ def _ratio(count: float, total: int) -> float | None:
     return count / total if total > 0 else None
 
 
-def _above(reason: str, value: float | None, limit: float) -> Rejection | None:
+def _above(value: float | None, limit: float) -> Rejection | None:
     """Return a rejection if the value is above the limit. None, which means that there is nothing to measure, is not rejected."""
-    return Rejection(reason=reason, value=value) if value is not None and value > limit else None
+    return Rejection(value) if value is not None and value > limit else None
 
 
-def _below(reason: str, value: float | None, limit: float) -> Rejection | None:
+def _below(value: float | None, limit: float) -> Rejection | None:
     """Return a rejection if the value is below the limit. None is not rejected."""
-    return Rejection(reason=reason, value=value) if value is not None and value < limit else None
+    return Rejection(value) if value is not None and value < limit else None
 
 
 def _most_frequent_pair(words: list[str], limit: float) -> tuple[str | None, int]:

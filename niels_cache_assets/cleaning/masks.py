@@ -32,51 +32,52 @@ _ONE_IPV4 = re.compile(_FOUR)
 _IPV6 = re.compile(r"(?<![\w:.])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{2,34}(?![\w:])")  # 2000::/3 is all that is assigned
 _VERSION = re.compile(r"(?i)\b(?:version|release|firmware|build|section|chapter)\s?$")
 _NOBODYS = [
-    IPv4Network("0.0.0.0/8"),
-    IPv4Network("10.0.0.0/8"),
-    IPv4Network("100.64.0.0/10"),
-    IPv4Network("127.0.0.0/8"),
-    IPv4Network("169.254.0.0/16"),
-    IPv4Network("172.16.0.0/12"),
-    IPv4Network("192.0.0.0/24"),
-    IPv4Network("192.0.2.0/24"),
-    IPv4Network("192.168.0.0/16"),
-    IPv4Network("198.18.0.0/15"),
-    IPv4Network("198.51.100.0/24"),
-    IPv4Network("203.0.113.0/24"),
-    IPv4Network("224.0.0.0/4"),
-    IPv4Network("240.0.0.0/4"),
+    IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+    )
 ]
 _NOBODYS_6 = [IPv6Network(network) for network in ("2001:db8::/32", "2001:2::/48", "3fff::/20")]
 
-_PHONES = (
-    re.compile(r"(?<![\w+])\+\d{1,3}(?:[ .\u2010-\u2013-]?(?:\(\d{1,5}\)|\d{1,5})){2,7}(?!\w)"),  # +49 (0)30 1234-567
-    re.compile(r"(?<![\w+.)-])(?:1[-. ])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[-. ])[2-9]\d\d[-. ]\d{4}(?![\w-]|\.\d)"),  # (212) 555-0123
-    re.compile(
-        r"(?i)(?<!\w)(?:tel(?:efon|ephone)?|phone|fon|fax|mobile?|cell)\b[.:]{0,2} {0,2}(?P<value>\(?\d(?:[ ./()-]{0,2}\d){5,14})(?!\w)"
-    ),
+_PHONE_FORMS = (
+    r"(?<![\w+])\+\d{1,3}(?:[ .\u2010-\u2013-]?(?:\(\d{1,5}\)|\d{1,5})){2,7}(?!\w)",  # +49 (0)30 1234-567
+    r"(?<![\w+.)-])(?:1[-. ])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[-. ])[2-9]\d\d[-. ]\d{4}(?![\w-]|\.\d)",  # (212) 555-0123
+    r"(?i)(?<!\w)(?:tel(?:efon|ephone)?|phone|fon|fax|mobile?|cell)\b[.:]{0,2} {0,2}(?P<value>\(?\d(?:[ ./()-]{0,2}\d){5,14})(?!\w)",
 )
+_PHONES = [*map(re.compile, _PHONE_FORMS)]
 _DIGITS = range(7, 16)  # of a number with its country code
 
-_KEYS = (
-    re.compile(r"(?<!\w)(?:AKIA|ASIA)[0-9A-Z]{16}(?!\w)"),  # AWS
-    re.compile(r"(?<!\w)gh[pousr]_[A-Za-z0-9]{36,255}(?!\w)"),  # GitHub
-    re.compile(r"(?<!\w)github_pat_[A-Za-z0-9_]{40,255}(?!\w)"),
-    re.compile(r"(?<!\w)glpat-[A-Za-z0-9_-]{20,64}(?![\w-])"),  # GitLab
-    re.compile(r"(?<![\w-])sk-(?=[A-Za-z_-]{0,40}\d)[A-Za-z0-9_-]{20,220}(?![\w-])"),  # OpenAI, Anthropic
-    re.compile(r"(?<!\w)[srp]k_(?:live|test)_[0-9A-Za-z]{16,120}(?!\w)"),  # Stripe
-    re.compile(r"(?<!\w)xox[abeprs]-[A-Za-z0-9-]{10,250}(?![\w-])"),  # Slack
-    re.compile(r"(?<!\w)AIza[0-9A-Za-z_-]{35}(?![\w-])"),  # Google
-    re.compile(r"(?<!\w)hf_[A-Za-z0-9]{30,60}(?!\w)"),  # Hugging Face
-    re.compile(r"(?<!\w)eyJ[A-Za-z0-9_-]{8,2000}\.eyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{8,2000}(?![\w-])"),  # JSON Web Token, RFC 7519
-    re.compile(
-        r"-----BEGIN (?:[A-Z]{2,12} ){0,3}PRIVATE KEY-----[A-Za-z0-9+/=:,\s-]{40,10000}?-----END (?:[A-Z]{2,12} ){0,3}PRIVATE KEY-----"
-    ),
-    re.compile(
+_KEY_FORMS = (
+    r"(?<!\w)(?:AKIA|ASIA)[0-9A-Z]{16}(?!\w)",  # AWS
+    r"(?<!\w)gh[pousr]_[A-Za-z0-9]{36,255}(?!\w)",  # GitHub
+    r"(?<!\w)github_pat_[A-Za-z0-9_]{40,255}(?!\w)",
+    r"(?<!\w)glpat-[A-Za-z0-9_-]{20,64}(?![\w-])",  # GitLab
+    r"(?<![\w-])sk-(?=[A-Za-z_-]{0,40}\d)[A-Za-z0-9_-]{20,220}(?![\w-])",  # OpenAI, Anthropic
+    r"(?<!\w)[srp]k_(?:live|test)_[0-9A-Za-z]{16,120}(?!\w)",  # Stripe
+    r"(?<!\w)xox[abeprs]-[A-Za-z0-9-]{10,250}(?![\w-])",  # Slack
+    r"(?<!\w)AIza[0-9A-Za-z_-]{35}(?![\w-])",  # Google
+    r"(?<!\w)hf_[A-Za-z0-9]{30,60}(?!\w)",  # Hugging Face
+    r"(?<!\w)eyJ[A-Za-z0-9_-]{8,2000}\.eyJ[A-Za-z0-9_-]{8,4000}\.[A-Za-z0-9_-]{8,2000}(?![\w-])",  # JSON Web Token, RFC 7519
+    r"-----BEGIN (?:[A-Z]{2,12} ){0,3}PRIVATE KEY-----[A-Za-z0-9+/=:,\s-]{40,10000}?-----END (?:[A-Z]{2,12} ){0,3}PRIVATE KEY-----",
+    (
         r"(?i)(?<![A-Za-z])(?:api[_-]?key|secret(?:[_-]?key)?|access[_-]?token|auth[_-]?token|password|passwd)[\"']?"
         r" {0,3}[:=] {0,3}(?P<quote>[\"'])(?P<value>[^\"'\s<>{}$*]{8,200})(?P=quote)"
     ),
 )
+_KEYS = [*map(re.compile, _KEY_FORMS)]
 _KEY_BEGINNINGS = ("AKIA", "ASIA", "gh", "github_pat_", "glpat-", "sk-", "k_", "xox", "AIza", "hf_", "eyJ", "PRIVATE KEY", "=", ":")
 
 Span = tuple[int, int]

@@ -40,23 +40,20 @@ class Rule(NamedTuple):
     reason: str
     side: Side
     form: Literal["count", "share", "number"]
-    measure: Callable[[Facts, CleaningSettings], float | None]
+    measure: Callable[[Facts], float | None]
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("min_characters", "too_short", "below", "count", lambda facts, settings: float(len(facts.text))),
-    Rule("min_words", "too_short", "below", "count", lambda facts, settings: float(facts.word_count)),
-    Rule("max_bullet_share", "list_page", "above", "share", lambda facts, settings: filters.bullet_share(facts)),
-    Rule("min_mean_word_length", "bad_mean_word_len", "below", "number", lambda facts, settings: filters.mean_word_length(facts)),
-    Rule("max_mean_word_length", "bad_mean_word_len", "above", "number", lambda facts, settings: filters.mean_word_length(facts)),
-    Rule("max_symbols_per_word", "high_symbol_ratio", "above", "number", lambda facts, settings: filters.symbols_per_word(facts)),
-    Rule("min_alpha_word_share", "low_alpha_ratio", "below", "share", lambda facts, settings: filters.alpha_share(facts)),
+    Rule("min_characters", "too_short", "below", "count", lambda facts: float(len(facts.text))),
+    Rule("min_words", "too_short", "below", "count", lambda facts: float(facts.word_count)),
+    Rule("max_bullet_share", "list_page", "above", "share", filters.bullet_share),
+    Rule("min_mean_word_length", "bad_mean_word_len", "below", "number", filters.mean_word_length),
+    Rule("max_mean_word_length", "bad_mean_word_len", "above", "number", filters.mean_word_length),
+    Rule("max_symbols_per_word", "high_symbol_ratio", "above", "number", filters.symbols_per_word),
+    Rule("min_alpha_word_share", "low_alpha_ratio", "below", "share", filters.alpha_share),
     Rule("min_stopwords", "no_stopwords", "below", "count", filters.stop_words_found),
-    Rule("max_bigram_share", "repetitive", "above", "share", lambda facts, settings: filters.pair_share(facts)),
-    *(
-        Rule(key, "repetitive", "above", "share", lambda facts, settings, share=share: share(facts))  # type: ignore[misc]
-        for key, share in filters.REPEATED.items()
-    ),
+    Rule("max_bigram_share", "repetitive", "above", "share", filters.pair_share),
+    *(Rule(key, "repetitive", "above", "share", share) for key, share in filters.REPEATED.items()),
 )
 # The filters without a limit. A text that one of the first drops has nothing to measure. The last one asks for the language, which would
 # decide about stop words.
@@ -109,17 +106,17 @@ def limits_of(settings: CleaningSettings) -> dict[str, Limit]:
     return found
 
 
-def measure(facts: Facts, settings: CleaningSettings, skip: Set[str]) -> Measured:
+def measure(facts: Facts, skip: Set[str]) -> Measured:
     """Return all measures of a document. `skip`: the filters that do not run."""
 
     def drop(reasons: tuple[str, ...]) -> int:
-        return sum(reason not in skip and _JUDGES[reason](facts, settings) is not None for reason in reasons)
+        return sum(reason not in skip and _JUDGES[reason](facts) is not None for reason in reasons)
 
     if drop(FIRST_REASONS):
         return Measured({}, 1, None, None)
     others = drop(NEXT_REASONS)
-    rules = [rule for rule in RULES if rule.reason not in skip and getattr(settings, rule.key) is not None]
-    found = {rule.key: rule.measure(facts, settings) for rule in rules}
+    rules = [rule for rule in RULES if rule.reason not in skip and getattr(facts.settings, rule.key) is not None]
+    found = {rule.key: rule.measure(facts) for rule in rules}
     pair = filters.most_frequent_pair(facts) if "repetitive" not in skip else None
     others += drop(LAST_REASONS)
     asked = facts.language_asked

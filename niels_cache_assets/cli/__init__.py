@@ -6,7 +6,7 @@
     console.py      results, errors, tables       exit_codes.py   their table
     progress.py     progress bars on a terminal, otherwise lines
     context.py      the configuration, cache root and caches that a command starts from
-    overrides.py    build-all's flags and --set as registry overrides
+    overrides.py    --seed and --set of build-all as registry overrides
     completion.py   the answer to TAB
     recognizing.py  which kind of data is in the user's files
     new_config.py   the text of a first niels_cache.toml
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from niels_cache_assets.cli.console import Loudness, drop, explain, guarded, print_error, speaking
-from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, FAILED, INTERRUPTED, WRONG_USE
+from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, DONE, FAILED, INTERRUPTED, WRONG_USE
 from niels_cache_assets.cli.parser import load, parse_arguments
 from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
@@ -86,13 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
-    code: int = load(arguments.command).run(arguments)
+    code: int | None = load(arguments.command).run(arguments)
     sys.stdout.flush()
     if arguments.verbose:
         from niels_cache_assets.cli.progress import peak_memory  # cannot be imported outside POSIX
 
         explain(f"{arguments.command}: {time.monotonic() - started:.1f} s, {peak_memory()}")
-    return code
+    return DONE if code is None else code
 
 
 def _refusal(error: Exception) -> str | None:

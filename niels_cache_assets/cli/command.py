@@ -1,6 +1,7 @@
 """The parts of a command, and the helpers and help texts that several commands share.
 
-The module of a command has `COMMAND` and `run(arguments) -> exit code`. Help and completion import the module of every command, so such a
+The module of a command has `COMMAND`, `add_options(parser)` for the options that only it has, and `run(arguments)`, which returns the exit
+code; None is DONE. Help and completion import the module of every command, so such a
 module imports nothing heavy at the top. Its functions import everything that the command needs to run.
 """
 
@@ -34,10 +35,9 @@ class Command:
     examples: str  # one line each, "niels-cache NAME ...   purpose"; tests parse these lines
     usage: str = ""  # the positional arguments and required options
     description: str | None = None  # if None, the summary in the table is used
-    add_options: Callable[[argparse.ArgumentParser], None] | None = None  # adds the options that only this command has
     offers: Mapping[str, Sequence[str] | Offered] = field(default_factory=dict)  # values for TAB, by argparse's `dest`
     has_caches: bool = True  # takes --cache-dir, --profile and --config
-    has_json: bool = False  # takes --json
+    has_json: bool = True  # takes --json
 
 
 def configured(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
@@ -110,11 +110,3 @@ def at_least(least: int) -> Callable[[str], int]:
         return found
 
     return number
-
-
-def fraction(text: str) -> float:
-    """Return a number, such as a share from 0 to 1. The range is not checked here."""
-    try:
-        return float(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error

@@ -56,7 +56,7 @@ def drop(stream: IO[str]) -> None:
 def tell(console: Console, line: str, *, style: str | None = None) -> None:
     """Print a line on stderr. A command goes on if its log is on a full disk, and ends if its log is a pipe without a reader."""
     try:
-        console.print(line, soft_wrap=True, style=style)
+        console.print(line, style=style)
     except BrokenPipeError:
         raise
     except OSError:
@@ -120,15 +120,21 @@ def warnings() -> Console:
 
 def _console(*, stderr: bool, quiet: bool) -> Console:
     from rich.console import Console
+    from rich.text import Text
 
-    class PipeConsole(Console):
+    class LineConsole(Console):
+        def print(self, *objects: Any, **options: Any) -> None:
+            is_text = all(
+                isinstance(each, str | Text) for each in objects
+            )  # a line may be longer than the terminal is wide; a table is not
+            options.setdefault("soft_wrap", is_text)
+            super().print(*objects, **options)
+
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # main() handles this error; Rich would exit with 1, and 1 means a failed build here
 
     is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-    return PipeConsole(
-        quiet=quiet, stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=False, width=None if is_terminal else _PIPE_WIDTH
-    )
+    return LineConsole(quiet=quiet, stderr=stderr, highlight=False, markup=False, emoji=False, width=None if is_terminal else _PIPE_WIDTH)
 
 
 def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: Collection[str] = ()) -> Table:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,30 +41,11 @@ _FORMS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Wishes:
-    """The data that the user wants to build.
+def render(wishes: argparse.Namespace) -> str:
+    """Return the text of the file that the arguments of `init` ask for.
 
-    Paths are written as the user typed them, relative to the working directory. `folder`: the folder where the new file will be.
+    Raises NielsCacheError for missing files, and for files that hold neither text nor conversations.
     """
-
-    folder: str = "."
-    profile: str | None = None
-    catalog: tuple[str, ...] = ()
-    data: tuple[str, ...] = ()
-    hub: tuple[str, ...] = ()
-    text_field: str | None = None
-    cache_dir: str | None = None
-    tokenizer: str | None = None
-    vocab_size: int | None = None
-
-    @property
-    def names_data(self) -> bool:
-        return bool(self.profile or self.catalog or self.data or self.hub)
-
-
-def render(wishes: Wishes) -> str:
-    """Return the text of the file. Raises NielsCacheError for missing files, and for files that hold neither text nor conversations."""
     return "\n\n".join(_sections(wishes)) + "\n"
 
 
@@ -88,7 +69,7 @@ def _table_text(family: Family, name: str, table: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _sections(wishes: Wishes) -> Iterator[str]:
+def _sections(wishes: argparse.Namespace) -> Iterator[str]:
     yield "# What niels-cache builds here. Every key is explained in docs/configuration.md; paths are relative to this file."
     if wishes.profile:
         yield f"profile = {as_toml(wishes.profile)}  # its data sets are built, and this file adds to them"
@@ -108,7 +89,7 @@ def _sections(wishes: Wishes) -> Iterator[str]:
         yield catalog_table(name)
         taken.add(name)
     yield from _own(wishes, proposals, taken)
-    if not wishes.names_data or wishes.profile:
+    if wishes.profile:
         yield """\
 # A data set of your own is a table with a name of your choice (niels-cache init PATH looks into your files and writes it):
 #
@@ -121,7 +102,7 @@ def _sections(wishes: Wishes) -> Iterator[str]:
 # files = ["chats.jsonl"]"""
 
 
-def _tokenizer(wishes: Wishes, usual: int, proposals: Sequence[Proposal]) -> str:
+def _tokenizer(wishes: argparse.Namespace, usual: int, proposals: Sequence[Proposal]) -> str:
     if wishes.tokenizer is not None:
         if not Path(wishes.tokenizer).expanduser().exists():
             raise NielsCacheError(f"{wishes.tokenizer}: does not exist; correct --tokenizer")
@@ -169,7 +150,7 @@ def _text_bytes(proposals: Sequence[Proposal]) -> int | None:
     return sum(os.path.getsize(file) * (1 if file.endswith(_PLAIN) else _COMPRESSION) for file in files)
 
 
-def _own(wishes: Wishes, proposals: Sequence[Proposal], taken: set[str]) -> Iterator[str]:
+def _own(wishes: argparse.Namespace, proposals: Sequence[Proposal], taken: set[str]) -> Iterator[str]:
     hints = f"""\
 # val_frac = {defaults.VAL_FRAC:g}  # share of the documents that goes to val
 # prepare = ["clean", "dedup"]  # filter and deduplicate first (docs/cleaning.md)"""
@@ -202,7 +183,7 @@ def _wanted_name(kind: Kind, *, alone: bool) -> str:
     return "my_text" if alone else f"my_{kind.source}"
 
 
-def _own_table(proposal: Proposal, name: str, wishes: Wishes, hints: str) -> str:
+def _own_table(proposal: Proposal, name: str, wishes: argparse.Namespace, hints: str) -> str:
     kind, keys = proposal.kind, dict(proposal.kind.keys)
     places = [_path(path, wishes) for path in proposal.places]
     form = form_of(keys)
@@ -230,8 +211,8 @@ def _name(wanted: str, taken: set[str]) -> str:
     return name
 
 
-def _path(path: str, wishes: Wishes) -> str:
-    """Return the path as the configuration file in `folder` must write it."""
+def _path(path: str, wishes: argparse.Namespace) -> str:
+    """Return the path as the configuration file must write it."""
     if "://" in path or path.startswith("~") or os.path.isabs(path):
         return path
-    return os.path.relpath(path, wishes.folder)
+    return os.path.relpath(path, Path(wishes.out).parent)

@@ -173,16 +173,16 @@ def build_parsers(wanted: Container[str] | None = None) -> tuple[argparse.Argume
     for name, summary in (row for rows in COMMANDS.values() for row in rows.items()):
         parsers[name] = parser = subparsers.add_parser(name, help=summary)
         if wanted is None or name in wanted:
-            _describe(parser, name, summary, load(name).COMMAND)
+            _describe(parser, name, summary, load(name))
     return top, parsers
 
 
-def _describe(parser: argparse.ArgumentParser, name: str, summary: str, command: Command) -> None:
+def _describe(parser: argparse.ArgumentParser, name: str, summary: str, module: ModuleType) -> None:
+    command: Command = module.COMMAND
     parser.description = command.description or f"{summary[0].upper()}{summary[1:]}."
     parser.epilog = f"examples:\n{command.examples}"
     parser.usage = f"{PROGRAM} {name} {command.usage}[options]"
-    if command.add_options is not None:
-        command.add_options(parser)
+    module.add_options(parser)
     _add_common_options(parser, command)
 
 

@@ -161,6 +161,12 @@ def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[
         raise Failed(str(error)) from error
 
 
+def _make_first(artifact: Artifact, lines: Lines, *, progress: Callable[[Any], None] | None = None) -> None:
+    """Build what another artifact needs."""
+    lines.started(artifact.key)
+    _built(artifact, lines, wait=True, progress=progress)
+
+
 def ready(found: Graph, name: str, lines: Lines) -> Sealed:
     """Return the cache of a data set in parts whose tokenizer and plan exist. Make them if they are missing.
 
@@ -184,15 +190,13 @@ def ready(found: Graph, name: str, lines: Lines) -> Sealed:
             raise NielsCacheError(f"{tokenizer.directory}: the tokenizer is trained on prepared texts; make it first: {first}")
         if not tokenizer.is_imported:
             require_inputs(registry, [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")])
-        lines.started(tokenizer.key)
-        _built(tokenizer, lines, wait=True)
+        _make_first(tokenizer, lines)
     _require_current(tokenizer)
     if source.prepare:
         sealed.revision()  # raises if the corpus or its drop list is not current
         return sealed
     if plan.finished() is None:
-        lines.started(plan.key)
-        _built(plan, lines, wait=True)
+        _make_first(plan, lines)
     plan.read()
     return sealed
 
@@ -219,8 +223,7 @@ def ready_corpus(found: Graph, name: str, lines: Lines) -> JoinedCorpus:
     if "tokenizer" in corpus.inputs():
         _require_current(found.tokenizer())
     if corpus.parts_plan.finished() is None:
-        lines.started(corpus.parts_plan.key)
-        _built(corpus.parts_plan, lines, wait=True)
+        _make_first(corpus.parts_plan, lines)
     corpus.parts_plan.read()
     return corpus
 
@@ -242,8 +245,7 @@ def ready_search(found: Graph, name: str, lines: Lines) -> Duplicates:
     if not found.is_done(HASHES):
         if (warning := duplicates.warning()) is not None:
             lines.log(f"WARNING: {warning}")
-        lines.started(HASHES)
-        _built(duplicates.hashes(), lines, wait=True, progress=lines.progress)
+        _make_first(duplicates.hashes(), lines, progress=lines.progress)
     return duplicates
 
 

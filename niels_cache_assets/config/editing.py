@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +40,15 @@ def locked_config(path: Path, *, log: Callable[[str], None]) -> Iterator[None]:
     log: gets one line if this function has to wait. The lock is on the file itself, so no other file is left. Without locks in the file
     system, the block runs without one.
     """
-    with ExitStack() as held:
-        while True:
-            descriptor = open_to_lock(path)
-            if descriptor is None:
-                break  # the caller reads the file, and says why it cannot
-            with ExitStack() as opened:
-                opened.callback(os.close, descriptor)
-                if not _lock(descriptor, path, log) or is_still(path, descriptor):
-                    held.push(opened.pop_all())
-                    break
+    descriptor = open_to_lock(path)  # None if there is no such file: the caller reads the file, and says why it cannot
+    while descriptor is not None and _lock(descriptor, path, log) and not is_still(path, descriptor):
+        os.close(descriptor)
+        descriptor = open_to_lock(path)
+    try:
         yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _lock(descriptor: int, path: Path, log: Callable[[str], None]) -> bool:

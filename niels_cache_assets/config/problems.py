@@ -7,7 +7,6 @@ are used unchanged.
 from __future__ import annotations
 
 import difflib
-import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +25,6 @@ from niels_cache_runtime.format.layout import FAMILIES, Family
 
 _EXAMPLES = (1_000, 1, 0.5, "...", ["..."], {"NAME": 0.5}, {"NAME": "..."}, [{"files": ["..."]}])
 _LONGEST_VALUE = 200
-_CHOICES = re.compile(r"\^\(([\w|]+)\)\$")
 _BOUNDS = {  # by pydantic's error type
     "greater_than": (annotated_types.Gt, "gt", "more than {}"),
     "greater_than_equal": (annotated_types.Ge, "ge", "at least {}"),
@@ -138,8 +136,6 @@ def _wanted(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | N
     if kind in _BOUNDS:
         _, name, words = _BOUNDS[kind]
         return f"must be {_range(annotation, field) or words.format(_number(context[name]))}"
-    if kind == "string_pattern_mismatch" and (choices := _CHOICES.fullmatch(context["pattern"])):
-        return f"must be {_either(choices[1].split('|'))}"
     if kind in ("too_short", "string_too_short"):
         return "must not be empty"
     if kind == "finite_number":
@@ -304,7 +300,7 @@ def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
     choices = [*_choices(field.annotation), *([choice] for item in items for choice in _choices(item))]
     if isinstance(default, tuple | list):
         default = list(default) or None
-    found = (default, *(field.examples or ()), *choices, *_of_pattern(metadata), True, *least)
+    found = (default, *(field.examples or ()), *choices, True, *least)
     for value in (*found, *_EXAMPLES):
         if value is not None and takes(value):
             return typed_toml(value)
@@ -313,11 +309,6 @@ def _example(field: FieldInfo, model: type[BaseModel]) -> str | None:
 
 def _choices(annotation: Any) -> list[Any]:
     return [choice for member in _members(annotation) if get_origin(member) is Literal for choice in get_args(member)]
-
-
-def _of_pattern(metadata: Sequence[Any]) -> list[str]:
-    found = next((_CHOICES.fullmatch(each.pattern) for each in metadata if getattr(each, "pattern", None)), None)
-    return found[1].split("|") if found else []
 
 
 def _shown(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from niels_cache_assets.config.tables import Table
+from niels_cache_assets.config.tables import Table, Words
 from niels_cache_runtime.format.layout import Family
 from niels_cache_runtime.remote.store import check_address
 
@@ -22,9 +22,8 @@ class NotifySettings(Table):
     """[notify]: a command that gets a message when a build has failed, has made no progress for 30 minutes, or a data set is done."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # arguments may be secrets
-    command: tuple[str, ...] = Field(
+    command: Words = Field(
         (),
-        strict=False,
         description="A program and its arguments, as a list or as a line in the quoting of a shell; it gets a JSON object with `event`, "
         "`host`, `name` and `text` on stdin, and nothing is replaced in it",
         repr=False,
@@ -39,15 +38,12 @@ class NotifySettings(Table):
 class ClusterSettings(Table):
     """[cluster]: where the parts of a data set are built, how many at a time, and how processes on several machines share them."""
 
-    command: tuple[str, ...] = Field(
+    command: Words = Field(
         (),
-        strict=False,
         description='The words before the command of a part, such as ["srun", "-c16"]; empty: the part is built on this machine; '
         "`{host}` stands for one of `hosts`",
     )
-    hosts: tuple[str, ...] = Field(
-        (), strict=False, description="Names for `{host}`. Each builds one part at a time; a name that is listed twice builds two"
-    )
+    hosts: Words = Field((), description="Names for `{host}`. Each builds one part at a time; a name that is listed twice builds two")
     at_once: int | None = Field(
         None,
         ge=1,
@@ -55,9 +51,8 @@ class ClusterSettings(Table):
         description=f"Parts that are built at a time: the limit of the pool `parts`; None: with `hosts`, one for each, otherwise one for "
         f"every {_CORES_OF_A_PART} cores of this machine",
     )
-    program: tuple[str, ...] = Field(
+    program: Words = Field(
         (),
-        strict=False,
         description='The program `niels-cache` after `command`, such as ["niels-cache"] in a container; empty: the Python of this process, '
         "at the same path",
     )
@@ -118,7 +113,7 @@ class PublishSettings(Table):
         repr=False,  # not in messages, because it may hold a password by mistake
         description="An address such as `s3://bucket/caches`; each cache lies at ADDRESS/pretrain/NAME or ADDRESS/sft/NAME",
     )
-    data_sets: tuple[str, ...] | None = Field(None, strict=False, description="The data sets to publish; None: all of them")
+    data_sets: Words | None = Field(None, description="The data sets to publish; None: all of them")
     licenses: dict[str, str] = Field(
         {}, description='The licence of a data set, for its data card on the hub, such as `{ wikitext = "cc-by-sa-3.0" }`'
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, field_validator, model_validator
 
@@ -61,6 +61,10 @@ _NEVER_SKIPPED = {
 _SHARE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*")
 _OWNER = re.compile(r"team:\w+|[^@\s]+@[^@\s]+\.[^@\s]+")
 _TAG = re.compile(r"[A-Za-z0-9_.-]{1,63}")
+
+
+Words = Annotated[tuple[str, ...], Field(strict=False)]  # a list in TOML
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Table(BaseModel):
@@ -119,15 +123,14 @@ class TokenizerSettings(Table):
         "auto", description="The encoder: auto is a fast engine that gave the same ids; reference is the library that defines them"
     )
     vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE, description="Number of pieces, including special tokens")
-    model_type: str = Field(
+    model_type: Literal["unigram", "bpe", "bytelevel_bpe"] = Field(
         "unigram",
-        pattern="^(unigram|bpe|bytelevel_bpe)$",
         description="Type of the model to train: unigram and bpe are SentencePiece, bytelevel_bpe is a tokenizer.json",
     )
     character_coverage: float = Field(
         1.0, gt=0, le=1, description="SentencePiece: share of characters that get a piece; all others become bytes"
     )
-    train_on: tuple[str, ...] | None = Field(None, strict=False, description="Data sets to train on; None: every configured one")
+    train_on: Words | None = Field(None, description="Data sets to train on; None: every configured one")
     sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Bytes of text to take from the start of each data set")
     special_tokens: dict[str, str] = Field(
         defaults.SPECIAL_TOKENS,
@@ -192,9 +195,8 @@ class CleaningSettings(Table):
     `cleaning = {...}` in the table of a data set replaces keys. The page docs/cleaning.md gives the source of each threshold.
     """
 
-    skip: tuple[str, ...] = Field(
+    skip: Words = Field(
         (),
-        strict=False,
         description="Filters and normalizers that do not run. A filter has the name of its reason, such as 'not_english'; "
         "normalizers are for example 'tags' and 'blanks'",
     )
@@ -205,31 +207,29 @@ class CleaningSettings(Table):
     )
     min_characters: int = Field(400, ge=0, description="too_short: fewer characters than this")
     min_words: int = Field(50, ge=0, description="too_short: fewer words than this")
-    max_bullet_share: float = Field(
-        0.5, ge=0, le=1, description="list_page: the share of lines with a bullet, and of the characters in them, is above this"
+    max_bullet_share: Share = Field(
+        0.5, description="list_page: the share of lines with a bullet, and of the characters in them, is above this"
     )
-    min_alpha_word_share: float = Field(0.8, ge=0, le=1, description="low_alpha_ratio: the share of words with a letter is below this")
+    min_alpha_word_share: Share = Field(0.8, description="low_alpha_ratio: the share of words with a letter is below this")
     min_mean_word_length: float = Field(3, ge=0, description="bad_mean_word_len: the mean word length, in characters, is below this")
     max_mean_word_length: float = Field(12, ge=0, description="bad_mean_word_len: the mean word length, in characters, is above this")
     max_symbols_per_word: float = Field(0.1, ge=0, description="high_symbol_ratio: more # and ellipses per word than this")
     min_stopwords: int = Field(2, ge=0, description="no_stopwords: fewer different stop words of the document's language than this")
-    max_bigram_share: float = Field(0.05, ge=0, le=1, description="repetitive: one pair of words is a larger share of all pairs than this")
-    max_top_2gram_characters: float | None = Field(
-        None, ge=0, le=1, description="repetitive: the most frequent pair of words is a larger share of all characters than this"
+    max_bigram_share: Share = Field(0.05, description="repetitive: one pair of words is a larger share of all pairs than this")
+    max_top_2gram_characters: Share | None = Field(
+        None, description="repetitive: the most frequent pair of words is a larger share of all characters than this"
     )
-    max_top_3gram_characters: float | None = Field(
-        None, ge=0, le=1, description="repetitive: the most frequent run of three words is a larger share of all characters than this"
+    max_top_3gram_characters: Share | None = Field(
+        None, description="repetitive: the most frequent run of three words is a larger share of all characters than this"
     )
-    max_top_4gram_characters: float | None = Field(
-        None, ge=0, le=1, description="repetitive: the most frequent run of four words is a larger share of all characters than this"
+    max_top_4gram_characters: Share | None = Field(
+        None, description="repetitive: the most frequent run of four words is a larger share of all characters than this"
     )
-    max_duplicate_lines: float | None = Field(
-        None, ge=0, le=1, description="repetitive: repeated lines are a larger share of all lines than this"
+    max_duplicate_lines: Share | None = Field(None, description="repetitive: repeated lines are a larger share of all lines than this")
+    max_duplicate_paragraphs: Share | None = Field(
+        None, description="repetitive: repeated paragraphs are a larger share of all paragraphs than this"
     )
-    max_duplicate_paragraphs: float | None = Field(
-        None, ge=0, le=1, description="repetitive: repeated paragraphs are a larger share of all paragraphs than this"
-    )
-    languages: tuple[str, ...] = Field(("en",), strict=False, min_length=1, description="Languages to keep, as ISO 639-1 codes")
+    languages: Words = Field(("en",), min_length=1, description="Languages to keep, as ISO 639-1 codes")
     language_characters: int = Field(
         400,
         ge=1,
@@ -238,10 +238,8 @@ class CleaningSettings(Table):
         "if it is not in `languages`, the middle and ten times as many characters are asked, too",
     )
     max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a reason rejects a larger share of the documents than this")
-    min_language_share: float = Field(
+    min_language_share: Share = Field(
         0.5,
-        ge=0,
-        le=1,
         description="Warn if the share of documents whose language is in `languages` is below this; "
         "documents whose language was not identified are not counted",
     )
@@ -298,9 +296,7 @@ class DedupSettings(Table):
     bands: int | None = Field(None, ge=1, description="LSH bands; None: chosen for the threshold. Set it together with `rows`")
     rows: int | None = Field(None, ge=1, description="Slots of a band; None: chosen for the threshold")
     verify: Literal["none", "jaccard"] = Field("none", description="'jaccard': also compare the texts of documents that share a band")
-    priority: tuple[str, ...] = Field(
-        (), strict=False, description="Data sets whose copies are kept, best first; the rest follow in table order"
-    )
+    priority: Words = Field((), description="Data sets whose copies are kept, best first; the rest follow in table order")
     ranges: int = Field(
         1,
         ge=1,
@@ -359,7 +355,7 @@ class ReportsSettings(Table):
 class DagsterSettings(Table):
     """[dagster]: what the UI shows in addition to the builds. No key here changes a byte of a cache."""
 
-    owners: tuple[str, ...] = Field((), strict=False, description='Owners of assets: addresses ("ada@example.org") and teams ("team:data")')
+    owners: Words = Field((), description='Owners of assets: addresses ("ada@example.org") and teams ("team:data")')
     tags: dict[str, str] = Field({}, description='Tags of assets, such as { project = "tiny" }')
     plots: bool = Field(
         False,

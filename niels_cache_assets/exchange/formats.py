@@ -151,17 +151,13 @@ def _stem(split: Split, settings: ExportSettings) -> str:
 
 
 def _max_bytes(settings: ExportSettings, dtype: np.dtype) -> int:
-    """Return the size limit. Raises NielsCacheError for a limit that is too small for any file, and for options of a different format."""
+    """Return the size limit. Raises NielsCacheError for a limit below one token, and for a key that no file name can hold."""
     format = _FORMATS[settings.format]
     default = format.max_bytes or format.max_tokens * dtype.itemsize
     if settings.max_bytes is not None and not default:
         raise NielsCacheError(f"max_bytes={settings.max_bytes}: {settings.format} has one file for each split")
     if settings.max_bytes is not None and settings.max_bytes < dtype.itemsize:
         raise NielsCacheError(f"max_bytes={settings.max_bytes}: must be at least {dtype.itemsize}, one token")
-    if settings.format != "megatron" and (settings.key is not None or settings.link != "copy"):
-        raise NielsCacheError(f"key and link are settings of megatron; {settings.format} has neither")
-    if settings.format == "megatron" and settings.out.name in ("", ".."):
-        raise NielsCacheError(f"{settings.out}: is a folder; megatron's files need a prefix, such as {settings.out / 'notes'}")
     if settings.key is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", settings.key):
         raise NielsCacheError(f"key={settings.key!r}: is part of file names; use letters, digits, _ - . with no leading - or .")
     return settings.max_bytes or default

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from niels_cache_assets.publish.transfer import THREADS, Progress, Tally, at_once
+from niels_cache_assets.publish.transfer import Progress, Tally, at_once
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.remote.pieces import pieces
 from niels_cache_runtime.remote.record import Published, RemoteFile, read_published
@@ -37,7 +37,7 @@ class Checked:
     is_proven: bool
 
 
-def check(address: str, *, download: bool = False, threads: int = THREADS, progress: Progress | None = None) -> Checked:
+def check(address: str, *, download: bool = False, progress: Progress | None = None) -> Checked:
     """Compare the objects of a published build with its record.
 
     Raises NielsCacheError if nothing is published at the address, or if its record or meta.json is damaged. Raises RemoteError if the store
@@ -59,7 +59,7 @@ def check(address: str, *, download: bool = False, threads: int = THREADS, progr
         if problem is not None:
             problems[file] = problem
 
-    at_once(look, published.files, threads=threads, tally=tally)
+    at_once(look, published.files, tally=tally)
     findings = [RemoteFinding(object=store.name_of(file.key), problem=problems[file]) for file in published.files if file in problems]
     return Checked(published=published, findings=findings, is_proven=download)
 

@@ -11,19 +11,19 @@ huggingface_hub, and is in no message.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from niels_cache_assets.publish.card import data_card
 from niels_cache_assets.publish.pull import Pulled, place
 from niels_cache_assets.publish.push import LocalBuild, Pushed, State, check_files, check_may_push, unusable
-from niels_cache_assets.publish.transfer import THREADS, Progress
+from niels_cache_assets.publish.transfer import Progress
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, Split
-from niels_cache_runtime.format.meta import MOST_META_BYTES
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, Split, has_pairs
+from niels_cache_runtime.format.meta import MOST_META_BYTES, Meta
 from niels_cache_runtime.remote.record import Published, Record, parse_record, published_of
 from niels_cache_runtime.remote.store import MissingError, RemoteError
 
@@ -62,7 +62,7 @@ def push_to_hub(
     from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 
     repository, api = repository_of(address), HfApi()
-    check_files(build, threads=THREADS, progress=progress)
+    check_files(build, progress=progress)
     with _told(address):
         api.create_repo(repository, repo_type="dataset", private=True, exist_ok=True)
         head = api.dataset_info(repository)
@@ -124,7 +124,6 @@ def pull_from_hub(
     *,
     split: Split | None = None,
     replace_other: bool = False,
-    threads: int = THREADS,
     progress: Progress | None = None,
 ) -> Pulled:
     """Bring a cache on the hub into the cache root `out`. All files are of one commit. See `pull`."""
@@ -135,7 +134,7 @@ def pull_from_hub(
     source = _Repository(repository_of(address), str(head.sha))
     if RECORD_NAME not in {each.rfilename for each in head.siblings or ()}:
         raise MissingError(f"{address}: no published cache here; check the address, or push one")
-    return place(_published(source, address), source, out, split=split, replace_other=replace_other, threads=threads, progress=progress)
+    return place(_published(source, address), source, out, split=split, replace_other=replace_other, progress=progress)
 
 
 class _Repository:
@@ -198,3 +197,84 @@ def _told(name: str) -> Iterator[None]:
         raise RemoteError(f"{name}: {said} ({status})", code=str(status), is_transient=status not in _SAID) from None
     except (httpx.HTTPError, OSError, ValueError):  # httpx, and what the library raises for an upload that failed
         raise RemoteError(f"{name}: the hub cannot be reached, or refused an upload; try again", is_transient=True) from None
+
+
+def data_card(address: str, family: Family, name: str, meta: Meta, *, license: str | None = None) -> str:
+    """Return the README.md of a cache at `address`: the origin of its text, its counts, and the code that opens it.
+
+    All facts come from meta.json. `license`: the licence to name, as the hub spells it; None if the configuration names none.
+    """
+    source = dict(meta.get("source") or {})
+    origin = {
+        "kind of source": source.pop("kind", None),
+        **{key.replace("_", " "): value for key, value in sorted(source.items())},
+        "configuration": meta.get("dataset_config"),
+        "revision": meta.get("dataset_revision"),
+        "licence": license or "not stated in the configuration; the licence of the source applies",
+        "rule of the split": meta.get("split_rule"),
+        "seed": meta.get("seed"),
+    }
+    units = ("tokens", "examples") if family == "sft" else ("tokens",)
+    counts = {f"{unit} of {split}": meta.get(f"{split}_{unit}") for split in SPLITS for unit in units}
+    counts |= {f"documents of {split}": number for split, number in sorted((meta.get("documents") or {}).items())}
+    counts |= {f"dropped: {reason}": number for reason, number in sorted((meta.get("dropped") or {}).items()) if number}
+    form = {
+        "tokens": meta.get("token_dtype"),
+        "vocabulary": meta.get("vocab_size"),
+        "sha256 of the tokenizer": meta.get("tokenizer_sha256"),
+        "sha256 of the content": meta.get("content_sha256"),
+    }
+    held = "batch.x, batch.y" if family == "pretrain" else "batch.x, batch.y_masked"
+    if has_pairs(meta):
+        held = "batch.chosen.x, batch.rejected.x"
+    stated = "" if license is None else f"license: {json.dumps(license)}\n"  # a value in JSON is valid YAML
+    return f"""\
+---
+{stated}viewer: false
+tags:
+- niels-cache
+---
+
+# {name}
+
+Tokens for {"pretraining" if family == "pretrain" else "fine-tuning"}, written by niels-cache.
+
+## Origin
+
+{_table(origin)}
+
+## Counts
+
+{_table({key: f"{value:,}" if isinstance(value, int) else value for key, value in counts.items()})}
+
+## Format
+
+{_table(form)}
+
+## How to open it
+
+```
+niels-cache pull {address} --out cache
+```
+
+```python
+from niels_cache_runtime import TokenLoader
+
+loader = TokenLoader("cache/{family}/{name}/train", T=1024, B=16, seed=0)
+batch = next(iter(loader))  # {held}: (16, 1024)
+```
+"""
+
+
+def _table(rows: dict[str, object]) -> str:
+    lines = ["| | |", "| --- | --- |"]
+    for key, value in rows.items():
+        if value is not None:
+            shown = value if isinstance(value, str | int) else json.dumps(value, ensure_ascii=False)
+            lines.append(f"| {_cell(key)} | {_cell(str(shown))} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """Return text for a cell of a table. Names from a source must not end the cell or become a tag."""
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

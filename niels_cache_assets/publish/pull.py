@@ -10,6 +10,8 @@ build starts from the beginning. Memory: one piece for each thread.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
 import sys
@@ -17,18 +19,36 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, write_whole
 from niels_cache_assets.disk.space import Need, naming, require_room
 from niels_cache_assets.disk.staging import finished_meta, locked, staged
-from niels_cache_assets.publish.one_split import only_split
-from niels_cache_assets.publish.transfer import THREADS, Progress, Tally, at_once
+from niels_cache_assets.publish.transfer import Progress, Tally, at_once
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import remove
-from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir, tokenizer_dir
-from niels_cache_runtime.format.meta import Meta, canonical_json, load_meta, meta_content, sha256_text
+from niels_cache_runtime.format.layout import (
+    IDX_DTYPE,
+    META_NAME,
+    SPLITS,
+    TARGETS_DTYPE,
+    Split,
+    dataset_dir,
+    doc_ends_name,
+    documents_folder,
+    documents_name,
+    examples_name,
+    has_spans,
+    idx_name,
+    target_ends_name,
+    targets_name,
+    tokenizer_dir,
+    tokens_name,
+)
+from niels_cache_runtime.format.meta import Meta, canonical_json, content_sha256, load_meta, meta_content, sha256_text
 from niels_cache_runtime.format.reading import find_files
 from niels_cache_runtime.format.safe_open import OwnFiles, read_regular
 from niels_cache_runtime.remote.pieces import Source, complete
@@ -38,6 +58,8 @@ from niels_cache_runtime.remote.store import open_store
 State = Literal["pulled", "replaced", "already there"]
 PART = ".part"  # the end of the name of an unfinished file
 _MOST_JOURNAL_BYTES = 1 << 16
+_COUNTS = ("tokens", "examples")
+_BY_SPLIT = ("documents", "characters", "cut", "targets")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +82,6 @@ def pull(
     *,
     split: Split | None = None,
     replace_other: bool = False,
-    threads: int = THREADS,
     progress: Progress | None = None,
 ) -> Pulled:
     """Bring a published cache into the cache root `out`. After an error or a kill, call it again: it goes on where it stopped.
@@ -72,7 +93,7 @@ def pull(
     """
     store = open_store(address)
     published = read_published(store)
-    return place(published, store, out, split=split, replace_other=replace_other, threads=threads, progress=progress)
+    return place(published, store, out, split=split, replace_other=replace_other, progress=progress)
 
 
 def place(
@@ -82,7 +103,6 @@ def place(
     *,
     split: Split | None,
     replace_other: bool,
-    threads: int,
     progress: Progress | None,
 ) -> Pulled:
     """Fetch the files of a published build into the cache root `out`. See `pull`."""
@@ -93,7 +113,7 @@ def place(
         meta, empty = only_split(meta, split)
         files = [file for file in files if file.path in meta["files"] and file.path not in empty]
     tally = Tally(sum(file.size for file in (*files, *published.tokenizer)), progress)
-    fetch = _Fetch(source, tally, threads)
+    fetch = _Fetch(source, tally)
     _place_tokenizer(published, out, fetch)
     if (found := finished_meta(target)) is not None and found.get("files") == meta["files"]:
         return Pulled(directory=target, state="already there", meta=found, fetched_bytes=fetch.bytes)
@@ -186,8 +206,8 @@ def _refuse_strangers(folder: Path, written: Collection[str]) -> None:
 class _Fetch:
     """Fetches files. `bytes`: how many came through the network so far."""
 
-    def __init__(self, source: Source, tally: Tally, threads: int) -> None:
-        self._source, self._tally, self._threads = source, tally, threads
+    def __init__(self, source: Source, tally: Tally) -> None:
+        self._source, self._tally = source, tally
         self._lock = threading.Lock()
         self.bytes = 0
 
@@ -197,7 +217,7 @@ class _Fetch:
 
     def all(self, own: OwnFiles, names: Mapping[RemoteFile, str]) -> None:
         """Fetch files below the folder of `own`, unless they are there. A file with its name is complete and on the disk."""
-        at_once(lambda file: self._one(file, own, names[file]), names, threads=self._threads, tally=self._tally)
+        at_once(lambda file: self._one(file, own, names[file]), names, tally=self._tally)
 
     def _one(self, file: RemoteFile, own: OwnFiles, name: str) -> None:
         size = own.size(name)
@@ -214,3 +234,46 @@ class _Fetch:
             own.rename(part, name)
         with self._lock:
             self.bytes += fetched
+
+
+def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:
+    """Return the meta.json of a cache that holds only this split, and the content of its empty files by relative path.
+
+    The result passes `verify` and every reader opens it. It has no fingerprint, because no build makes it: `status` shows it as stale, and
+    a build replaces it by the whole cache. The meta.json has no `meta_sha256` yet; `write_meta` adds it. Files of the split keep their
+    names and hashes.
+    """
+    (other,) = (each for each in SPLITS if each != split)
+    files = {path: entry for path, entry in meta["files"].items() if not _is_of(path, other)}
+    empty = _empty_files(other, with_spans=has_spans(meta)) if meta["kind"] == "sft" else {}
+    files |= {path: {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()} for path, content in empty.items()}
+    found: Meta = {key: value for key, value in meta.items() if key != "meta_sha256"}
+    found |= {"files": files, "content_sha256": content_sha256(files), "fingerprint": None}
+    found |= {f"{other}_{unit}": 0 for unit in _COUNTS if f"{other}_{unit}" in meta}
+    found |= {key: {**meta[key], other: 0} for key in _BY_SPLIT if isinstance(meta.get(key), dict) and other in meta[key]}
+    if other in (cut := meta.get("cut_document") or {}):
+        found["cut_document"] = {**cut, other: [] if isinstance(cut[other], list) else None}
+    if "parts" in meta:
+        found["parts"] = [_without(entry, other) for entry in meta["parts"]]
+    return found, empty
+
+
+def _is_of(path: str, split: Split) -> bool:
+    names = (name(split) for name in (doc_ends_name, documents_name, tokens_name, idx_name, targets_name, target_ends_name, examples_name))
+    return path in names or path.startswith((f"{split}/", f"{documents_folder(split)}/"))
+
+
+def _empty_files(split: Split, *, with_spans: bool) -> dict[str, bytes]:
+    arrays = {idx_name(split): np.empty(0, IDX_DTYPE)}
+    if with_spans:
+        arrays |= {targets_name(split): np.empty((0, 2), TARGETS_DTYPE), target_ends_name(split): np.empty(0, TARGETS_DTYPE)}
+    files = {tokens_name(split): b""}
+    for name, array in arrays.items():
+        content = io.BytesIO()
+        np.save(content, array, allow_pickle=False)
+        files[name] = content.getvalue()
+    return files
+
+
+def _without(entry: dict[str, Any], split: Split) -> dict[str, Any]:
+    return {key: {**value, split: 0} if isinstance(value, dict) and split in value else value for key, value in entry.items()}

@@ -17,7 +17,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from niels_cache_assets.publish.check import content_problem
-from niels_cache_assets.publish.transfer import THREADS, Progress, Tally, at_once
+from niels_cache_assets.publish.transfer import Progress, Tally, at_once
 from niels_cache_runtime.cache.opening import (
     check_sizes,
     current_tokenizer_sha256,
@@ -103,7 +103,6 @@ def push(
     *,
     replace_other: bool = False,
     repair: bool = False,
-    threads: int = THREADS,
     progress: Progress | None = None,
 ) -> Pushed:
     """Publish a cache. After an error or a kill, call it again: it sends only the missing files.
@@ -121,15 +120,15 @@ def push(
     store.require_conditional_put()
     total = sum(file.size for file in build.files)
     compared: Compared = "content" if repair else "hash"
-    sent = _send_missing(build, store, threads=threads, tally=Tally(total * (1 + repair), progress), compared=compared)
+    sent = _send_missing(build, store, tally=Tally(total * (1 + repair), progress), compared=compared)
     record, is_new = build.record, not build.record.is_same_build(found)
     if found is not None:
         older = dict.fromkeys([found.content_sha256, *found.previous])
         record = replace(record, previous=tuple(each for each in older if each != record.content_sha256))
     if is_new:  # a prune may have deleted some files, before the record or after it
-        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), compared="size")
+        sent |= _send_missing(build, store, tally=Tally(total, None), compared="size")
         _write_record(store, record, found, version, doing="push")
-        sent |= _send_missing(build, store, threads=threads, tally=Tally(total, None), compared="size")
+        sent |= _send_missing(build, store, tally=Tally(total, None), compared="size")
     state: State = "already there" if not is_new else "published" if found is None else "replaced"
     return Pushed(record=record, state=state, sent=len(sent), sent_bytes=sum(file.size for file in sent), files=len(build.files))
 
@@ -174,7 +173,7 @@ def _refuse_published(store: Store, build: str) -> None:
         raise NielsCacheError(f"{store.address}: build {build[:12]} was published again during the prune; push it once more")
 
 
-def check_files(build: LocalBuild, *, threads: int = THREADS, progress: Progress | None = None) -> None:
+def check_files(build: LocalBuild, *, progress: Progress | None = None) -> None:
     """Hash all files of a cache. Raises NielsCacheError if one is damaged or cannot be read."""
     tally = Tally(sum(file.size for file in build.files), progress)
 
@@ -182,7 +181,7 @@ def check_files(build: LocalBuild, *, threads: int = THREADS, progress: Progress
         with _checked_file(build, file, tally):
             tally.add(file.size)
 
-    at_once(look, build.files, threads=threads, tally=tally)
+    at_once(look, build.files, tally=tally)
 
 
 def _local_build(directory: Path) -> LocalBuild:
@@ -194,7 +193,7 @@ def _local_build(directory: Path) -> LocalBuild:
     if meta.get("built") is False:
         raise NielsCacheError(f"{path}: this data set is switched off and has no files; switch it on and build it")
     files = listed_files(meta, directory)
-    check_sizes(directory, files, {name: (directory / name).stat().st_size for name in files if (directory / name).is_file()})
+    check_sizes(directory, files, _sizes(directory, files))
     if content_sha256(files) != meta.get("content_sha256"):
         raise NielsCacheError(f"{path}: content_sha256 does not follow from `files`; rebuild this data set")
     paths = {name: directory / name for name in (*files, META_NAME)}
@@ -222,8 +221,12 @@ def _tokenizer_files(directory: Path, meta: Meta) -> list[Path]:
         raise NielsCacheError(f"{folder}: push sends the tokenizer with the cache, but {problem}")
     path = folder / META_NAME
     files = listed_files(load_meta(str(path)), folder)
-    check_sizes(folder, files, {name: (folder / name).stat().st_size for name in files if (folder / name).is_file()}, verify="sha256")
+    check_sizes(folder, files, _sizes(folder, files), verify="sha256")
     return [*(folder / name for name in sorted(files)), path]
+
+
+def _sizes(folder: Path, names: Iterable[str]) -> dict[str, int]:
+    return {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
 
 
 def _entry(path: Path) -> dict[str, int | str]:
@@ -247,7 +250,7 @@ def check_may_push(build: LocalBuild, found: Record | None, address: str, *, rep
         raise NielsCacheError(f"{address}: holds another build ({found.content_sha256[:12]}) of {found.name}; --replace exchanges it")
 
 
-def _send_missing(build: LocalBuild, store: Store, *, threads: int, tally: Tally, compared: Compared) -> set[RemoteFile]:
+def _send_missing(build: LocalBuild, store: Store, *, tally: Tally, compared: Compared) -> set[RemoteFile]:
     """Send the files that the store does not have. Return them. Each comparison includes those before it: size, recorded hash, content."""
     sizes = {each.key: each.size for each in store.list(build.record.content_sha256)}
     sent: set[RemoteFile] = set()
@@ -267,7 +270,7 @@ def _send_missing(build: LocalBuild, store: Store, *, threads: int, tally: Tally
             sent.add(file)
         tally.add(file.size)
 
-    at_once(send, build.files, threads=threads, tally=tally)
+    at_once(send, build.files, tally=tally)
     return sent
 
 

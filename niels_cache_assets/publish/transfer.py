@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from niels_cache_runtime.errors import NielsCacheError
-
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Item = TypeVar("Item")
 THREADS = 4  # more gain nothing on one machine, and each may hold a shard
@@ -42,11 +40,9 @@ class Tally:
             raise Stopped
 
 
-def at_once(work: Callable[[Item], None], items: Iterable[Item], *, threads: int, tally: Tally) -> None:
+def at_once(work: Callable[[Item], None], items: Iterable[Item], *, tally: Tally) -> None:
     """Call `work` for each item, on several threads, in order. Raises the first error, after all threads have ended."""
-    if threads < 1:
-        raise NielsCacheError(f"threads={threads}: must be at least 1")
-    with ThreadPoolExecutor(max_workers=threads) as pool:
+    with ThreadPoolExecutor(max_workers=THREADS) as pool:
         try:
             futures = [pool.submit(work, item) for item in items]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)

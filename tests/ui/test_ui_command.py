@@ -34,13 +34,6 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return text
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "example.com", "", "127.0.0.2", "localhost"])
-def test_any_address_but_loopback_is_refused_with_advice(host: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = refusal(capsys, "--host", host, "--port", "3123")
-    assert f"--host {host}" in text
-    assert "ssh -L 3123:127.0.0.1:3123" in text
-
-
 def test_a_port_in_use_is_said_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -11,30 +11,40 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import CACHES, WHERE, Command
+from niels_cache_assets.cli.command import CACHES, WHERE, Command, whole_number
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.overrides import FLAGS, collect_overrides
+from niels_cache_assets.cli.overrides import collect_overrides
+from niels_cache_assets.config.defaults import SEED
 from niels_cache_assets.processes import stop_on_signals
-from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, file_size, listed
+from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, counted, duration, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import require_utf8
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from niels_cache_assets.artifacts.forecast.steps import Step
     from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.defs.launcher import LaunchResult
     from niels_cache_runtime.format.meta import Meta
 
 _STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
+_STEP_STYLES = {"build": "cyan", "cache_hit": "green", "disabled": "dim", "skip": "yellow", "fail": "bold red"}
+_NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {  # by field of an estimate: the head of its column, and the form of its values
+    "bytes_to_read": ("to read", file_size),
+    "tokens": ("tokens", "{:,}".format),
+    "disk_bytes": ("disk", file_size),
+    "seconds": ("time", duration),
+}
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="NAME", nargs="+", help="build only these data sets (and the tokenizer, if it is missing)")
     parser.add_argument("--force", action="store_true", help="rebuild finished data sets")
     parser.add_argument(
@@ -53,9 +63,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "build.key=value, or one entry of a table, such as pretrain.NAME.cleaning.min_words=5; the value is TOML, or plain text "
         "if it is not valid TOML; repeat the option for several settings",
     )
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for flag in FLAGS:
-        flag.add_to(groups.setdefault(flag.group, parser.add_argument_group(flag.group)))
+    parser.add_argument("--seed", metavar="N", type=whole_number, help=f"seed for shuffles and splits (default: {SEED})")
 
 
 COMMAND = Command(
@@ -83,12 +91,10 @@ The exit code is 1 if a step would fail.""",
   niels-cache build-all
   niels-cache build-all --dry-run
   niels-cache build-all --profile quickstart
-  niels-cache build-all --only fineweb_edu --fineweb-train-tokens 10_000_000 --fineweb-val-tokens 100_000
+  niels-cache build-all --only fineweb_edu --set pretrain.fineweb_edu.train_tokens=10_000_000
   niels-cache build-all --set pretrain.books.val_frac=0.05
   niels-cache build-all --only oasst1 --force --set sft.oasst1.split_by=tree""",
-    add_options=_add_options,
     offers={"only": CACHES},
-    has_json=True,
 )
 
 
@@ -126,16 +132,62 @@ def _dry_run(registry: Registry, root: Path, arguments: argparse.Namespace) -> i
     from niels_cache_assets.artifacts.forecast.steps import forecast
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.cli.context import tell_advice
-    from niels_cache_assets.cli.dry_run import dry_run_json, print_dry_run
+    from niels_cache_assets.disk.space import free_bytes
 
     tell_advice(registry)
     with stop_on_signals():
         steps = forecast(graph(registry, root), only=arguments.only, force=arguments.force)
     if arguments.json:
-        print_json(dry_run_json(steps, root))
+        rows = [{"name": step.name, **asdict(step)} for step in steps]
+        sums = {field: {"known": known, "unknown": unknown} for field, (known, unknown) in _sums(steps).items()}
+        print_json({"root": root, "dry_run": True, "steps": rows, "sums": sums, "free_bytes": free_bytes(root)})
     else:
-        print_dry_run(steps, root)
+        _print_dry_run(steps, free_bytes(root))
     return FAILED if any(step.action == "fail" for step in steps) else DONE
+
+
+def _print_dry_run(steps: Sequence[Step], free: int) -> None:
+    """Print the table with the sums, then where the estimates come from, then what would fail."""
+    from rich.text import Text
+
+    heads = [head for head, _ in _NUMBERS.values()]
+    table = new_table("step", "action", "why", *heads, right=frozenset(heads), shrinking=["why"])
+    notes: dict[str, list[str]] = {}
+    for step in steps:
+        values = [(getattr(step.estimate, field, None), form) for field, (_, form) in _NUMBERS.items()]
+        cells = [UNKNOWN if value in (None, 0) else form(value) for value, form in values]
+        why = UNKNOWN if step.action == "fail" else step.why  # a failure has a line of its own
+        table.add_row(step.name, Text(step.action.replace("_", " "), style=_STEP_STYLES[step.action]), why, *cells)
+        if step.estimate is not None:
+            notes.setdefault(step.estimate.basis, []).append(step.name)
+    if notes:
+        table.add_section()
+        sums = zip(_sums(steps).values(), _NUMBERS.values(), strict=True)
+        table.add_row("in all", "", "", *(_sum(known, unknown, form) for (known, unknown), (_, form) in sums))
+    console = output()
+    console.print(table)
+    console.print()
+    for basis, names in notes.items():
+        console.print(f"{listed(names)}: {basis}")
+    for step in steps:
+        if step.action == "fail":
+            console.print(Text(f"{step.name} would fail", style=_STEP_STYLES["fail"]), end="")
+            console.print(f": {step.why}")
+    built = f"{sum(step.action == 'build' for step in steps)} of {counted(len(steps), 'step')} would be built"
+    console.print(f"{built}; {file_size(free)} are free; nothing was built or written")
+
+
+def _sum(known: Any, unknown: int, form: Callable[[Any], str]) -> str:
+    if unknown and not known:
+        return UNKNOWN
+    return f"at least {form(known)}" if unknown else form(known)
+
+
+def _sums(steps: Sequence[Step]) -> dict[str, tuple[Any, int]]:
+    """Return for each number the sum of the known estimates, and how many estimates are unknown."""
+    found = [step.estimate for step in steps if step.estimate is not None]
+    values = {field: [getattr(estimate, field) for estimate in found] for field in _NUMBERS}
+    return {field: (sum(value for value in each if value is not None), each.count(None)) for field, each in values.items()}
 
 
 def _check_names(registry: Registry, only: list[str] | None) -> None:
@@ -169,7 +221,7 @@ def _require_tokenizer_of_all(registry: Registry, root: Path, arguments: argpars
     said = f"{tokenizer.directory}: [tokenizer] has changed, and another tokenizer makes these caches stale: {listed(others)}"
     if not arguments.force and TOKENIZER not in arguments.only:
         raise NielsCacheError(f"{WHERE}: --only: {said}; undo the change, leave out --only to build them all again, or add --force")
-    diagnostics().print(f"WARNING: {said}", soft_wrap=True, markup=False)
+    diagnostics().print(f"WARNING: {said}")
 
 
 def _require_writable(root: Path) -> None:
@@ -219,8 +271,8 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     for result in noted:
         alike.setdefault((result.state, result.message), []).append(result.name)
     for (said, message), names in alike.items():
-        console.print(Text(f"{listed(names)} {said.replace('_', ' ')}", style=_STYLES[said]), end="", soft_wrap=True)
-        console.print(f": {message}", soft_wrap=True)
+        console.print(Text(f"{listed(names)} {said.replace('_', ' ')}", style=_STYLES[said]), end="")
+        console.print(f": {message}")
     _print_left_out(console, results)
 
 
@@ -232,10 +284,10 @@ def _print_left_out(console: Console, results: Sequence[LaunchResult]) -> None:
         console.print()
     for result in results:
         for line in result.drop_warnings:
-            console.print(Text(f"{result.name} WARNING", style="yellow"), end="", soft_wrap=True)
-            console.print(f": {line}", soft_wrap=True, markup=False)
+            console.print(Text(f"{result.name} WARNING", style="yellow"), end="")
+            console.print(f": {line}")
         if result.left_out:
-            console.print(f"{result.name}: {result.left_out}", soft_wrap=True, markup=False)
+            console.print(f"{result.name}: {result.left_out}")
 
 
 def _sha256(meta: Meta) -> str | None:
@@ -295,12 +347,12 @@ def _print_next_steps(console: Console, results: Sequence[LaunchResult], argumen
         (f"{_program()} verify{options}", "hashes every file again"),
         (f"{_program()} sample {example.name}{options}", "shows what training will see"),
     ):
-        console.print(f"  {command}  # {purpose}", soft_wrap=True)
+        console.print(f"  {command}  # {purpose}")
     console.print("\nTrain from it:\n", style="bold")
     assert example.directory is not None
     assert example.meta is not None
     code = training_code(example.directory, "pretrain" if example.family == "pretrain" else "sft", example.meta)
-    console.print(textwrap.indent(code, "  "), soft_wrap=True)
+    console.print(textwrap.indent(code, "  "))
 
 
 def _program() -> str:

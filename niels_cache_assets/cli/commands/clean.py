@@ -42,7 +42,7 @@ _WORTH_PROCESSES = 8_000_000  # bytes of input; a smaller input is faster withou
 Example = Mapping[str, Any]  # a row of corpus.layout.REJECTED
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="*", help="files and folders")
     parser.add_argument("--dropped", metavar="NAME", help="show what cleaning dropped from this built data set, instead of FILE")
     parser.add_argument(
@@ -53,7 +53,6 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text-field", metavar="FIELD", help="field with the text in .jsonl and .parquet (default: text, else the only one that can be it)"
     )
-    parser.add_argument("--like", metavar="NAME", help="use the thresholds of this data set")
     parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
@@ -80,14 +79,11 @@ A folder stands for every such file in it. The thresholds come from [cleaning] i
   niels-cache clean dump.xml.bz2 --limit 1000 -n 2             two examples of each reason
   niels-cache clean a.jsonl -n 20 --reason list_page           twenty of one reason
   niels-cache clean a.jsonl --set min_words=20 --set 'skip=["not_english"]'
-  niels-cache clean a.jsonl --like wikipedia                   with the thresholds of that data set
   niels-cache clean --dropped wikipedia                        what a build dropped, with three examples of each reason
   niels-cache clean --dropped wikipedia --reason list_page -n 20
 
 What each reason means, and where its threshold comes from: docs/cleaning.md""",
-    add_options=_add_options,
-    offers={"like": PRETRAIN, "dropped": PRETRAIN},
-    has_json=True,
+    offers={"dropped": PRETRAIN},
 )
 
 
@@ -125,7 +121,7 @@ def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path)
     _print_examples(console, examples)
     if arguments.reason and dropped[arguments.reason] and not examples and arguments.count:
         of_reading = "these documents were dropped while the source was read; no examples of them are saved"
-        console.print(f"{arguments.reason}: {counted(dropped[arguments.reason], 'document')}; {of_reading}", soft_wrap=True)
+        console.print(f"{arguments.reason}: {counted(dropped[arguments.reason], 'document')}; {of_reading}")
     return DONE
 
 
@@ -134,7 +130,7 @@ def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
     from niels_cache_assets.cli.recognizing import sources_of
     from niels_cache_assets.corpus.chunks import CorpusCounts
 
-    settings = _thresholds(registry, arguments)
+    settings = _thresholds(arguments)
     sources = sources_of(arguments.files, text_field=arguments.text_field)
     outcome = CorpusCounts(report=CleaningReport(registry.build.seed))
     with _progress() as bar:
@@ -148,8 +144,8 @@ def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
     return DONE
 
 
-def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSettings:
-    """Return the settings of [cleaning]. The data set of --like overrides their keys, and --set overrides both."""
+def _thresholds(arguments: argparse.Namespace) -> CleaningSettings:
+    """Return the settings of [cleaning], with the keys that --set overrides."""
     from niels_cache_assets.config.registry import load_registry
 
     changes: dict[str, Any] = {}
@@ -159,14 +155,8 @@ def _thresholds(registry: Registry, arguments: argparse.Namespace) -> CleaningSe
         if not equals or not key:
             raise NielsCacheError(f"{WHERE}: --set {setting!r} is not KEY=VALUE, for example min_words=20")
         changes[key] = parse_value(value.strip())
-    own: dict[str, Any] = {}
-    if arguments.like is not None:
-        if arguments.like not in registry.pretrain:
-            registry.refuse_data_set(f"{WHERE}: --like", "no pretrain data set", arguments.like, registry.pretrain)
-        own = registry.pretrain[arguments.like].cleaning or {}
-    overrides = {"cleaning": {**own, **changes}}
     options = {f"cleaning.{key}": f"{WHERE}: clean --set" for key in changes}
-    return load_registry(profile=arguments.profile, config=arguments.config, overrides=overrides, options=options).cleaning
+    return load_registry(profile=arguments.profile, config=arguments.config, overrides={"cleaning": changes}, options=options).cleaning
 
 
 def _clean(
@@ -218,10 +208,10 @@ def _print_counts(console: Console, outcome: CorpusCounts) -> None:
     _print_reasons(console, "", kept=after.documents, by_cleaning=outcome.report.dropped, by_source=by_source)
     if before.characters:
         tokens = f"about {counted(estimated_tokens(after.characters), 'token')}"
-        console.print(f"\n{counted(before.characters, 'character')} read, {after.characters:,} kept, {tokens}", soft_wrap=True)
+        console.print(f"\n{counted(before.characters, 'character')} read, {after.characters:,} kept, {tokens}")
     if masked := outcome.report.masked:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(masked.items()))
-        console.print(f"masked in {counted(outcome.report.masked_documents, 'kept document')}: {kinds}", soft_wrap=True)
+        console.print(f"masked in {counted(outcome.report.masked_documents, 'kept document')}: {kinds}")
 
 
 def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
@@ -230,7 +220,7 @@ def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapp
     `by_source`: the number of documents for each reason that the source dropped while reading, before the cleaning chain.
     """
     given = kept + sum(by_cleaning.values()) + sum(by_source.values())
-    console.print(f"{title}{counted(given, 'document')} read, {kept:,} kept", style="bold", soft_wrap=True)
+    console.print(f"{title}{counted(given, 'document')} read, {kept:,} kept", style="bold")
     table = new_table("", "documents", "share", right=frozenset({"documents", "share"}))
     table.add_row("kept", f"{kept:,}", share_of(kept, given), style="bold")
     named = [*by_cleaning.items(), *((f"{reason} (when read)", count) for reason, count in by_source.items())]
@@ -270,5 +260,5 @@ def _print_examples(console: Console, examples: Iterable[Example]) -> None:
     for row in examples:
         title = spell_controls(row["title"]) if row["title"] else None
         value = "" if row["value"] is None else f" {row['value']:.4g}"
-        console.print(f"\n--- {row['reason']}{value}: {title_of(title, row['file'], row['row'])}", style="bold", soft_wrap=True)
+        console.print(f"\n--- {row['reason']}{value}: {title_of(title, row['file'], row['row'])}", style="bold")
         console.print(excerpt(row["excerpt"], EXCERPT_CHARACTERS))

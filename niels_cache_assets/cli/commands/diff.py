@@ -35,7 +35,7 @@ _UNRECORDED = (
 )
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", help="a cache root, or the folder of one data set")
     parser.add_argument("b", metavar="B", help="another folder of the same kind")
     parser.add_argument(
@@ -57,9 +57,7 @@ on the same text.""",
     examples="""\
   niels-cache diff cache old/cache
   niels-cache diff cache/pretrain/wikitext old/cache/pretrain/wikitext -n 20""",
-    add_options=_add_options,
     has_caches=False,
-    has_json=True,
 )
 
 
@@ -89,29 +87,29 @@ def run(arguments: argparse.Namespace) -> int:
         return DIFFERENT if differ else DONE
     console = output()
     for letter, path in (("A", a), ("B", b)):
-        console.print(f"{letter}  {path}", soft_wrap=True)
+        console.print(f"{letter}  {path}")
     for side in SIDES:
         for name in alone[side]:
-            console.print(f"\n{name}: only in {side.upper()}", style="yellow", soft_wrap=True)
+            console.print(f"\n{name}: only in {side.upper()}", style="yellow")
     for each in found:
         if each.differ:
             _print(console, each)
     if same := [each.name for each in found if not each.differ]:
-        console.print(f"\nno difference: {', '.join(same)}", soft_wrap=True)
+        console.print(f"\nno difference: {', '.join(same)}")
     return DIFFERENT if differ else DONE
 
 
 def _print(console: Console, found: DatasetDifferences) -> None:
-    console.print(f"\n{found.name}", style="bold", soft_wrap=True)
+    console.print(f"\n{found.name}", style="bold")
     noun = "example" if found.name.startswith("sft/") else "document"
     _print_values(console, "settings that differ", found.metas.settings)
     if found.metas.has_unrecorded:
-        console.print(f"  {_UNRECORDED}", soft_wrap=True)
+        console.print(f"  {_UNRECORDED}")
     _print_values(console, "counts that differ", found.metas.counts)
     if found.documents is not None and found.documents.differ:
         _print_documents(console, found.documents, noun)
     elif found.documents is None and found.tokens:
-        console.print("  documents are not compared: one of the builds does not record their lineage", soft_wrap=True)
+        console.print("  documents are not compared: one of the builds does not record their lineage")
     tokenizers = {side: _tokenizer_of(path) for side, path in (("a", found.a), ("b", found.b))}
     for split, difference in found.tokens.items():
         if difference is not None:
@@ -149,11 +147,11 @@ def _print_documents(console: Console, found: DocumentDifferences, noun: str) ->
     counts = {"a": found.only["a"], "b": found.only["b"], "moved": found.moved, "resized": found.resized}
     for what, said in _KINDS.items():
         if counts[what]:
-            console.print(f"  {counted(counts[what], noun)} {said}:", soft_wrap=True)
+            console.print(f"  {counted(counts[what], noun)} {said}:")
             for listed in found.first[what]:
-                console.print(f"    {_lineage(listed, noun)}", soft_wrap=True)
+                console.print(f"    {_lineage(listed, noun)}")
             if counts[what] > len(found.first[what]):
-                console.print(f"    ... and {counts[what] - len(found.first[what]):,} more", soft_wrap=True)
+                console.print(f"    ... and {counts[what] - len(found.first[what]):,} more")
 
 
 def _lineage(listed: Listed, noun: str) -> str:
@@ -166,13 +164,13 @@ def _print_tokens(
 ) -> None:
     from rich.text import Text
 
-    console.print(f"\n  first token of {split} that differs: number {difference.position:,} (from 0)", soft_wrap=True)
+    console.print(f"\n  first token of {split} that differs: number {difference.position:,} (from 0)")
     for side, place in (("a", difference.a), ("b", difference.b)):
         if place is None:
-            console.print(f"    {side.upper()}: ends before it", soft_wrap=True)
+            console.print(f"    {side.upper()}: ends before it")
             continue
-        console.print(f"    {side.upper()}: {_place(place, noun)}", soft_wrap=True)
-        console.print(Text("       ").append_text(_around(place, tokenizers[side], is_terminal=console.is_terminal)), soft_wrap=True)
+        console.print(f"    {side.upper()}: {_place(place, noun)}")
+        console.print(Text("       ").append_text(_around(place, tokenizers[side], is_terminal=console.is_terminal)))
 
 
 def _place(place: TokenPlace, noun: str) -> str:

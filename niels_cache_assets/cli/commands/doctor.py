@@ -37,7 +37,7 @@ DAGSTER_CONFIG = "dagster.yaml"
 _NETWORK = "check the network and its proxy (HTTPS_PROXY); to use a mirror, set HF_ENDPOINT"
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--offline", action="store_true", help="use no network: skip the hub and remote files")
     parser.add_argument("--text", action="store_true", help="list every place that holds text of documents, and check nothing")
 
@@ -59,8 +59,6 @@ exit codes: 0 no problem (notes are allowed), 1 at least one problem.""",
   niels-cache doctor --offline
   niels-cache doctor --text
   niels-cache doctor --profile quickstart --json""",
-    add_options=_add_options,
-    has_json=True,
 )
 
 
@@ -85,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print()
     for finding in mends:
         console.print(Text(f"{finding.what}: ", style=_STYLES[finding.state]), end="")
-        console.print(finding.mend, soft_wrap=True)
+        console.print(finding.mend)
     console.print(f"\n{counted(problems, 'problem') if problems else 'no problems'}", style=_STYLES["problem" if problems else "ok"])
     return FAILED if problems else DONE
 

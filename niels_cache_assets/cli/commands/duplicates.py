@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, Command, at_least, chosen, draw_seed, whole_number
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_facts, title_of
-from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
 from niels_cache_assets.show.wording import counted, share_of
 
@@ -40,7 +39,7 @@ Pair = Mapping[str, Any]  # a row of corpus.layout.DUPLICATES
 Part = tuple[bool, list[str]]  # (whether the other text lacks these words, the words)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="a deduplicated data set (default: the counts of all of them)")
     parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="number of pairs (default: 3)")
     parser.add_argument("--kind", metavar="KIND", help="exact or near (default: near, if there are any)")
@@ -58,13 +57,11 @@ data set, in another split, or earlier in the same one. Without NAME, show count
   niels-cache duplicates wikipedia -n 5                 five random near duplicates
   niels-cache duplicates wikipedia --closest-call -n 5  the five least similar: is the threshold right?
   niels-cache duplicates wikipedia --kind exact""",
-    add_options=_add_options,
     offers={"name": PRETRAIN, "kind": KINDS},
-    has_json=True,
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.show.corpora import find_drop_list, find_drop_lists
 
@@ -77,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         lists = find_drop_lists(registry, root)
         if not print_facts(arguments, {key: lists[key] for key in ("datasets", "order", "settings", "bands", "rows")}):
             _print_counts(console, lists)
-        return DONE
+        return
     name = arguments.name
     meta = find_drop_list(registry, root, name)
     counts = meta["datasets"][name]
@@ -88,20 +85,19 @@ def run(arguments: argparse.Namespace) -> int:
     both = [(texts[name, pair["ordinal"]], texts[pair["because_dataset"], pair["because_ordinal"]]) for pair in pairs]
     found = [{**pair, "document": dropped, "because": kept} for pair, (dropped, kept) in zip(pairs, both, strict=True)]
     if print_facts(arguments, {"name": name, "counts": counts, "pairs": found}):
-        return DONE
+        return
     dropped = f"dropped {counts['exact']:,} as exact and {counts['near']:,} as near duplicates"
-    console.print(f"{name}: {counted(counts['documents'], 'document')}, {dropped}", style="bold", soft_wrap=True)
+    console.print(f"{name}: {counted(counts['documents'], 'document')}, {dropped}", style="bold")
     for pair, documents in zip(pairs, both, strict=True):
         known = pair["kind"] == "near" and pair["similarity"] is not None
         similarity = f", similarity {pair['similarity']:.3f}" if known else ""
         console.print(f"\n--- {pair['kind']} duplicate{similarity}", style="bold")
         marked = mark_differences(*(document["text"] for document in documents), characters=CHARACTERS, styled=console.is_terminal)
         for title, text in zip(_titles(name, pair, documents), marked, strict=True):
-            console.print(title, style="bold", soft_wrap=True)
-            console.print(text, soft_wrap=True)
+            console.print(title, style="bold")
+            console.print(text)
     if pairs and not arguments.closest_call:
         console.print(f"\n(--seed {seed} shows the same pairs again)", style="dim")
-    return DONE
 
 
 def _print_counts(console: Console, meta: Meta) -> None:
@@ -118,7 +114,6 @@ def _print_counts(console: Console, meta: Meta) -> None:
     console.print(
         f"\nnear: similarity {settings['threshold']} of word {settings['ngram']}-grams, {meta['bands']} bands of {meta['rows']} rows"
         f"{verify}; of several duplicates the first is kept: data sets in this order, val before train",
-        soft_wrap=True,
     )
 
 

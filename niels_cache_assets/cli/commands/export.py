@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TEXT = "text"
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("format", metavar="FORMAT", help="megatron, nanogpt, llmc, datatrove, olmo, npy or text")
     parser.add_argument("name", metavar="NAME", help="a built pretrain data set")
     parser.add_argument("--out", metavar="PATH", required=True, help="folder to write to; for megatron, PREFIX of the files")
@@ -94,7 +94,6 @@ which files to replace. For nanogpt and olmo, export prints lines to add to the 
   niels-cache export llmc wikitext --out data/llmc --dry-run
   niels-cache export text books --out data/books --file-type parquet
   niels-cache export npy wikitext --out data/npy --max-bytes 20_000_000 --force""",
-    add_options=_add_options,
     offers={
         "format": _formats,
         "name": PRETRAIN,
@@ -102,7 +101,6 @@ which files to replace. For nanogpt and olmo, export prints lines to add to the 
         "split": ("train", "val", "all"),
         "link": ("reflink", "hardlink", "copy"),
     },
-    has_json=True,
 )
 
 
@@ -173,11 +171,11 @@ def _print_text(arguments: argparse.Namespace, export: TextExport, manifest: dic
     console = output()
     for entry in manifest["files"]:
         counts = f": {counted(entry['documents'], 'document')}, {file_size(entry['bytes'])}" if "documents" in entry else ""
-        console.print(f"{export.folder / entry['name']}{counts}", soft_wrap=True, markup=False)
+        console.print(f"{export.folder / entry['name']}{counts}")
     verb = "would be written" if arguments.dry_run else "written"
-    console.print(f"\n{counted(manifest['documents'], 'document')} in {counted(len(manifest['files']), 'file')} {verb}", soft_wrap=True)
+    console.print(f"\n{counted(manifest['documents'], 'document')} in {counted(len(manifest['files']), 'file')} {verb}")
     if arguments.dry_run and export.existing():
-        console.print(f"{counted(len(export.existing()), 'file')} of an older export exist: --force would replace them", soft_wrap=True)
+        console.print(f"{counted(len(export.existing()), 'file')} of an older export exist: --force would replace them")
 
 
 def _settings(arguments: argparse.Namespace) -> ExportSettings:
@@ -234,13 +232,13 @@ def _print_plan(console: Console, plan: ExportPlan, format: str, *, dry_run: boo
         table.add_row(str(plan.folder / file.name), *cells, f"{file.bytes:,} B")
     console.print(table)
     verb = "would be written" if dry_run else "written"
-    console.print(f"\n{counted(len(plan.files), 'file')}, {file_size(plan.bytes)}, {verb} for {format}", soft_wrap=True)
+    console.print(f"\n{counted(len(plan.files), 'file')}, {file_size(plan.bytes)}, {verb} for {format}")
     for note in plan.notes:
-        console.print(note, soft_wrap=True)
+        console.print(note)
     existing = plan.existing() if dry_run else []
     if existing:
-        console.print(f"{counted(len(existing), 'file')} of an older export exist: --force would replace them", soft_wrap=True)
+        console.print(f"{counted(len(existing), 'file')} of an older export exist: --force would replace them")
         for name in plan.deleted():
-            console.print(f"--force would delete {plan.folder / name}", soft_wrap=True, markup=False)
+            console.print(f"--force would delete {plan.folder / name}")
     if plan.lines:
-        console.print("\n".join(("", *plan.lines)), soft_wrap=True, markup=False)
+        console.print("\n".join(("", *plan.lines)))

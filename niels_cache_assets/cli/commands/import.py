@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FORMATS = ("megatron",)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("format", metavar="FORMAT", help="megatron")
     parser.add_argument("prefix", metavar="PREFIX", help="path of the train files without .bin and .idx")
     parser.add_argument("--name", metavar="NAME", required=True, help="name of the new data set; it must not be configured")
@@ -52,9 +52,7 @@ are unknown, and commands show token ids instead of text.""",
     examples="""\
   niels-cache import megatron data/pile_text_document --name pile --vocab-size 50257 --eot 50256
   niels-cache import megatron data/wiki_train --val data/wiki_val --name wiki --tokenizer cache/tokenizer/spm.model""",
-    add_options=_add_options,
     offers={"format": FORMATS, "name": ()},
-    has_json=True,
 )
 
 
@@ -96,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         return DONE
     console = output()
     for line in _summary(arguments.name, directory, meta):
-        console.print(line, soft_wrap=True)
+        console.print(line)
     return DONE
 
 

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import Command, catalog_names, whole_number
 from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table, output, print_facts
-from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.cli.new_config import Wishes
     from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.sources.types import Source
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="PATH", nargs="*", help="your data: files, folders or globs; init inspects their content")
     parser.add_argument("--out", metavar="FILE", default="niels_cache.toml", help="the file to write (default: niels_cache.toml)")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
@@ -88,32 +86,30 @@ it, or sets profile = "default".""",
   niels-cache init --list wikitext                       the table of wikitext
   niels-cache init --from fineweb_edu wikitext           a file with these data sets
   niels-cache init --hub allenai/c4:en --vocab-size 32_000 --cache-dir /data/cache""",
-    add_options=_add_options,
     offers={"catalog": catalog_names, "listed": catalog_names},
     has_caches=False,
-    has_json=True,
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Write the file, or list the catalog."""
     from niels_cache_assets.cli.new_config import render
     from niels_cache_assets.config.defaults import CONFIG_NAME
     from niels_cache_runtime.format.layout import FAMILIES
 
     if arguments.listed is not None:
-        return _list(arguments)
+        _list(arguments)
+        return
     target = Path(arguments.out)
     if target.exists() and not arguments.force:
         add = f"append a table of the catalog: {PROGRAM} init --list {' '.join(arguments.catalog) or 'NAME'} >> {target}"
         raise NielsCacheError(f"{target}: already exists; edit it, {add}, replace it with --force, or write another file with --out")
-    wishes = _given(arguments)
-    if not wishes.names_data:
+    if not (arguments.profile or arguments.catalog or arguments.data or arguments.hub):
         raise NielsCacheError(
             f"init: no data set is named; give files or folders ({PROGRAM} init data/), --from NAME ({PROGRAM} init --list shows them), "
             "--hub OWNER/NAME, or --profile default"
         )
-    registry, broken = _write(target, render(wishes))
+    registry, broken = _write(target, render(arguments))
     for line in broken:
         print(f"WARNING: {line}", file=sys.stderr)
     built = [name for family in FAMILIES for name in registry.partition_keys(family)]
@@ -121,29 +117,28 @@ def run(arguments: argparse.Namespace) -> int:
     if not print_facts(arguments, facts) and not is_quiet():
         option = "" if target.name == CONFIG_NAME and target.absolute().parent == Path.cwd() else f" --config {target}"
         console = output()
-        console.print(f"{target} written. It builds", style="bold", soft_wrap=True)
+        console.print(f"{target} written. It builds", style="bold")
         for family in FAMILIES:
             for name in registry.partition_keys(family):
-                console.print(f"  [{family}.{name}] {_in_words(registry.source(name))}", soft_wrap=True)
-        console.print("Next steps", style="bold", soft_wrap=True)
-        if wishes.profile == "quickstart":
+                console.print(f"  [{family}.{name}] {_in_words(registry.source(name))}")
+        console.print("Next steps", style="bold")
+        if arguments.profile == "quickstart":
             option = f" --config {target}"  # with this profile, a file is read only if --config names it
-        console.print(f"  {PROGRAM} doctor{option}  # checks everything that a build needs", soft_wrap=True)
-        console.print(f"  {PROGRAM} build-all{option}", soft_wrap=True)
-    return DONE
+        console.print(f"  {PROGRAM} doctor{option}  # checks everything that a build needs")
+        console.print(f"  {PROGRAM} build-all{option}")
 
 
-def _list(arguments: argparse.Namespace) -> int:
+def _list(arguments: argparse.Namespace) -> None:
     """Print the catalog, or the tables of some of its data sets."""
     from niels_cache_assets.cli.new_config import catalog_table
     from niels_cache_assets.config.shipped import catalog
 
     tables = {name: catalog_table(name) for name in arguments.listed or catalog()}
     if print_facts(arguments, {"data_sets": [{**_entry(name), "table": table} for name, table in tables.items()]}):
-        return DONE
+        return
     if arguments.listed:
         print("\n" + "\n\n".join(tables.values()))  # the user may append the output to a file that lacks a final newline
-        return DONE
+        return
     columns = ("description", "download", "licence", "from")
     table = new_table("data set", "family", *columns, shrinking=columns)
     for name in tables:
@@ -154,8 +149,7 @@ def _list(arguments: argparse.Namespace) -> int:
         advice = (
             f"{PROGRAM} init --from NAME ... writes a niels_cache.toml with them; {PROGRAM} init --list NAME prints a table for your file"
         )
-        console.print(f"\n{advice}", soft_wrap=True)
-    return DONE
+        console.print(f"\n{advice}")
 
 
 def _entry(name: str) -> dict[str, Any]:
@@ -175,22 +169,6 @@ def _entry(name: str) -> dict[str, Any]:
         "licence": about.licence,
         "from": f"{origin} ({config})" if config else origin,
     }
-
-
-def _given(arguments: argparse.Namespace) -> Wishes:
-    from niels_cache_assets.cli.new_config import Wishes
-
-    return Wishes(
-        folder=str(Path(arguments.out).parent),
-        profile=arguments.profile,
-        catalog=tuple(arguments.catalog),
-        data=tuple(arguments.data),
-        hub=tuple(arguments.hub),
-        text_field=arguments.text_field,
-        cache_dir=arguments.cache_dir,
-        tokenizer=arguments.tokenizer,
-        vocab_size=arguments.vocab_size,
-    )
 
 
 def _in_words(source: Source) -> str:

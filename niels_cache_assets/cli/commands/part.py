@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, output, print_facts
-from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 NUMBER_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm's array jobs and of Kubernetes' indexed jobs
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a pretrain data set in parts")
     parser.add_argument(
         "number",
@@ -92,13 +91,11 @@ hard links.""",
   niels-cache part web --seal                          join the parts
   niels-cache part web --add 'CC-MAIN-2026-05/*' --parts 8   add the files of a crawl, as 8 more parts
   niels-cache part web --prune                         remove the parts of earlier plans""",
-    add_options=_add_options,
     offers={"name": PRETRAIN},
-    has_json=True,
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int | None:
     """Build or join, and print JSON lines; or add or remove parts, and print what was done."""
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.worker import require_name, work
@@ -112,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     registry, root = open_registry(arguments)
     require_name(registry, arguments.name)
     (_add if arguments.add else _prune)(arguments, registry, root)
-    return DONE
+    return None
 
 
 def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
@@ -201,7 +198,7 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     wanted = {"files": arguments.add, "parts": 1 if arguments.parts is None else arguments.parts}
     if arguments.train_tokens is not None:
         wanted["train_tokens"] = arguments.train_tokens
-    with locked_config(config, log=lambda line: diagnostics().print(line, soft_wrap=True)):
+    with locked_config(config, log=lambda line: diagnostics().print(line)):
         registry = load_registry(profile=registry.profile, config=registry.origin)  # another command may have written it meanwhile
         addition = check_addition(registry, root, name, added_tables(config, name), wanted)
         try:
@@ -216,14 +213,14 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
         return
     console = output()
     if addition is None:
-        console.print(f"{name}: {listed(arguments.add)} is in {config} already; nothing was written", soft_wrap=True)
+        console.print(f"{name}: {listed(arguments.add)} is in {config} already; nothing was written")
         return
     size = file_size(sum(file.bytes for file in addition.files))
     told = f"{counted(len(addition.files), 'file')} of {size} in {counted(wanted['parts'], 'new part')}"
-    console.print(f"{name}: {told}; wrote [[pretrain.{name}.added]] to {written}", soft_wrap=True)
+    console.print(f"{name}: {told}; wrote [[pretrain.{name}.added]] to {written}")
     for key, value in addition.keys.items():
-        console.print(f"{name}: also wrote {key} = {value}, the commit of the built data set", soft_wrap=True)
-    console.print(f"build the new parts: {PROGRAM} build-all --only {name}", soft_wrap=True)
+        console.print(f"{name}: also wrote {key} = {value}, the commit of the built data set")
+    console.print(f"build the new parts: {PROGRAM} build-all --only {name}")
 
 
 def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
@@ -237,8 +234,8 @@ def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> Non
         return
     console = output()
     for part in removed:
-        console.print(f"removed {part.directory} ({file_size(part.bytes)})", soft_wrap=True)
+        console.print(f"removed {part.directory} ({file_size(part.bytes)})")
     source = registry.pretrain[name]
     there = "all of them belong to the current plan" if source.is_in_parts or source.corpus_parts > 1 else "it has none"
     why = "" if removed else f", because {there}"
-    console.print(f"{name}: removed {counted(len(removed), 'part')}{why}", soft_wrap=True)
+    console.print(f"{name}: removed {counted(len(removed), 'part')}{why}")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, get_args
 
 from niels_cache_assets.cli.command import WHERE, Command, chosen, configured, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_facts
-from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="a blend of the configuration, from its table [blend.NAME]")
     parser.add_argument("--blend", metavar="FILE", help="file with weights and paths of a blend that is not configured")
     parser.add_argument("--sequence-length", metavar="L", type=whole_number, help="tokens in a sample")
@@ -53,13 +52,11 @@ megatron-core itself looks for indices elsewhere: examples/megatron_core_indices
   niels-cache prebuild-index mix                                              [blend.mix] of niels_cache.toml
   niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234
   niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 50_000 --split 99,1,0 --part valid""",
-    add_options=_add_options,
     offers={"name": configured(lambda registry: registry.blend), "part": ("train", "valid", "test")},
-    has_json=True,
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Build the missing indices, and print all indices. Raise NotWrittenError if the folder of the indices cannot be written."""
     from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.cli.context import open_registry
@@ -77,9 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         "indices": [{**asdict(index), "hash": index.hash} for index in outcome.meta["indices"]],
     }
     if print_facts(arguments, facts):
-        return DONE
+        return
     _print(outcome, plan)
-    return DONE
 
 
 def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:
@@ -124,5 +120,5 @@ def _print(outcome: Outcome, plan: BlendPlan) -> None:
         table.add_row(index.label, f"{index.samples:,}", file_size(index.bytes), index.hash)
     console.print(table)
     verb = "built" if outcome.state == "built" else "already built, checked"
-    console.print(f"\n{plan.part}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s", soft_wrap=True)
-    console.print(f"hash of all: {outcome.meta['hash']}", soft_wrap=True)
+    console.print(f"\n{plan.part}, in {outcome.meta['indices'][-1].directory.parent}: {verb} in {outcome.seconds:.1f} s")
+    console.print(f"hash of all: {outcome.meta['hash']}")

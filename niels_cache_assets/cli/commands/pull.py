@@ -28,7 +28,7 @@ def byte_count(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "address",
         metavar="ADDRESS",
@@ -67,10 +67,8 @@ a removed file again when it needs it.""",
   niels-cache pull hf://datasets/ours/wikitext --out cache                bring it from the hub
   niels-cache pull --copy /local/tokens                                   what a local copy holds
   niels-cache pull --copy /local/tokens --trim 100GB                      make room""",
-    add_options=_add_options,
     offers={"split": ("train", "val")},
     has_caches=False,
-    has_json=True,
 )
 
 
@@ -114,8 +112,8 @@ def _pull(arguments: argparse.Namespace) -> int:
     }
     if not print_facts(arguments, facts):
         console = output()
-        console.print(f"{pulled.directory}: {pulled.state}, {file_size(pulled.fetched_bytes)} fetched", soft_wrap=True)
-        console.print(f"look at it: {PROGRAM} sample {pulled.directory.name} --cache-dir {arguments.out}", soft_wrap=True)
+        console.print(f"{pulled.directory}: {pulled.state}, {file_size(pulled.fetched_bytes)} fetched")
+        console.print(f"look at it: {PROGRAM} sample {pulled.directory.name} --cache-dir {arguments.out}")
     return DONE
 
 
@@ -137,12 +135,12 @@ def _local_copy(arguments: argparse.Namespace) -> int:
     if found.builds:
         console.print(table)
     limit = UNKNOWN if found.limit is None else file_size(found.limit)
-    console.print(f"{folder}: {file_size(found.bytes)}, limit {limit}, {counted(found.readers, 'reader')} now", soft_wrap=True)
+    console.print(f"{folder}: {file_size(found.bytes)}, limit {limit}, {counted(found.readers, 'reader')} now")
     if freed is not None:
-        console.print(f"removed {file_size(freed)}", soft_wrap=True)
+        console.print(f"removed {file_size(freed)}")
     for path in damaged or []:
         advice = "a process uses it; check again after its end" if (folder / path).exists() else "the next reader fetches it again"
-        console.print(f"{path}: was damaged or missing; {advice}", soft_wrap=True)
+        console.print(f"{path}: was damaged or missing; {advice}")
     if damaged == []:
-        console.print("every file has its sha256", soft_wrap=True)
+        console.print("every file has its sha256")
     return code

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command
 from niels_cache_assets.cli.console import output, print_facts
-from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.publish.push import Pruned, Pushed
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a built data set")
     parser.add_argument(
         "address", metavar="ADDRESS", help="where to publish it: s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME"
@@ -50,13 +49,11 @@ HF_TOKEN or the login of huggingface_hub.""",
   niels-cache push wikitext s3://bucket/caches/wikitext --replace  exchange it by the newer build
   niels-cache push wikitext s3://bucket/caches/wikitext --prune    also delete older builds there
   niels-cache push wikitext hf://datasets/ours/wikitext            publish it on the hub, with a data card""",
-    add_options=_add_options,
     offers={"name": DATA_SETS},
-    has_json=True,
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Push the cache, and prune if --prune is given."""
     from niels_cache_assets.cli.context import find_place, open_registry
     from niels_cache_assets.cli.progress import transfer_progress
@@ -83,8 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not print_facts(arguments, _as_json(address, pushed, pruned)):
         console = output()
         for line in _lines(address, pushed, pruned):
-            console.print(line, soft_wrap=True)
-    return DONE
+            console.print(line)
 
 
 def _as_json(address: str, pushed: Pushed, pruned: Pruned | None) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import PRETRAIN, Command
 from niels_cache_assets.cli.console import diagnostics, output, print_json, warnings
-from niels_cache_assets.cli.exit_codes import DONE
 
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 Report = tuple[Path, Any, Callable[[], str], list[str]]  # its path, its data, the page, and the lines to print
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="a data set with a corpus: write the page about its limits")
     parser.add_argument("--out", metavar="FILE", help="the page to write (default: reports/cache.html or reports/tune/NAME.html)")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
@@ -47,13 +46,11 @@ With --json, print the same data without plots; the page is then written only if
   niels-cache report --out caches.html
   niels-cache report --json             for programs: sizes, hashes, checks, shares, epochs
   niels-cache report wikipedia --open   the limits of cleaning and of duplicates""",
-    add_options=_add_options,
     offers={"name": PRETRAIN},
-    has_json=True,
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.show.reports.page import write_page
 
@@ -67,11 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         *notices, last = lines
         for notice in notices:
-            output().print(notice, style="yellow", soft_wrap=True)
-        output().print(f"{path}: {last}", soft_wrap=True)
+            output().print(notice, style="yellow")
+        output().print(f"{path}: {last}")
     if arguments.open and not webbrowser.open(path.absolute().as_uri()):
-        warnings().print(f"no browser was found; open {path.absolute()} yourself", soft_wrap=True)
-    return DONE
+        warnings().print(f"no browser was found; open {path.absolute()} yourself")
 
 
 def _of_caches(registry: Registry, root: Path) -> Report:

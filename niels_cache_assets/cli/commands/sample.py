@@ -8,7 +8,7 @@ output is not a terminal, the targets are in [[ ]]. A mark shows that a target o
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, at_least, chosen, draw_seed, whole_number
 from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
-from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
     from niels_cache_assets.documents import Document
     from niels_cache_assets.show.samples import Drawn
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
-    from niels_cache_runtime.format.layout import Split, Tokens
+    from niels_cache_runtime.format.layout import Family, Split, Tokens
 
 STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"
 CUT_STYLE = "bold yellow"
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a built data set, or the ADDRESS of a published cache")
     parser.add_argument(
         "--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: documents after cleaning"
@@ -62,99 +61,78 @@ COMMAND = Command(
   niels-cache sample wikitext --notable         the first, a random, the longest and the shortest document
   niels-cache sample wikipedia --stage corpus   random documents after cleaning
   niels-cache sample s3://bucket/caches/wikitext  windows of a published cache; fetches only their shards""",
-    add_options=_add_options,
     offers={"stage": STAGES, "split": ("train", "val")},
-    has_json=True,
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    import torch
-
+def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.cli.context import find_place, open_registry
-    from niels_cache_assets.show.samples import examples, notable, windows
-    from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.cache.opening import open_meta
     from niels_cache_runtime.format.layout import FAMILIES, SPLITS
+    from niels_cache_runtime.remote.local_copy import LocalCopy
+    from niels_cache_runtime.remote.record import TOKENIZER
     from niels_cache_runtime.remote.store import is_address
 
     stage = chosen("--stage", "no stage", arguments.stage, STAGES)
     split = chosen("--split", "no split", arguments.split or "train", SPLITS)
     seed = draw_seed(arguments.seed)
-    if is_address(arguments.name):
-        return _sample_address(arguments, stage, split, seed=seed)
-    registry, root = open_registry(arguments)
     if stage == "corpus":
+        if is_address(arguments.name):
+            raise NielsCacheError(f"{WHERE}: --stage corpus: an ADDRESS has no corpus; leave it out")
         if arguments.notable:
             raise NielsCacheError(f"{WHERE}: --notable: works only with --stage cache; leave it out for a corpus")
         if arguments.split is not None:
             raise NielsCacheError(f"{WHERE}: --split {arguments.split}: works only with --stage cache; leave it out for a corpus")
-        _print_corpus_sample(arguments, registry, root, seed=seed)
-        return DONE
-    place = find_place(registry, root, arguments.name, kinds=FAMILIES)
-    meta = open_meta(place.directory)  # raises for a cache that is not built, or was built with a different tokenizer
-    tokenizer = open_tokenizer(root) if meta and meta.get("tokenizer_sha256") else None
-    generator = torch.Generator().manual_seed(seed)
-    folder, count, length = place.directory, arguments.count, arguments.tokens
-    if arguments.notable:
-        drawn = notable(folder, "pretrain" if place.kind == "pretrain" else "sft", split, length=length, tokenizer=tokenizer)
-    elif place.kind == "pretrain":
-        drawn = windows(folder, split, count=count, length=length, generator=generator)
+        _print_corpus_sample(arguments, *open_registry(arguments), seed=seed)
+    elif is_address(arguments.name):
+        with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as folder, closing(LocalCopy(folder)) as copy:
+            build, _ = copy.open(arguments.name)
+            directory = copy.fetch_of(build, [TOKENIZER])
+            kind = (open_meta(directory) or {})["kind"]
+            if arguments.notable or kind == "sft":  # these need the whole split, and windows only their shards
+                copy.fetch_build(build, split)
+            _print_sample(arguments, directory, kind, split, seed=seed, fetch=lambda paths: copy.fetch_of(build, paths))
     else:
-        drawn = examples(folder, split, count=count, length=length, generator=generator, tokenizer=tokenizer)
-    return _print_samples(arguments, drawn, tokenizer, name=place.name, kind=place.kind, split=split, seed=seed)
+        place = find_place(*open_registry(arguments), arguments.name, kinds=FAMILIES)
+        _print_sample(arguments, place.directory, "pretrain" if place.kind == "pretrain" else "sft", split, seed=seed)
 
 
-def _sample_address(arguments: argparse.Namespace, stage: str, split: Split, *, seed: int) -> int:
-    """Print samples of a published cache. Windows need only their shards; examples and --notable need the whole split."""
-    import torch
-
-    from niels_cache_assets.show.samples import examples, fetched_windows, notable
-    from niels_cache_assets.tokenizer.decoding import open_tokenizer
-    from niels_cache_runtime.cache.opening import open_meta
-    from niels_cache_runtime.remote.local_copy import LocalCopy
-    from niels_cache_runtime.remote.record import TOKENIZER
-
-    if stage == "corpus":
-        raise NielsCacheError(f"{WHERE}: --stage corpus: an ADDRESS has no corpus; leave it out")
-    generator = torch.Generator().manual_seed(seed)
-    with TemporaryDirectory(prefix="niels-cache-", ignore_cleanup_errors=True) as folder, closing(LocalCopy(folder)) as copy:
-        build, _ = copy.open(arguments.name)
-        directory = copy.fetch_of(build, [TOKENIZER])
-        meta = open_meta(directory)
-        assert meta is not None
-        tokenizer = open_tokenizer(directory.parent.parent) if meta.get("tokenizer_sha256") else None
-        kind, settings = meta["kind"], {"count": arguments.count, "length": arguments.tokens, "generator": generator}
-        if arguments.notable or kind == "sft":
-            copy.fetch_build(build, split)
-        if arguments.notable:
-            drawn = notable(directory, kind, split, length=arguments.tokens, tokenizer=tokenizer)
-        elif kind == "pretrain":
-            drawn = fetched_windows(meta, split, fetch=lambda paths: copy.fetch_of(build, paths), **settings)
-        else:
-            drawn = examples(directory, split, tokenizer=tokenizer, **settings)
-        return _print_samples(arguments, drawn, tokenizer, name=directory.name, kind=kind, split=split, seed=seed)
-
-
-def _print_samples(
+def _print_sample(
     arguments: argparse.Namespace,
-    drawn: Iterable[Drawn],
-    tokenizer: TextTokenizer | None,
-    *,
-    name: str,
-    kind: str,
+    directory: Path,
+    kind: Family,
     split: Split,
+    *,
     seed: int,
-) -> int:
+    fetch: Callable[[Sequence[str]], Path] | None = None,
+) -> None:
+    """Print samples of a cache. `fetch` brings the files of a published cache."""
+    import torch
     from rich.text import Text
 
+    from niels_cache_assets.show.samples import examples, fetched_windows, notable, windows
+    from niels_cache_assets.tokenizer.decoding import open_tokenizer
+    from niels_cache_runtime.cache.opening import open_meta
+
+    meta = open_meta(directory) or {}  # raises for a cache that is not built, or was built with a different tokenizer
+    tokenizer = open_tokenizer(directory.parent.parent) if meta.get("tokenizer_sha256") else None
+    settings: dict[str, Any] = {"count": arguments.count, "length": arguments.tokens, "generator": torch.Generator().manual_seed(seed)}
+    if arguments.notable:
+        drawn = notable(directory, kind, split, length=arguments.tokens, tokenizer=tokenizer)
+    elif kind == "sft":
+        drawn = examples(directory, split, tokenizer=tokenizer, **settings)
+    elif fetch is not None:
+        drawn = fetched_windows(meta, split, fetch=fetch, **settings)
+    else:
+        drawn = windows(directory, split, **settings)
+    name = directory.name
     if arguments.json:
         samples = [_as_json(sample, tokenizer) for sample in drawn]
         print_json({"name": name, "kind": kind, "split": split, "seed": seed, "samples": samples})
-        return DONE
+        return
     console = output()
     if tokenizer is None:
-        console.print(f"{name}: showing token ids, because the tokenizer is not known", soft_wrap=True)
+        console.print(f"{name}: showing token ids, because the tokenizer is not known")
     explanations: dict[str, None] = {}  # a dict, so that each explanation is printed once
     for sample in drawn:
         console.print(f"--- {sample.title}", style="bold")
@@ -162,12 +140,11 @@ def _print_samples(
         if sample.cut is not None:
             text.append(f" {sample.cut.mark}", style=CUT_STYLE)
             explanations[sample.cut.explanation] = None
-        console.print(text, soft_wrap=True)
+        console.print(text)
     if explanations:
-        console.print("\n" + "\n".join(explanations), style="dim", soft_wrap=True)
+        console.print("\n" + "\n".join(explanations), style="dim")
     if not arguments.notable:
         console.print(f"\n(--seed {seed} shows the same samples again)", style="dim")
-    return DONE
 
 
 def _as_json(sample: Drawn, tokenizer: TextTokenizer | None) -> Any:
@@ -223,12 +200,10 @@ def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root
         return
     console = output()
     for ordinal, document in sample.documents:
-        console.print(f"--- {_title(ordinal, document)}", style="bold", soft_wrap=True)
-        console.print(excerpt(document.text, int(arguments.tokens * CHARACTERS_PER_TOKEN)), soft_wrap=True)
+        console.print(f"--- {_title(ordinal, document)}", style="bold")
+        console.print(excerpt(document.text, int(arguments.tokens * CHARACTERS_PER_TOKEN)))
     tokens = f"about {counted(sample.estimated_tokens, 'token')} in all"
-    console.print(
-        f"\n{counted(sample.kept, 'document')} in the corpus, {sample.mean_characters:,.0f} characters on average, {tokens}", soft_wrap=True
-    )
+    console.print(f"\n{counted(sample.kept, 'document')} in the corpus, {sample.mean_characters:,.0f} characters on average, {tokens}")
     if not searched and "dedup" in meta["prepare"]:
         console.print("(the corpus is not deduplicated yet, so duplicates may be among them)", style="dim")
     console.print(f"(--seed {seed} shows the same samples again)", style="dim")

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from niels_cache_assets.cli.command import CACHES, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
-from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.corpus.layout import corpus_dir
 from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
@@ -37,7 +36,7 @@ _NOT_FACTS = frozenset(
 _NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths", "dropped_by_source"}
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "name", metavar="NAME", help="a data set, `tokenizer`, the path of a folder with a meta.json, or the ADDRESS of a published cache"
     )
@@ -50,9 +49,7 @@ COMMAND = Command(
   niels-cache show tokenizer --cache-dir cache/quickstart
   niels-cache show ./pretrain/wikitext   the folder at this path, under any name
   niels-cache show s3://bucket/caches/wikitext""",
-    add_options=_add_options,
     offers={"name": CACHES},
-    has_json=True,
 )
 
 
@@ -65,7 +62,7 @@ class Shown(NamedTuple):
     meta: Meta
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_runtime.remote.store import is_address
 
@@ -81,15 +78,14 @@ def run(arguments: argparse.Namespace) -> int:
     name = cache.name if cache else name
     found = {"directory": cache.where, "meta": cache.meta} if cache else None
     if print_facts(arguments, {"name": name, "cache": found, "corpus": corpus}):
-        return DONE
+        return
     console = output()
     title = f"{name}  ({cache.kind}, {cache.where})" if cache else f"{name}  (a corpus, no cache yet)"
-    console.print(title, style="bold", soft_wrap=True)
+    console.print(title, style="bold")
     if cache is not None:
         _print_cache(console, cache.meta)
     if corpus is not None:
         _print_corpus(console, name, **corpus)
-    return DONE
 
 
 def _named(registry: Registry, root: Path, name: str) -> tuple[Shown | None, dict[str, Any] | None]:
@@ -155,13 +151,13 @@ def _print_cache(console: Console, meta: Meta) -> None:
     from niels_cache_runtime.format.meta import UNVERIFIABLE, is_foreign
 
     if is_foreign(meta):
-        console.print(UNVERIFIABLE, style="yellow", soft_wrap=True)
+        console.print(UNVERIFIABLE, style="yellow")
     if not meta.get("built", True):
         console.print("disabled: meta.json records that this data set was switched off, so nothing was built")
     _print_splits(console, meta)
     short = shortfall(meta)
     if short is not None:
-        console.print(f"\n{short}", style="yellow", soft_wrap=True)
+        console.print(f"\n{short}", style="yellow")
     _print_dropped(console, meta)
     _print_facts(console, meta, without=frozenset({*_NOT_FACTS, *_per_split(meta)}))
     _print_files(console, meta)
@@ -171,7 +167,7 @@ def _print_corpus(console: Console, name: str, *, directory: Path, meta: Meta, d
     """Print the counts after each stage, then the facts in the meta.json of the corpus."""
     from niels_cache_assets.corpus.report import funnel
 
-    console.print(f"\n{name}  (corpus, {directory})", style="bold", soft_wrap=True)
+    console.print(f"\n{name}  (corpus, {directory})", style="bold")
     _section(console, None, _funnel_table(funnel(meta, duplicates)))
     _print_dropped(console, meta)
     _print_facts(console, meta, without=_NOT_CORPUS_FACTS)
@@ -229,9 +225,9 @@ def _print_dropped(console: Console, meta: Meta) -> None:
     if summary != DropSummary():
         console.print()
     for line in summary.warnings:
-        console.print(line, style="yellow", soft_wrap=True, markup=False)
+        console.print(line, style="yellow")
     if summary.asked:
-        console.print(summary.asked, soft_wrap=True, markup=False)
+        console.print(summary.asked)
 
 
 def _print_facts(console: Console, meta: Meta, *, without: frozenset[str]) -> None:

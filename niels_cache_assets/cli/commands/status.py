@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME` (default: everything)")
     parser.add_argument("--all", action="store_true", help=ALL_HELP)
 
@@ -62,9 +62,7 @@ exit codes: 0 everything is complete or off, 1 something is neither complete nor
   niels-cache status                  everything
   niels-cache status wikitext         one data set and its corpus
   niels-cache status --json           the same for programs""",
-    add_options=_add_options,
     offers={"names": CACHES},
-    has_json=True,
 )
 
 
@@ -224,4 +222,4 @@ def _print(rows: list[Row], where: str) -> None:
         said = f"{are} being built"
     else:
         said = f"{are} not complete; to build them, run {PROGRAM} build-all"
-    console.print(f"\n{said}; {where}", soft_wrap=True)
+    console.print(f"\n{said}; {where}")

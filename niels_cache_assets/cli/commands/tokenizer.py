@@ -1,38 +1,49 @@
-"""`tokenizer compare`: print the characters per token of two or more models on the same text, source by source. `tokenizer prove`: see
-proving.py.
+"""`tokenizer compare`: print the characters per token of two or more models on the same text, source by source. `tokenizer prove`:
+compare every fast engine that is installed with the reference of a model, and show where they differ.
 
 The text of a data set is decoded from the tokens of its cache, so no source is read again. Each model encodes the first `--characters`
 characters of each source once. Memory holds the text of one source at a time.
+
+A proof takes the fixed difficult texts (tokenizer/proof.py), and those of --files and --only. Memory holds one batch of texts at a time, so
+the sources are read once for each model and engine.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.cli.command import WHERE, Command, at_least, chosen
-from niels_cache_assets.cli.console import new_table, output, print_facts
-from niels_cache_assets.cli.exit_codes import DONE
+from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
+from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.show.wording import SHORT_SHA256
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.tokenizer.engines import Engine
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
+    from niels_cache_assets.tokenizer.proof import Difference, Proof
     from niels_cache_runtime.format.layout import Family
 
 ACTIONS = ("compare", "prove")
 CHARACTERS = 1_000_000
 CACHE_MODEL = "cache"
 _BLOCK_TOKENS = 1 << 16
+DIFFICULT = "difficult texts"
+
+_CHARACTERS = 60  # of a text that differs, on each side of the difference
+_IDS = 6  # ids on each side of the first one that differs
+
+Sources = Callable[[], Iterable[tuple[str, Iterable[str]]]]
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", metavar="ACTION", help="compare or prove")
     parser.add_argument(
         "models",
@@ -67,9 +78,7 @@ uses an engine ([tokenizer] engine = "auto").""",
   niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k
   niels-cache tokenizer compare a.model b.model --files books/ --characters 10_000_000
   niels-cache tokenizer prove cache --files books/       are the ids of fast engines those of the reference?""",
-    add_options=_add_options,
     offers={"action": ACTIONS},
-    has_json=True,
 )
 
 
@@ -93,7 +102,6 @@ class Compared:
 
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.cli.proving import prove_models
 
     action = chosen("", "tokenizer has no action", arguments.action, ACTIONS)
     if action == "compare" and len(arguments.models) < 2:
@@ -102,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     opened = [_opened(model, registry, root) for model in arguments.models]
     if action == "prove":
         arguments.only = arguments.only or []  # without names, no data set is decoded
-        return prove_models(opened, lambda: _texts(arguments, registry, root), as_json=arguments.json)
+        return _prove(opened, lambda: _texts(arguments, registry, root), as_json=arguments.json)
     paths, tokenizers = zip(*opened, strict=True)
     arguments.characters = arguments.characters or CHARACTERS
     sources = ((name, list(texts)) for name, texts in _texts(arguments, registry, root))
@@ -195,7 +203,7 @@ def _print(models: Sequence[dict[str, Any]], rows: Sequence[Compared]) -> None:
     console = output()
     letters = [chr(ord("A") + number) for number in range(len(models))]
     for letter, model in zip(letters, models, strict=True):
-        console.print(f"{letter}  {model['path']}: {model['pieces']:,} pieces, sha256 {model['sha256'][:SHORT_SHA256]}", soft_wrap=True)
+        console.print(f"{letter}  {model['path']}: {model['pieces']:,} pieces, sha256 {model['sha256'][:SHORT_SHA256]}")
     against = [f"{letter} to A" for letter in letters[1:]]
     columns = ("characters", *letters, *against)
     table = new_table("characters per token", *columns, right=frozenset(columns))
@@ -206,3 +214,87 @@ def _print(models: Sequence[dict[str, Any]], rows: Sequence[Compared]) -> None:
         table.add_row(row.source, f"{row.characters:,}", *shown, *more, style="bold" if row.source == "all" else None)
     console.print()
     console.print(table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proven:
+    """The results of one engine: one proof for each source of texts. version: None if it is not installed. proofs: None if the engine is
+    not installed or cannot load the model.
+    """
+
+    engine: str
+    version: str | None
+    proofs: dict[str, Proof] | None
+
+    @property
+    def differs(self) -> bool:
+        return any(proof.differing for proof in (self.proofs or {}).values())
+
+    def as_json(self) -> dict[str, Any]:
+        sources = None if self.proofs is None else {name: asdict(proof) for name, proof in self.proofs.items()}
+        return {"engine": self.engine, "version": self.version, "sources": sources}
+
+
+def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: Sources, *, as_json: bool) -> int:
+    """Prove each engine for each model, and print the results. Return FAILED if any text differs. sources: opens the texts, by name."""
+    from niels_cache_assets.tokenizer.engines import engines_for, reference_of
+
+    results = [
+        (path, tokenizer, [_proven(name, load(tokenizer), tokenizer, sources) for name, load in engines_for(tokenizer).items()])
+        for path, tokenizer in models
+    ]
+    if as_json:
+        rows = [
+            {"model": path, "reference": reference_of(tokenizer), "engines": [each.as_json() for each in proven]}
+            for path, tokenizer, proven in results
+        ]
+        print_json({"models": rows})
+    else:
+        for path, tokenizer, proven in results:
+            _print_proofs(path, tokenizer, proven)
+    return FAILED if any(each.differs for _, _, proven in results for each in proven) else DONE
+
+
+def _proven(name: str, engine: Engine | None, tokenizer: TextTokenizer, sources: Sources) -> Proven:
+    from niels_cache_assets.streaming.encode import has_lone_surrogate, normalize_newlines
+    from niels_cache_assets.tokenizer.engines import installed_version, prove
+    from niels_cache_assets.tokenizer.proof import compare
+
+    if engine is None:
+        return Proven(engine=name, version=installed_version(name), proofs=None)
+    proofs = {DIFFICULT: prove(tokenizer, engine)}
+    for source, texts in sources():
+        valid = (normalize_newlines(text) for text in texts if not has_lone_surrogate(text))  # as in a build
+        proofs[source] = compare(valid, reference=tokenizer.encode_flat, engine=engine.encode_flat)
+    return Proven(engine=name, version=engine.version, proofs=proofs)
+
+
+def _print_proofs(path: Path, tokenizer: TextTokenizer, proven: Sequence[Proven]) -> None:
+    from niels_cache_assets.tokenizer.engines import reference_of
+
+    console, reference = output(), reference_of(tokenizer)
+    who = f"the reference is {reference}" if reference else f"no engine encodes for the kind {tokenizer.kind}"
+    console.print(f"{path}: {tokenizer.vocab_size:,} ids; {who}")
+    for each in proven if reference else ():
+        if each.proofs is None:
+            why = f"{each.engine} {each.version} cannot load this model" if each.version else f"{each.engine} is not installed"
+            console.print(f"  {why}; builds use {reference}")
+            continue
+        for source, proof in each.proofs.items():
+            said = "all have equal ids" if not proof.differing else f"{proof.differing:,} have other ids"
+            if proof.unencodable:
+                compared = "the others have equal ids" if not proof.differing else said
+                said = f"{reference} cannot encode {proof.unencodable:,}, and {compared}"
+            style = "red" if proof.differing else None
+            console.print(f"  {each.engine} {each.version}, {source}: of {proof.texts:,} texts, {said}", style=style)
+            for line in () if proof.first is None else _lines(proof.first, tokenizer):
+                console.print(f"    {line}")
+
+
+def _lines(difference: Difference, tokenizer: TextTokenizer) -> Iterator[str]:
+    """Yield the text around the first id that differs, and the ids there."""
+    first = difference.first
+    yield f"text      {difference.excerpt(tokenizer.decode, characters=_CHARACTERS)}"
+    for name, ids in (("reference", difference.expected), ("engine", difference.found)):
+        shown = ids[max(0, first - _IDS) : first + _IDS]
+        yield f"{name:9} {' '.join(map(str, shown))}   ({len(ids):,} ids; number {first:,} differs)"

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from niels_cache_assets.cli.command import WHERE, Command, chosen, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
-from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -35,7 +34,7 @@ EXCERPT_CHARACTERS = 64  # number of tokens that are decoded for an excerpt, bec
 NEIGHBOURHOOD_TOKENS = 48  # on each side of a token
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", metavar="FILE", required=True, help="JSON file or torch checkpoint with the state of the loader")
     parser.add_argument("--step", metavar="N", type=whole_number, required=True, help="number of the batch, from 0, like loader.step")
     parser.add_argument("--rank", metavar="R", type=whole_number, default=0, help="rank that got the batch (default: 0)")
@@ -76,13 +75,11 @@ size and the ranks of the run. It refuses a cache that changed after the state w
   niels-cache trace --state checkpoint.pt --step 1200 --rank 3 --row 5   one row, with its whole text
   niels-cache trace --state loader.json --step 0 --row 0 --column 17     one token and the surrounding text
   niels-cache trace --state loader.json --step 0 --source notes=/mnt/cache/pretrain/notes/train""",
-    add_options=_add_options,
-    has_json=True,
     has_caches=False,
 )
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.show.loader_states import read_loader_state
     from niels_cache_assets.show.origins import caches_of, row_of
     from niels_cache_runtime.format.layout import SIDES
@@ -107,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         found = [_row_json(row, caches[row.dataset], column=arguments.column) for row in rows]
         print_json({"step": trace.step, "rank": arguments.rank, "rows": found, "notes": notes})
-        return DONE
+        return
     console = output()
     _print_title(console, trace, rank=arguments.rank, taken=None if "worker" in state else loader.step)
     for row in rows:
@@ -119,8 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
     if notes:
         console.print()
     for note in notes:
-        console.print(f"({note})", style="dim", soft_wrap=True)
-    return DONE
+        console.print(f"({note})", style="dim")
 
 
 def _fetch_beside(copy: str, copies: list[LocalCopy], folder: str) -> Path:
@@ -183,9 +179,7 @@ def _print_title(console: Console, trace: BatchTrace, *, rank: int, taken: int |
     ahead = ""
     if taken is not None and trace.step >= taken:
         ahead = f"; this state was saved earlier, after {counted(taken, 'step')}"
-    console.print(
-        f"step {trace.step:,}, rank {rank}: {counted(rows, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold", soft_wrap=True
-    )
+    console.print(f"step {trace.step:,}, rank {rank}: {counted(rows, 'row')}, columns 0 to {columns - 1:,}{ahead}", style="bold")
 
 
 def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
@@ -193,14 +187,14 @@ def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
     from rich.text import Text
 
     segments = [segment for segment in row.segments if not segment.is_padding]
-    console.print(f"--- row {row.number}: {row.dataset}, epoch {row.epoch}, sample {row.sample:,}", style="bold", soft_wrap=True)
+    console.print(f"--- row {row.number}: {row.dataset}, epoch {row.epoch}, sample {row.sample:,}", style="bold")
     console.print(_table_of(row.segments, cache))
     for segment in segments:
         if whole:
             console.print(f"\ncolumns {_columns(segment)}:", style="bold")
-            console.print(Text(cache.text(row, segment.first, segment.last)), soft_wrap=True)
+            console.print(Text(cache.text(row, segment.first, segment.last)))
         else:
-            console.print(Text(f"{_columns(segment)}: {_excerpt(row, segment, cache)}"), no_wrap=True, overflow="ellipsis")
+            console.print(Text(f"{_columns(segment)}: {_excerpt(row, segment, cache)}"), soft_wrap=False, no_wrap=True, overflow="ellipsis")
 
 
 def _row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str, Any]:
@@ -254,17 +248,17 @@ def _print_token(console: Console, row: Row, column: int, cache: Cache) -> None:
     is_text = cache.tokenizer is not None
     token = cache.text(row, column, column + 1)
     named = f" {token!r}" if is_text else ""
-    console.print(f"--- row {row.number}, column {column}: token {row.tokens[column]}{named}", style="bold", soft_wrap=True)
+    console.print(f"--- row {row.number}, column {column}: token {row.tokens[column]}{named}", style="bold")
     place = f"token {row.document_offsets[column]:,} of {cache.unit} {segment.document:,}, " if segment.is_in_document else ""
     offset = "padding" if segment.is_padding else f"{cache.file(segment.file)} at {row.offsets[column]:,}"
-    console.print(f"{place}{offset}; {row.dataset} ({cache.folder}), epoch {row.epoch}, sample {row.sample:,}", soft_wrap=True)
+    console.print(f"{place}{offset}; {row.dataset} ({cache.folder}), epoch {row.epoch}, sample {row.sample:,}")
     console.print(_table_of([segment], cache))
     first, last = max(0, column - NEIGHBOURHOOD_TOKENS), min(len(row.tokens), column + 1 + NEIGHBOURHOOD_TOKENS)
     gap = "" if is_text else " "
     marked = (token if console.is_terminal else f"[[{token}]]", TOKEN_STYLE)
     around = Text.assemble(cache.text(row, first, column) + gap, marked, gap + cache.text(row, column + 1, last))
     console.print()
-    console.print(around, soft_wrap=True)
+    console.print(around)
 
 
 def _cells(segment: Segment, cache: Cache) -> list[str]:

@@ -21,13 +21,12 @@ from niels_cache_runtime.errors import NielsCacheError
 
 DEFAULT_PORT = 3000
 
-LOOPBACK = {"127.0.0.1": socket.AF_INET, "::1": socket.AF_INET6}
+HOST = "127.0.0.1"  # the UI has no login
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", metavar="N", type=_port, default=DEFAULT_PORT, help=f"port to listen on (default: {DEFAULT_PORT})")
-    parser.add_argument("--host", metavar="ADDRESS", default="127.0.0.1", help="127.0.0.1 (default) or ::1; other addresses are refused")
     parser.add_argument("--read-only", action="store_true", help="allow no changes; may run beside another UI")
 
 
@@ -48,7 +47,7 @@ anything. docs/ui.md explains this protection, and how to reach the UI from anot
   niels-cache ui --read-only            watch a build of the command line; no button works
 
 Ctrl-C cancels the runs that you started in this UI; the next build resumes them.""",
-    add_options=_add_options,
+    has_json=False,
 )
 
 
@@ -59,7 +58,7 @@ class _Stopped(BaseException):
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.config.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE, load_registry
 
-    with _listen(arguments.host, arguments.port) as listener:
+    with _listen(arguments.port) as listener:
         registry = load_registry(profile=arguments.profile, config=arguments.config)  # report a wrong configuration before anything starts
         if arguments.cache_dir is not None and registry.profile == "quickstart":
             raise NielsCacheError(f"--cache-dir: the UI shows this profile in the folder quickstart of {ROOT_VARIABLE}; set this variable")
@@ -70,10 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
         ):
             if value is not None:
                 os.environ[variable] = value  # for the processes that load the definitions
-        name = "[::1]" if listener.family == socket.AF_INET6 else arguments.host
-        address = f"http://{name}:{listener.getsockname()[1]}"
+        address = f"http://{HOST}:{listener.getsockname()[1]}"
         console = output()
-        diagnostics().print("starting the UI ...", soft_wrap=True)
+        diagnostics().print("starting the UI ...")
         for number in SIGNALS:
             signal.signal(number, _hang_up if number == signal.SIGHUP else _stop)
         try:
@@ -81,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
 
             watching = " (read-only)" if arguments.read_only else ""
             said = f"{address}{watching}; graph: {address}/asset-groups; press Ctrl-C to stop"
-            serve(listener, read_only=arguments.read_only, ready=lambda: console.print(said, soft_wrap=True))
+            serve(listener, read_only=arguments.read_only, ready=lambda: console.print(said))
         except _Stopped:
             console.print("stopped")
             sys.stdout.flush()
@@ -89,16 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    if host not in LOOPBACK:
-        raise NielsCacheError(
-            f"--host {host}: the UI has no login, so it listens on this machine only (127.0.0.1); from another machine, use ssh -L "
-            f"{port}:127.0.0.1:{port} this-machine, or put a proxy with a login in front of it (docs/ui.md)"
-        )
-    listener = socket.socket(LOOPBACK[host])
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        listener.bind((HOST, port))
         listener.listen()
     except OSError as error:
         listener.close()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from niels_cache_assets.cli.command import CACHES, WHERE, Command, refuse
 from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
@@ -14,13 +13,10 @@ from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 
-if TYPE_CHECKING:
-    pass
-
 _STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off": "dim"}
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "names",
         metavar="NAME",
@@ -60,9 +56,7 @@ Dagster's home (.dagster) with its logs, exports, and any other file in the cach
   niels-cache verify s3://bucket/caches/wikitext --download  read and hash a published cache
 
 on training machines, without the dependencies of this package: python -m niels_cache_runtime.verify cache/""",
-    add_options=_add_options,
     offers={"names": CACHES},
-    has_json=True,
 )
 
 
@@ -117,15 +111,15 @@ def run(arguments: argparse.Namespace) -> int:
         return FAILED if findings else DONE
     console = output()
     for finding in findings:
-        console.print(str(finding), soft_wrap=True)
+        console.print(str(finding))
     for note in said:
-        console.print(f"note: {note}", style="dim", soft_wrap=True)
+        console.print(f"note: {note}", style="dim")
     table = new_table(*COLUMNS, right=frozenset(NUMBERS), shrinking=["data set"])
     for row in rows:
         *cells, result = row.cells()
         table.add_row(*cells, Text(result, style=_STYLES[row.outcome]))
     console.print(table)
-    console.print(summary(rows, findings, quick=arguments.quick), soft_wrap=True)
+    console.print(summary(rows, findings, quick=arguments.quick))
     return FAILED if findings else DONE
 
 
@@ -157,11 +151,11 @@ def _verify_address(arguments: argparse.Namespace) -> int:
         return FAILED if findings else DONE
     console = output()
     for finding in findings:
-        console.print(str(finding), soft_wrap=True)
+        console.print(str(finding))
     size = file_size(sum(file.size for file in published.files))
     compared = "the content of every object was read" if checked.is_proven else "sizes and recorded hashes were compared"
     files, found = counted(len(published.files), "file"), counted(len(findings), "finding")
-    console.print(f"{published.family}/{published.name}: {files}, {size}: {compared}; {found}", soft_wrap=True)
+    console.print(f"{published.family}/{published.name}: {files}, {size}: {compared}; {found}")
     if not checked.is_proven:
-        console.print("note: only --download reads the content, and proves it", style="dim", soft_wrap=True)
+        console.print("note: only --download reads the content, and proves it", style="dim")
     return FAILED if findings else DONE
