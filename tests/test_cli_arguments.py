@@ -19,9 +19,10 @@ from rich.console import Console
 
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.cli import exit_codes, main, parser
-from niels_cache_assets.cli.overrides import parse_value
+from niels_cache_assets.cli.overrides import FLAGS, parse_value
 from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.cli.progress import BarListener, LineListener
+from niels_cache_assets.config import defaults
 from niels_cache_assets.config.registry import Registry, load_registry
 from tests.hand_made import write_cache
 from tests.messages import missing
@@ -105,23 +106,66 @@ def test_only_force_wait_and_cache_dir_go_to_the_launcher(launcher: FakeLauncher
     assert asked == (Path("elsewhere"), ["wikitext", "tokenizer"], True, True)
 
 
-def test_set_takes_toml_values_or_plain_text_and_wins_over_seed(launcher: FakeLauncher) -> None:
+def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:
+    values = {"seed": "7", "shard_bytes": "1_024", "threads": "3", "vocab_size": "1_000", "model_type": "bpe", "character_coverage": "0.5"}
+    values |= {"train_tokens": "10_000", "val_tokens": "0", "val_frac": "0.25"}
+    values |= {"shuffle_buffer": "99", "sft.*.val_frac": "0.2"}
+    special = {role: f"<{role}>" for role in defaults.ROLE_KEYS}
+    arguments: list[str] = []
+    for flag in FLAGS:
+        key = flag.key.rpartition(".")[2]
+        if key == "special_tokens":
+            arguments += [flag.option, *(f"{role}={token}" for role, token in special.items())]
+        else:
+            arguments += [flag.option, values.get(flag.key, values.get(key, "given"))]
+    registry = build(launcher, *arguments)
+    assert (registry.build.seed, registry.build.shard_bytes, registry.build.threads) == (7, 1024, 3)
+    tokenizer = registry.tokenizer
+    assert (tokenizer.vocab_size, tokenizer.model_type, tokenizer.character_coverage) == (1000, "bpe", 0.5)
+    assert tokenizer.special_tokens == special
+    assert tokenizer.model == str(Path.cwd() / "given")
+    fineweb, roam, gutenberg = (registry.pretrain[name].model_dump() for name in ("fineweb_edu", "roam", "gutenberg"))
+    assert {key: fineweb[key] for key in ("dataset", "config", "train_tokens", "val_tokens", "shuffle_buffer")} == {
+        "dataset": "given",
+        "config": "given",
+        "train_tokens": 10_000,
+        "val_tokens": 0,
+        "shuffle_buffer": 99,
+    }
+    assert registry.pretrain["wikitext"].model_dump()["config"] == "given"
+    assert (roam["path"], roam["val_frac"]) == (str(Path.cwd() / "given"), 0.25)
+    assert (gutenberg["path"], gutenberg["enabled"]) == (str(Path.cwd() / "given"), True)
+    assert [source.val_frac for source in registry.sft.values()] == [0.2, 0.2]
+    assert registry.pretrain["wikitext"].shuffle_buffer == 0, "only what shuffles takes --shuffle-buffer"
+
+
+def test_flags_that_have_a_default_say_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:
+    registry = load_registry(profile="default")
+    tables = {"build": registry.build, "tokenizer": registry.tokenizer} | {
+        f"pretrain.{name}": table for name, table in registry.pretrain.items()
+    }
+    checked = [flag for flag in FLAGS if flag.default is not None]
+    assert len(checked) > 8
+    tables |= {"pretrain.*": registry.pretrain["fineweb_edu"], "sft.*": registry.sft["oasst1"]}
+    for flag in checked:
+        table, _, key = flag.key.rpartition(".")
+        real = getattr(tables[table], key)
+        assert real == flag.default or (real is None and key == "val_frac"), flag.option
+
+
+def test_set_takes_toml_values_or_plain_text_and_wins_over_flags(launcher: FakeLauncher) -> None:
     registry = build(
         launcher,
-        *("--seed", "7", "--set", "pretrain.fineweb_edu.train_tokens=1_000"),
+        *("--fineweb-train-tokens", "5", "--set", "pretrain.fineweb_edu.train_tokens=1_000"),
         *("--set", "pretrain.wikitext.enabled=false", "--set", "sft.oasst1.split_by=tree", "--set", 'sft.oasst1.languages=["de", "en"]'),
-        *("--set", "sft.dolly15k.val_frac=0.3", "--set", "build.seed=3"),
+        *("--sft-val-frac", "0.2", "--set", "sft.dolly15k.val_frac=0.3", "--set", "build.seed=3"),
     )
     assert registry.pretrain["fineweb_edu"].train_tokens == 1000
     assert registry.pretrain["wikitext"].enabled is False
     oasst1 = registry.sft["oasst1"].model_dump()
-    assert (oasst1["split_by"], oasst1["languages"]) == ("tree", ["de", "en"])
+    assert (oasst1["split_by"], oasst1["languages"], oasst1["val_frac"]) == ("tree", ["de", "en"], 0.2)
     assert registry.sft["dolly15k"].val_frac == 0.3
     assert registry.build.seed == 3
-
-
-def test_the_seed_reaches_its_key(launcher: FakeLauncher) -> None:
-    assert build(launcher, "--seed", "7").build.seed == 7
 
 
 def test_set_reaches_blends_and_single_entries_of_keys_that_are_tables(launcher: FakeLauncher, tmp_path: Path) -> None:
@@ -196,6 +240,7 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--set", "blend.mx.seed=3"], ("no blend 'mx'",)),
         (["build-all", "--set", "blend.seed=3"], ("is not TABLE.KEY=VALUE",)),
         (["build-all", "--seed"], ("--seed",)),
+        (["build-all", "--sft-val-frac", "half"], ("'half'", "number")),
         (["build-all", "--only", "wikitxt"], ("did you mean 'wikitext'?",)),
         (["build-all", "--profile", "quikstart"], ("error: --profile: ", "'quikstart'", "did you mean 'quickstart'?")),
         (["build-all", "--set", "pretrain.wikitxt.enabled=false"], ("did you mean 'wikitext'?",)),
@@ -205,11 +250,16 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--set", "seed=5"], ("is not TABLE.KEY=VALUE",)),
         (["build-all", "--set", "pretrain.wikitext=5"], ("is not TABLE.KEY=VALUE",)),
         (["build-all", "--set", "pretrain.wikitext.train_tokens=-5"], ("command line: --set: [pretrain.wikitext] train_tokens = -5",)),
-        (["build-all", "--set", "tokenizer.vocab_size=x"], ('command line: --set: [tokenizer] vocab_size = "x"',)),
+        (["build-all", "--set", "tokenizer.vocab_size=x", "--vocab-size", "5"], ('command line: --set: [tokenizer] vocab_size = "x"',)),
         (["build-all", "--set", "pretrain.wikitext.cleaning={min_words=2}"], ("command line: --set: [pretrain.wikitext]: cleaning ",)),
-        (["build-all", "--seed", "-1"], ("command line: --seed: [build] seed = -1",)),
+        (["build-all", "--vocab-size", "3_000_000_000"], ("command line: --vocab-size: [tokenizer] vocab_size = 3000000000",)),
+        (["build-all", "--shard-bytes", "3"], ("command line: --shard-bytes: [build] shard_bytes = 3",)),
+        (["build-all", "--sft-val-frac", "2"], ("command line: --sft-val-frac: [sft.dolly15k] val_frac = 2.0",)),
         (["build-all", "--set", 'tokenizer.train_on=["wikitxt"]'], ("command line: --set: [tokenizer] train_on ", "'wikitxt'")),
-        (["build-all", "--set", "tokenizer.special_tokens={sys='<s>'}"], ("command line: --set: [tokenizer] ", "at least eot")),
+        (["build-all", "--special-tokens", "sys=<s>"], ("--special-tokens", "at least eot")),
+        (["build-all", "--special-tokens", "end=<e>"], ("'end=<e>'", "ROLE=TEXT")),
+        (["build-all", "--profile", "quickstart", "--fineweb-train-tokens", "5"], ("profile quickstart", "[pretrain.fineweb_edu]")),
+        (["build-all", "--profile", "quickstart", "--shuffle-buffer", "5"], ("--set pretrain.NAME.shuffle_buffer=5",)),
         (["build-all", "--config", "none.toml"], ("none.toml: ", "No such file", "correct --config")),
         (["clean", "bad.toml", "--set", "min_wrds=2"], ("command line: clean --set: [cleaning] ", "'min_wrds'")),
         (["build-all", "--config", "bad.toml"], ("bad.toml: ", "TOML")),

@@ -18,8 +18,7 @@ shutil.copytree("cache", "first")
 sys.exit(code or main())
 """
 COMMAND = ["build-all", "--cache-dir", "cache", "--seed", "42"]
-BUDGETS = ["--set", "pretrain.fineweb_edu.train_tokens=3000", "--set", "pretrain.fineweb_edu.val_tokens=500"]
-SMALL = ["--set", "tokenizer.vocab_size=320", *BUDGETS, "--set", "dagster.plots=false", "--json"]
+SMALL = ["--vocab-size", "320", "--fineweb-train-tokens", "3000", "--fineweb-val-tokens", "500", "--set", "dagster.plots=false", "--json"]
 BUILT = {"tokenizer", "fineweb_edu", "wikitext", "dolly15k", "oasst1"}
 
 Results = dict[str, dict[str, Any]]

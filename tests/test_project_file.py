@@ -153,6 +153,7 @@ def test_the_catalog_is_a_table_tables_and_json(capsys: pytest.CaptureFixture[st
     [
         ("build-all", "--only", "wikitext"),
         ("build-all", "--set", "pretrain.wikitext.train_tokens=5"),
+        ("build-all", "--wikitext-config", "x"),
         ("build-all", "--set", 'tokenizer.train_on=["wikitext"]'),
         ("build-all", "--set", 'dedup.priority=["wikitext"]'),
         ("status", "wikitext"),

@@ -133,5 +133,5 @@ def test_a_mistake_at_the_prompt_is_answered_with_the_option_to_type(capsys: pyt
     common = ("build-all", "--profile", "default", "--cache-dir", str(tmp_path))
     assert main([*common, "--set", "pretrain.wikitext.prepare=clean"]) == 2
     assert "write --set 'pretrain.wikitext.prepare=[\"clean\"]'\n" in capsys.readouterr().err
-    assert main([*common, "--seed", "-2"]) == 2
-    assert missing(capsys.readouterr().err, "at least 0", "less than 9", "--seed 42\n") == []
+    assert main([*common, "--sft-val-frac", "2"]) == 2
+    assert missing(capsys.readouterr().err, "at least 0", "less than 1", "--sft-val-frac 0.1\n") == []

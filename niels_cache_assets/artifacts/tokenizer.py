@@ -190,5 +190,5 @@ def _require_readable(settings: TokenizerSettings, model: str) -> Path:
     """Return the path of the model's file. Raises NielsCacheError if it does not exist."""
     path = json_file(model) if settings.model_kind == "tokenizer.json" else Path(model)
     if not path.is_file():
-        raise NielsCacheError(f"{model}: no such tokenizer model; correct [tokenizer] model")
+        raise NielsCacheError(f"{model}: no such tokenizer model; correct [tokenizer] model (--tokenizer-model)")
     return path

@@ -110,3 +110,11 @@ def at_least(least: int) -> Callable[[str], int]:
         return found
 
     return number
+
+
+def fraction(text: str) -> float:
+    """Return a number, such as a share from 0 to 1. The range is not checked here."""
+    try:
+        return float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from error

@@ -1,6 +1,10 @@
-"""The options of build-all that override the configuration: `--set` for any key, and `--seed`. They become nested tables (`load_registry`).
+"""The flags of build-all, and `--set`. They become nested tables that override the configuration (`load_registry`).
 
-This module only parses values. The registry checks the type and range of every value.
+A flag is one line of `FLAGS`, with an option and the key that this option sets. This module only parses values. The registry checks the
+type and range of every value.
+
+`FLAGS` is not generated from the pydantic models of the settings, for three reasons. Flags have their own names and texts. Only a few keys
+have a flag. Help must not wait for the import of pydantic.
 """
 
 from __future__ import annotations
@@ -8,11 +12,13 @@ from __future__ import annotations
 import argparse
 import datetime
 import tomllib
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from niels_cache_assets.cli.command import WHERE
+from niels_cache_assets.cli.command import WHERE, fraction, whole_number
+from niels_cache_assets.config import defaults
+from niels_cache_assets.config.defaults import BOS, ROLE_KEYS
 from niels_cache_assets.config.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -39,17 +45,131 @@ class Overrides:
         self.options[".".join((*table, key))] = f"{WHERE}: {option}"
 
 
-def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Overrides:
-    """Return the overrides of --seed and --set; --set has priority. `registry` is the configuration without overrides.
+def role_and_token(text: str) -> tuple[str, str]:
+    """Return the role and the token of a text such as `eot=<|end|>`."""
+    role, equals, token = text.partition("=")
+    roles = (*ROLE_KEYS, BOS)
+    if role not in roles or not equals or not token:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ROLE=TEXT with a role of {', '.join(roles)}")
+    return role, token
 
-    Raise NielsCacheError for a --set without table, key or value.
+
+class Flag(NamedTuple):
+    """An option of build-all that sets a key: of [build], of [tokenizer], of FAMILY.NAME, or of all data sets (`sft.*`).
+
+    `metavar` decides the type: N, SHARE, ROLE=TEXT, or text. `default` is shown in the help.
+    """
+
+    option: str
+    key: str
+    metavar: str
+    help: str
+    default: Any = None
+
+    @property
+    def group(self) -> str:
+        """The heading of this flag in the help."""
+        if self.key.startswith("tokenizer."):
+            return "tokenizer"
+        is_for_all = self.key.startswith("build.") or ".*." in self.key
+        return "every data set" if is_for_all else "data sets of the catalog, if niels_cache.toml names them"
+
+    def add_to(self, group: argparse._ActionsContainer) -> None:
+        default = f"{self.default:_}" if isinstance(self.default, int) and self.default > 9_999 else self.default
+        group.add_argument(
+            self.option,
+            metavar=self.metavar,
+            type=_TYPES.get(self.metavar, str),
+            nargs="+" if self.metavar == ROLE_TEXT else None,
+            dest=self.key,  # it cannot clash with options of the command
+            help=self.help if default is None else f"{self.help} (default: {default})",
+        )
+
+
+ROLE_TEXT = "ROLE=TEXT"
+_TYPES: Mapping[str, Callable[[str], Any]] = {"N": whole_number, "SHARE": fraction, ROLE_TEXT: role_and_token}
+_FINEWEB = "pretrain.fineweb_edu"
+
+FLAGS = (
+    Flag("--seed", "build.seed", "N", "seed for shuffles and splits", defaults.SEED),
+    Flag("--shard-bytes", "build.shard_bytes", "N", "size of a full shard in bytes, a whole number of tokens", defaults.SHARD_BYTES),
+    Flag("--threads", "build.threads", "N", "encoding threads; the bytes do not depend on it (default: all cores)"),
+    Flag(
+        "--shuffle-buffer",
+        "pretrain.*.shuffle_buffer",
+        "N",
+        "size of the shuffle buffer in documents, for data sets that shuffle",
+        defaults.SHUFFLE_BUFFER,
+    ),
+    Flag("--sft-val-frac", "sft.*.val_frac", "SHARE", "share of SFT examples for val", defaults.VAL_FRAC),
+    Flag(
+        "--tokenizer-model",
+        "tokenizer.model",
+        "FILE",
+        "import this model instead of training one: SentencePiece, tokenizer.json, tiktoken ranks",
+    ),
+    Flag("--vocab-size", "tokenizer.vocab_size", "N", "number of pieces, including special tokens", defaults.VOCAB_SIZE),
+    Flag("--model-type", "tokenizer.model_type", "TEXT", "unigram, bpe or bytelevel_bpe", "unigram"),
+    Flag(
+        "--character-coverage",
+        "tokenizer.character_coverage",
+        "SHARE",
+        "share of characters that get their own piece; all others become bytes",
+        1.0,
+    ),
+    Flag(
+        "--special-tokens",
+        "tokenizer.special_tokens",
+        ROLE_TEXT,
+        "the texts of the special tokens: eot=TEXT; for SFT also sys=TEXT usr=TEXT asst=TEXT; bos=TEXT begins each document",
+    ),
+    Flag("--fineweb-dataset", f"{_FINEWEB}.dataset", "TEXT", "data set on the hub", "HuggingFaceFW/fineweb-edu"),
+    Flag("--fineweb-config", f"{_FINEWEB}.config", "TEXT", "configuration of that data set", "CC-MAIN-2024-10"),
+    Flag("--fineweb-train-tokens", f"{_FINEWEB}.train_tokens", "N", "token budget of train", defaults.FINEWEB_TRAIN_TOKENS),
+    Flag("--fineweb-val-tokens", f"{_FINEWEB}.val_tokens", "N", "token budget of val; 0 for no val", defaults.FINEWEB_VAL_TOKENS),
+    Flag("--wikitext-config", "pretrain.wikitext.config", "TEXT", "configuration of Salesforce/wikitext", "wikitext-103-raw-v1"),
+    Flag("--roam-dir", "pretrain.roam.path", "DIR", "folder with *.md notes; without it, roam is skipped"),
+    Flag("--roam-val-frac", "pretrain.roam.val_frac", "SHARE", "share of notes for val", defaults.VAL_FRAC),
+    Flag(
+        "--gutenberg-dir",
+        "pretrain.gutenberg.path",
+        "DIR",
+        "folder with *.txt books to use instead of the hub; switches gutenberg on",
+    ),
+)
+
+
+def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Overrides:
+    """Return the overrides of the flags and of --set; --set has priority. `registry` is the configuration without overrides.
+
+    Raise NielsCacheError for a flag of a data set that is not configured, and for a --set without table, key or value.
     """
     overrides = Overrides()
-    if arguments.seed is not None:
-        overrides.put(("build",), "seed", arguments.seed, "--seed")
-    for (*table, key), value in _parse_settings(arguments.settings, registry).items():
-        overrides.put(table, key, value, "--set")
+    for flag in FLAGS:
+        if (value := getattr(arguments, flag.key)) is None:
+            continue
+        *table, key = flag.key.split(".")
+        for path in _tables(flag, table, registry, value):
+            overrides.put(path, key, dict(value) if flag.metavar == ROLE_TEXT else value, flag.option)
+        if flag.option == "--gutenberg-dir":
+            overrides.put(table, "enabled", True, flag.option)
+    for target, value in _parse_settings(arguments.settings, registry):
+        overrides.put(target[:-1], target[-1], value, "--set")
     return overrides
+
+
+def _tables(flag: Flag, table: list[str], registry: Registry, value: Any) -> list[list[str]]:
+    """Return the tables that a flag changes. `*` stands for every SFT data set, and for every pretrain data set that shuffles."""
+    family, *name = table
+    if name == ["*"]:
+        found = registry.sft if family == "sft" else [each for each, source in registry.pretrain.items() if source.shuffle_buffer]
+        if not found:
+            hint = f"set it for one data set: --set {flag.key.replace('*', 'NAME')}={value}"
+            raise NielsCacheError(f"{WHERE}: {flag.option}: no {family} data set uses it; {hint}")
+        return [[family, each] for each in found]
+    if name and name[0] not in registry.pretrain:
+        registry.refuse_data_set(f"{WHERE}: {flag.option}", "no data set", name[0])
+    return [table]
 
 
 def parse_value(text: str) -> Any:
@@ -66,8 +186,8 @@ def parse_value(text: str) -> Any:
     return text if isinstance(value, (datetime.date, datetime.time)) else value  # no setting is a date, but a name may be 2024-01-01
 
 
-def _parse_settings(settings: Iterable[str], registry: Registry) -> dict[tuple[str, ...], Any]:
-    """Return the value of each --set by its path. A path is the table, then the data set or blend if there is one, then the key.
+def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the path and the value of each --set. A path is the table, then the data set or blend if there is one, then the key.
 
     If the value of a key is a table, a path may select one entry, such as `pretrain.notes.cleaning.min_words`. The remaining entries of
     this table stay unchanged.
@@ -98,7 +218,7 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> dict[tuple[s
             if target[0] == "blend":
                 refuse_choice(where, "no blend", target[1], known, registry.elsewhere)
             registry.refuse_data_set(where, "no data set", target[1], known)
-    return parsed
+    return list(parsed.items())
 
 
 def _longest_name(parts: Sequence[str], known: Container[str]) -> str:

@@ -55,7 +55,7 @@ def train_byte_level(spec: dict[str, Any]) -> None:
     made = tokenizer.get_vocab_size()
     wanted = f"vocab_size = {spec['vocab_size']}"
     if made > spec["vocab_size"]:
-        raise NielsCacheError(f"{wanted} is below the {made} pieces of bytes and special tokens; raise vocab_size")
+        raise NielsCacheError(f"{wanted} is below the {made} pieces of bytes and special tokens; raise it (--vocab-size)")
     if made < spec["vocab_size"]:
-        raise NielsCacheError(f"the sample is too small for {wanted}: it gives {made} pieces; lower vocab_size or add text")
+        raise NielsCacheError(f"the sample is too small for {wanted}: it gives {made} pieces; lower it (--vocab-size) or add text")
     Path(spec["model"]).write_text(tokenizer.to_str(pretty=True), encoding="utf-8", newline="\n")

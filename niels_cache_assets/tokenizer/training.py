@@ -97,9 +97,9 @@ def _training_advice(errors: str, spec: dict[str, Any]) -> str:
     last = errors.strip().splitlines()[-1].split("] ")[-1] if errors.strip() else "the child process was killed"
     last = last.rpartition(f"{NielsCacheError.__name__}: ")[2]
     if "size too high" in last:
-        return f"{last} The sample is too small for vocab_size = {spec['vocab_size']}: lower it or add text"
+        return f"{last} The sample is too small for vocab_size = {spec['vocab_size']}: lower it (--vocab-size) or add text"
     if "required_chars" in last:
-        return f"{last.split('Increase')[0]}The text has more characters than that: raise vocab_size or lower character_coverage"
+        return f"{last.split('Increase')[0]}The text has more characters than that: raise --vocab-size or lower --character-coverage"
     return last
 
 

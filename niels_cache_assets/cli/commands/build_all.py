@@ -16,11 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from niels_cache_assets.cli.command import CACHES, WHERE, Command, whole_number
+from niels_cache_assets.cli.command import CACHES, WHERE, Command
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.cli.overrides import collect_overrides
-from niels_cache_assets.config.defaults import SEED
+from niels_cache_assets.cli.overrides import FLAGS, collect_overrides
 from niels_cache_assets.processes import stop_on_signals
 from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, counted, duration, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
@@ -63,7 +62,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "build.key=value, or one entry of a table, such as pretrain.NAME.cleaning.min_words=5; the value is TOML, or plain text "
         "if it is not valid TOML; repeat the option for several settings",
     )
-    parser.add_argument("--seed", metavar="N", type=whole_number, help=f"seed for shuffles and splits (default: {SEED})")
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for flag in FLAGS:
+        flag.add_to(groups.setdefault(flag.group, parser.add_argument_group(flag.group)))
 
 
 COMMAND = Command(
@@ -91,7 +92,7 @@ The exit code is 1 if a step would fail.""",
   niels-cache build-all
   niels-cache build-all --dry-run
   niels-cache build-all --profile quickstart
-  niels-cache build-all --only fineweb_edu --set pretrain.fineweb_edu.train_tokens=10_000_000
+  niels-cache build-all --only fineweb_edu --fineweb-train-tokens 10_000_000 --fineweb-val-tokens 100_000
   niels-cache build-all --set pretrain.books.val_frac=0.05
   niels-cache build-all --only oasst1 --force --set sft.oasst1.split_by=tree""",
     offers={"only": CACHES},
