@@ -91,8 +91,8 @@ def drop_later(buckets: Buckets, *, verify: Verify | None) -> Dropped:
             digests = buckets.digests()  # a map for each window, so that pages of earlier windows take no memory
             found += _drop(window, digests, dtype, similarity, verify.threshold if verify is not None else 0.0)
     nothing = (np.empty(0, dtype), np.empty(0, dtype), np.empty(0, np.bool_), np.empty(0, np.float32))
-    ordinals, because, exact, similarity = (np.concatenate(columns) for columns in zip(nothing, *found, strict=True))
-    return Dropped(documents=buckets.documents, ordinals=ordinals, because=because, exact=exact, similarity=similarity)
+    ordinals, because, exact, similar = (np.concatenate(columns) for columns in zip(nothing, *found, strict=True))
+    return Dropped(documents=buckets.documents, ordinals=ordinals, because=because, exact=exact, similarity=similar)
 
 
 class _Members:
