@@ -31,7 +31,6 @@ from niels_cache_assets.sources.conversations import (
     without_labels,
 )
 from niels_cache_assets.sources.messages import (
-    MALFORMED_MESSAGES,
     holds_messages,
     joined,
     media_of,
@@ -40,10 +39,6 @@ from niels_cache_assets.sources.messages import (
     tools_of,
 )
 from niels_cache_assets.sources.pairs import (
-    DIFFERS_FROM_PROMPT,
-    MALFORMED,
-    NO_PLACE_FOR_INPUT,
-    NO_PROMPT,
     completed,
     prompt_length,
     sides_of,
@@ -63,18 +58,17 @@ _OPTIONAL = ("input_field", "history_field", "system_field", "prompt_field", "to
 _OF_CHATS = ("messages_field", "instruction_field", "history_field", "output_field", "kto")
 _OF_INSTRUCTIONS = ("input_field", "history_field", "output_field")
 _OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens", "split_by")
-MALFORMED_HISTORY = "malformed_history"
 _PROMPT, _TOOLS = "prompt", "tools"  # the fields that are read if `prompt_field` and `tools_field` are not set
 _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the case that all rows have this form
     "malformed_messages": "the messages are not a list of objects",
     "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
     "null_content": "a message has no content",
     "non_string_content": "the content of a message is not text",
-    MALFORMED: "a side of the pair, or its prompt, is neither text nor a list of messages",
-    MALFORMED_HISTORY: "the earlier turns are not a list of [instruction, answer]",
-    NO_PROMPT: "both sides are text, and no field holds their prompt (set prompt_field)",
-    DIFFERS_FROM_PROMPT: "a side or an answer begins like the prompt of its row, but differs; prompt_field = '' reads only the sides",
-    NO_PLACE_FOR_INPUT: "there is further input, but no prompt that ends with a message of the user",
+    "malformed_pair": "a side of the pair, or its prompt, is neither text nor a list of messages",
+    "malformed_history": "the earlier turns are not a list of [instruction, answer]",
+    "no_prompt": "both sides are text, and no field holds their prompt (set prompt_field)",
+    "differs_from_prompt": "a side or an answer begins like the prompt of its row, but differs; prompt_field = '' reads only the sides",
+    "no_place_for_input": "there is further input, but no prompt that ends with a message of the user",
 }
 _WANTED = {
     "messages_field": "a list of messages",
@@ -349,7 +343,7 @@ class ChatJsonl(DecodesText, SftSource):
         if self.template != SENTINELS:
             return template_messages(value)
         messages = plain_messages(value)
-        return MALFORMED_MESSAGES if messages is None else messages
+        return "malformed_messages" if messages is None else messages
 
     def _prompt_of(self, values: dict[str, Any]) -> Any:
         """Return the prompt of a pair if it has a field of its own."""
@@ -369,14 +363,14 @@ class ChatJsonl(DecodesText, SftSource):
         extra = values.get(self.input_field) if self.input_field else None
         history = values.get(self.history_field) if self.history_field else None
         if history and not _are_turns(history):
-            return MALFORMED_HISTORY
+            return "malformed_history"
         earlier = [message for turn in history or [] for message in instruction_messages(None, *turn)]
         if isinstance(asked, list | dict) or isinstance(answered, list | dict):
             if not asked:
                 return "null_content" if asked is None else "empty_content"
             made = completed(asked, answered, self._read, extra=extra)
             if isinstance(made, str):
-                return MALFORMED_MESSAGES if made == MALFORMED else made
+                return "malformed_messages" if made == "malformed_pair" else made
             system = system_messages(made)
             return [*system, *earlier, *made[len(system) :]]
         return [*earlier, *instruction_messages(None, joined(asked, extra, "\n\n"), answered)]
