@@ -45,11 +45,12 @@ from niels_cache_assets.sources.pairs import (
     system_messages,
 )
 from niels_cache_assets.sources.reading.compressed import with_compressions
-from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
-from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
+from niels_cache_assets.sources.reading.encodings import Decoding
+from niels_cache_assets.sources.reading.file_source import FileSource
+from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition
 from niels_cache_assets.sources.reading.rows import PROOF, file_rows, first_rows, kind_of, row_id
-from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSource, SftSource, StreamContext
+from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 _FIELDS_NAMED, _LOOKED_AT = 50, 20
@@ -84,7 +85,7 @@ _FORMS = (
 Example = tuple[list[Message], list[Message] | None]  # the messages, and those of the rejected side of a pair
 
 
-class ChatJsonl(DecodesText, SftSource):
+class ChatJsonl(FileSource, SftSource):
     """Rows of the user's files (JSON Lines or Parquet): messages, or fields for instruction, input and output, or preference pairs.
 
     A prompt and its completion are in the fields for instruction and output, as text or as messages.
@@ -97,7 +98,6 @@ class ChatJsonl(DecodesText, SftSource):
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
-    files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
     messages_field: str = Field("messages", description="Field of the list of messages")
     instruction_field: str | None = Field(
         None,
@@ -169,9 +169,6 @@ class ChatJsonl(DecodesText, SftSource):
         is_needed = not self.instruction_field and not self.is_preference
         return f"instruction_field ({unused[0]} needs it)" if unused and is_needed else None
 
-    def input_files(self) -> list[SourceFile]:
-        return find_files(self.files, self.endings)
-
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         """Check that each configured field occurs in the first rows, and that at least one of these rows has the right form.
 
@@ -203,7 +200,9 @@ class ChatJsonl(DecodesText, SftSource):
                 raise NielsCacheError(f"{files[0].name}: {wrong}{fitting() if key not in _OPTIONAL else ''}")
         if broken is not None:
             name, row, problem, values = broken
-            raise broken_row(f"{name}: row {row}", problem, self._messages_of(values), self.roles, fitting())
+            made = self.example_of(values)
+            messages = [] if isinstance(made, str) else [*made[0], *(made[1] or [])]
+            raise broken_row(f"{name}: row {row}", problem, messages, self.roles, fitting())
         if self.kto and problems and ends_here and not has_labels:
             raise without_labels(files[0].name, self.kto)
         for problem, count in problems.items():
@@ -243,11 +242,6 @@ class ChatJsonl(DecodesText, SftSource):
         """The treatment of broken rows. None: they are counted without a report."""
         return self.on_broken or (None if self.template == SENTINELS else "stop")
 
-    def _messages_of(self, values: dict[str, Any]) -> list[Message]:
-        """Return the messages of a row and of its rejected side, if they can be read."""
-        made = self.example_of(values)
-        return [] if isinstance(made, str) else [*made[0], *(made[1] or [])]
-
     def _configured(self) -> dict[str, str]:
         """Return the names of the configured fields, by their keys in the configuration."""
         keys: tuple[str, ...] = ("messages_field",)
@@ -259,9 +253,6 @@ class ChatJsonl(DecodesText, SftSource):
 
     def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
         return file_rows(file, position, encoding=self.encoding, limit=self.max_document_bytes)
-
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(self.input_files())
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         files = FilePass(self.input_files(), context)
@@ -340,10 +331,7 @@ class ChatJsonl(DecodesText, SftSource):
 
     def _read(self, value: Any) -> list[Message] | str:
         """Return the messages in a list, or the reason why there are none."""
-        if self.template != SENTINELS:
-            return template_messages(value)
-        messages = plain_messages(value)
-        return "malformed_messages" if messages is None else messages
+        return plain_messages(value) if self.template == SENTINELS else template_messages(value)
 
     def _prompt_of(self, values: dict[str, Any]) -> Any:
         """Return the prompt of a pair if it has a field of its own."""
@@ -385,10 +373,10 @@ def _is_right(key: str, value: Any) -> bool:
     if key == "tools_field":
         return not isinstance(tools_of(value), str)
     if key in _OF_PAIRS:
-        return isinstance(value, str | dict) or plain_messages(value) is not None
+        return isinstance(value, str | dict) or not isinstance(plain_messages(value), str)
     if key in ("instruction_field", "output_field") and not isinstance(value, str):
         return holds_messages(value)
-    return plain_messages(value) is not None if key == "messages_field" else isinstance(value, str)
+    return isinstance(plain_messages(value) if key == "messages_field" else value, list if key == "messages_field" else str)
 
 
 def _are_turns(value: Any) -> bool:

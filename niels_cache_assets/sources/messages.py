@@ -30,12 +30,12 @@ class _RepeatedKeyError(Exception):
     """An object in a JSON text has a key twice."""
 
 
-def plain_messages(value: Any) -> list[Message] | None:
-    """Return the messages with the role names of this project, or None if the value is not a list of objects.
+def plain_messages(value: Any) -> list[Message] | str:
+    """Return the messages with the role names of this project, or the reason why they cannot be used.
 
     Empty system messages are left out, and so are other keys, except those that say whether to train on a message.
     """
-    return None if not _are_objects(value) else _read(value)
+    return _read(value) if _are_objects(value) else "malformed_messages"
 
 
 def template_messages(value: Any) -> list[Message] | str:
