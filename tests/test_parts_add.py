@@ -226,17 +226,17 @@ def test_files_of_the_hub_are_named_from_the_right(monkeypatch: pytest.MonkeyPat
     grown = [{"files": ["CC-MAIN-2026-05/*"], "revision": "new"}]
     source = Huggingface.model_validate({"dataset": "owner/pages", "parts": 2, "added": grown})
     assert [file.name for file in source.list_files("c")] == ["data/CC-MAIN-2026-01/0.parquet"]
-    assert [file.name for file in source.list_added(0, "c")] == ["data/CC-MAIN-2026-05/0.parquet", "data/CC-MAIN-2026-05/1.parquet"]
+    assert [file.name for file in source.list_files("c", group=1)] == ["data/CC-MAIN-2026-05/0.parquet", "data/CC-MAIN-2026-05/1.parquet"]
     assert [source.revision_of_files(number, "c") for number in (0, 1)] == ["c", "new"]
     wrong = Huggingface.model_validate({"dataset": "owner/pages", "parts": 2, "added": [{"files": ["CC-MAIN-2026-06/*"]}]})
     with pytest.raises(NielsCacheError, match=r"nearest.*CC-MAIN-2026-05"):
-        wrong.list_added(0, "c")
+        wrong.list_files("c", group=1)
     tables = [{"files": [pattern]} for pattern in ("CC-MAIN-2026-05/*", "2026-05/1*", "*/1.parquet")]
     overlapping = Huggingface.model_validate({"dataset": "owner/pages", "parts": 2, "added": tables})
     with pytest.raises(NielsCacheError, match=r"earlier table.*CC-MAIN-2026-05/1"):
-        overlapping.list_added(2, "c")
+        overlapping.list_files("c", group=3)
     with pytest.raises(NielsCacheError, match=r"2026-05/1\*.*no file"):
-        overlapping.list_added(1, "c")
+        overlapping.list_files("c", group=2)
     for patterns in (["data/*/*"], ["CC-MAIN-2026-01/*", "CC-MAIN-2026-05/*"]):
         every = Huggingface.model_validate({"dataset": "owner/pages", "parts": 2, "added": [{"files": patterns}]})
         with pytest.raises(NielsCacheError, match="all files"):

@@ -20,7 +20,6 @@ from niels_cache_assets.chats.rendering import REFUSED, TOO_MANY_TURNS, Chat
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES, Turns
 from niels_cache_assets.documents import Conversation, Drops, place_of
 from niels_cache_assets.sources.conversations import contents, conversation_problem, example_problem, silent_turns
-from niels_cache_assets.sources.pairs import EQUAL_SIDES, PROMPTS_DIFFER, TOO_LONG
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, naming_unencodable, texts_with_special
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -222,7 +221,7 @@ def problem_of_pair(pair: Conversation, roles: Collection[str]) -> str | None:
         raise NielsCacheError(
             f"{example_name(pair, pair.row)}: has the split {pair.split!r}, but pairs are split by their prompts; leave it None"
         )
-    return PROMPTS_DIFFER if pair.rejected is None else example_problem(pair, roles)
+    return "prompts_differ" if pair.rejected is None else example_problem(pair, roles)
 
 
 def paired(chosen: EncodedChat, rejected: EncodedChat, *, most: int | None) -> tuple[EncodedChat, EncodedChat] | str:
@@ -232,9 +231,9 @@ def paired(chosen: EncodedChat, rejected: EncodedChat, *, most: int | None) -> t
     most: the most tokens that a side may have; None for any number.
     """
     if most is not None and max(len(chosen.ids), len(rejected.ids)) > most:
-        return TOO_LONG
+        return "too_long"
     if np.array_equal(chosen.ids, rejected.ids):
-        return EQUAL_SIDES
+        return "equal_sides"
     shorter = min(len(chosen.ids), len(rejected.ids))
     unequal = np.flatnonzero(chosen.ids[:shorter] != rejected.ids[:shorter])
     same_tokens = int(unequal[0]) if len(unequal) else shorter

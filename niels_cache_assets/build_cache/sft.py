@@ -34,7 +34,7 @@ from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.documents import Conversation, Drops, Message, SourceReport
 from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
-from niels_cache_assets.sources.pairs import TOO_LONG, prompt_hash, prompt_length
+from niels_cache_assets.sources.pairs import prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.in_flight import map_in_order
@@ -359,7 +359,7 @@ class SftBuild(CacheBuild):
             if problem == COLLISION:
                 if self.on_collision == "raise":
                     raise NielsCacheError(f"{example}: a message contains a special token; remove it")
-            elif problem not in (INVALID_UNICODE, TOO_LONG) and self.on_invalid == "raise":
+            elif problem not in (INVALID_UNICODE, "too_long") and self.on_invalid == "raise":
                 messages = [*chunk[index].messages, *(chunk[index].rejected or [])]
                 what = describe_weight_problem(messages) if problem in WEIGHT_PROBLEMS else problem
                 raise NielsCacheError(f"{example}: {what}; correct it, or pass on_invalid='drop'")

@@ -31,7 +31,6 @@ from niels_cache_assets.sources.conversations import (
     without_labels,
 )
 from niels_cache_assets.sources.messages import (
-    MALFORMED_MESSAGES,
     holds_messages,
     joined,
     media_of,
@@ -40,21 +39,18 @@ from niels_cache_assets.sources.messages import (
     tools_of,
 )
 from niels_cache_assets.sources.pairs import (
-    DIFFERS_FROM_PROMPT,
-    MALFORMED,
-    NO_PLACE_FOR_INPUT,
-    NO_PROMPT,
     completed,
     prompt_length,
     sides_of,
     system_messages,
 )
 from niels_cache_assets.sources.reading.compressed import with_compressions
-from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding
-from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
+from niels_cache_assets.sources.reading.encodings import Decoding
+from niels_cache_assets.sources.reading.file_source import FileSource
+from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition
 from niels_cache_assets.sources.reading.rows import PROOF, file_rows, first_rows, kind_of, row_id
-from niels_cache_assets.sources.types import FILES_HELP, ConfigPath, PretrainSource, SftSource, StreamContext
+from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 _FIELDS_NAMED, _LOOKED_AT = 50, 20
@@ -63,18 +59,17 @@ _OPTIONAL = ("input_field", "history_field", "system_field", "prompt_field", "to
 _OF_CHATS = ("messages_field", "instruction_field", "history_field", "output_field", "kto")
 _OF_INSTRUCTIONS = ("input_field", "history_field", "output_field")
 _OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens", "split_by")
-MALFORMED_HISTORY = "malformed_history"
 _PROMPT, _TOOLS = "prompt", "tools"  # the fields that are read if `prompt_field` and `tools_field` are not set
 _OF_FORM = {  # by reason for dropping: the description of a wrong form, for the case that all rows have this form
     "malformed_messages": "the messages are not a list of objects",
     "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
     "null_content": "a message has no content",
     "non_string_content": "the content of a message is not text",
-    MALFORMED: "a side of the pair, or its prompt, is neither text nor a list of messages",
-    MALFORMED_HISTORY: "the earlier turns are not a list of [instruction, answer]",
-    NO_PROMPT: "both sides are text, and no field holds their prompt (set prompt_field)",
-    DIFFERS_FROM_PROMPT: "a side or an answer begins like the prompt of its row, but differs; prompt_field = '' reads only the sides",
-    NO_PLACE_FOR_INPUT: "there is further input, but no prompt that ends with a message of the user",
+    "malformed_pair": "a side of the pair, or its prompt, is neither text nor a list of messages",
+    "malformed_history": "the earlier turns are not a list of [instruction, answer]",
+    "no_prompt": "both sides are text, and no field holds their prompt (set prompt_field)",
+    "differs_from_prompt": "a side or an answer begins like the prompt of its row, but differs; prompt_field = '' reads only the sides",
+    "no_place_for_input": "there is further input, but no prompt that ends with a message of the user",
 }
 _WANTED = {
     "messages_field": "a list of messages",
@@ -90,7 +85,7 @@ _FORMS = (
 Example = tuple[list[Message], list[Message] | None]  # the messages, and those of the rejected side of a pair
 
 
-class ChatJsonl(DecodesText, SftSource):
+class ChatJsonl(FileSource, SftSource):
     """Rows of the user's files (JSON Lines or Parquet): messages, or fields for instruction, input and output, or preference pairs.
 
     A prompt and its completion are in the fields for instruction and output, as text or as messages.
@@ -103,7 +98,6 @@ class ChatJsonl(DecodesText, SftSource):
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
-    files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
     messages_field: str = Field("messages", description="Field of the list of messages")
     instruction_field: str | None = Field(
         None,
@@ -175,9 +169,6 @@ class ChatJsonl(DecodesText, SftSource):
         is_needed = not self.instruction_field and not self.is_preference
         return f"instruction_field ({unused[0]} needs it)" if unused and is_needed else None
 
-    def input_files(self) -> list[SourceFile]:
-        return find_files(self.files, self.endings)
-
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         """Check that each configured field occurs in the first rows, and that at least one of these rows has the right form.
 
@@ -209,7 +200,9 @@ class ChatJsonl(DecodesText, SftSource):
                 raise NielsCacheError(f"{files[0].name}: {wrong}{fitting() if key not in _OPTIONAL else ''}")
         if broken is not None:
             name, row, problem, values = broken
-            raise broken_row(f"{name}: row {row}", problem, self._messages_of(values), self.roles, fitting())
+            made = self.example_of(values)
+            messages = [] if isinstance(made, str) else [*made[0], *(made[1] or [])]
+            raise broken_row(f"{name}: row {row}", problem, messages, self.roles, fitting())
         if self.kto and problems and ends_here and not has_labels:
             raise without_labels(files[0].name, self.kto)
         for problem, count in problems.items():
@@ -249,11 +242,6 @@ class ChatJsonl(DecodesText, SftSource):
         """The treatment of broken rows. None: they are counted without a report."""
         return self.on_broken or (None if self.template == SENTINELS else "stop")
 
-    def _messages_of(self, values: dict[str, Any]) -> list[Message]:
-        """Return the messages of a row and of its rejected side, if they can be read."""
-        made = self.example_of(values)
-        return [] if isinstance(made, str) else [*made[0], *(made[1] or [])]
-
     def _configured(self) -> dict[str, str]:
         """Return the names of the configured fields, by their keys in the configuration."""
         keys: tuple[str, ...] = ("messages_field",)
@@ -265,9 +253,6 @@ class ChatJsonl(DecodesText, SftSource):
 
     def _rows(self, file: SourceFile, position: FilePosition | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
         return file_rows(file, position, encoding=self.encoding, limit=self.max_document_bytes)
-
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(self.input_files())
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         files = FilePass(self.input_files(), context)
@@ -346,10 +331,7 @@ class ChatJsonl(DecodesText, SftSource):
 
     def _read(self, value: Any) -> list[Message] | str:
         """Return the messages in a list, or the reason why there are none."""
-        if self.template != SENTINELS:
-            return template_messages(value)
-        messages = plain_messages(value)
-        return MALFORMED_MESSAGES if messages is None else messages
+        return plain_messages(value) if self.template == SENTINELS else template_messages(value)
 
     def _prompt_of(self, values: dict[str, Any]) -> Any:
         """Return the prompt of a pair if it has a field of its own."""
@@ -369,14 +351,14 @@ class ChatJsonl(DecodesText, SftSource):
         extra = values.get(self.input_field) if self.input_field else None
         history = values.get(self.history_field) if self.history_field else None
         if history and not _are_turns(history):
-            return MALFORMED_HISTORY
+            return "malformed_history"
         earlier = [message for turn in history or [] for message in instruction_messages(None, *turn)]
         if isinstance(asked, list | dict) or isinstance(answered, list | dict):
             if not asked:
                 return "null_content" if asked is None else "empty_content"
             made = completed(asked, answered, self._read, extra=extra)
             if isinstance(made, str):
-                return MALFORMED_MESSAGES if made == MALFORMED else made
+                return "malformed_messages" if made == "malformed_pair" else made
             system = system_messages(made)
             return [*system, *earlier, *made[len(system) :]]
         return [*earlier, *instruction_messages(None, joined(asked, extra, "\n\n"), answered)]
@@ -391,10 +373,10 @@ def _is_right(key: str, value: Any) -> bool:
     if key == "tools_field":
         return not isinstance(tools_of(value), str)
     if key in _OF_PAIRS:
-        return isinstance(value, str | dict) or plain_messages(value) is not None
+        return isinstance(value, str | dict) or not isinstance(plain_messages(value), str)
     if key in ("instruction_field", "output_field") and not isinstance(value, str):
         return holds_messages(value)
-    return plain_messages(value) is not None if key == "messages_field" else isinstance(value, str)
+    return isinstance(plain_messages(value) if key == "messages_field" else value, list if key == "messages_field" else str)
 
 
 def _are_turns(value: Any) -> bool:

@@ -9,12 +9,6 @@ from typing import Any, Literal, cast
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.messages import (
-    BAD_WEIGHT,
-    BROKEN_CALL,
-    BROKEN_TOOLS,
-    CONTRADICTION,
-    OTHER_ROLE,
-    REPEATED_KEY,
     SHARED_ROLES,
     WEIGHT_PROBLEMS,
     calls_or_thinks,
@@ -48,18 +42,18 @@ def _problem_without_weights(messages: Sequence[Mapping[str, Any]], roles: Colle
         return _problem_with_template(messages, roles)
     for message in messages:
         if not _is_known(message.get("role"), roles):
-            return UNKNOWN_ROLE
+            return "unknown_role"
         if (problem := _content_problem(message)) is not None:
             return problem
-    return None if any(message["role"] == "assistant" for message in messages) else NO_ASSISTANT
+    return None if any(message["role"] == "assistant" for message in messages) else "no_assistant"
 
 
 def _problem_with_template(messages: Sequence[Mapping[str, Any]], roles: Collection[str]) -> str | None:
     if not all(_is_known(message.get("role"), roles) for message in messages):
-        return UNKNOWN_ROLE
+        return "unknown_role"
     silent = {*silent_turns(messages)}
     if all(number in silent for number, message in enumerate(messages) if message["role"] == "assistant"):
-        return NO_ASSISTANT
+        return "no_assistant"
     problems = (None if number in silent or _may_be_empty(each) else _content_problem(each) for number, each in enumerate(messages))
     return next(filter(None, problems), None)
 
@@ -144,26 +138,19 @@ def with_system(system: Any, messages: list[Message]) -> list[Message]:
 
 OnBroken = Literal["stop", "drop"]
 LABELS = ("label", "kto_tag")  # the names in trl and in LLaMA-Factory
-COMPLETION = "completion"
-NO_KEY = "kto_label_without_key"
-NEGATIVE = "kto_negative"
-LEFT_OUT = "kto_row"
-MALFORMED_LABEL = "malformed_label"
 
 Kto = Literal["positives", "drop"]
 
-NO_ASSISTANT = "no_assistant"
-UNKNOWN_ROLE = "unknown_role"
 _MISTAKES = {  # by reason for dropping
-    UNKNOWN_ROLE: "a message has an unknown role",
-    NO_ASSISTANT: "the assistant never speaks",
-    BROKEN_CALL: "a call of a tool is not valid JSON",
-    BROKEN_TOOLS: "the tools are no list of objects, or not valid JSON",
-    REPEATED_KEY: "an object in the JSON text of a call or of tools has a key twice",
-    NO_KEY: "the row has a label of KTO, true or false, that says whether its answer was liked",
-    BAD_WEIGHT: "a message has a weight other than 0 and 1",
-    CONTRADICTION: "a message is marked both to be trained on and not to be",
-    OTHER_ROLE: "a message of another role than assistant is marked to be trained on",
+    "unknown_role": "a message has an unknown role",
+    "no_assistant": "the assistant never speaks",
+    "broken_json_in_call": "a call of a tool is not valid JSON",
+    "broken_tools": "the tools are no list of objects, or not valid JSON",
+    "repeated_key_in_json": "an object in the JSON text of a call or of tools has a key twice",
+    "kto_label_without_key": "the row has a label of KTO, true or false, that says whether its answer was liked",
+    "unusable_weight": "a message has a weight other than 0 and 1",
+    "contradictory_weights": "a message is marked both to be trained on and not to be",
+    "weight_of_other_role": "a message of another role than assistant is marked to be trained on",
 }
 _MEND = 'correct the row, or set on_broken = "drop" in the table to leave out such rows'
 _SET_KTO = (
@@ -180,17 +167,17 @@ def stops_at(reason: str | None, on_broken: OnBroken | None) -> bool:
     """Return whether a build stops at rows that are dropped for this reason. It stops at a label without `kto` also with
     on_broken = "drop": it might train on rejected answers.
     """
-    return reason == NO_KEY or (on_broken == "stop" and reason in _MISTAKES)
+    return reason == "kto_label_without_key" or (on_broken == "stop" and reason in _MISTAKES)
 
 
 def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], roles: Collection[str], advice: str = "") -> BrokenRowError:
     """Return the error for a row with a mistake. place: the file and the row. messages: those of the row, if they can be read. roles: the
     roles that are known. advice: a clause with keys of the table that fit the row, or an empty string.
     """
-    what = _unknown_role(messages, roles) if reason == UNKNOWN_ROLE else None
+    what = _unknown_role(messages, roles) if reason == "unknown_role" else None
     if reason in WEIGHT_PROBLEMS:
         what = describe_weight_problem(messages)
-    return BrokenRowError(f"{place}: {what or _MISTAKES[reason]}{advice}; {_SET_KTO if reason == NO_KEY else _MEND}")
+    return BrokenRowError(f"{place}: {what or _MISTAKES[reason]}{advice}; {_SET_KTO if reason == 'kto_label_without_key' else _MEND}")
 
 
 class BrokenRows:
@@ -238,19 +225,19 @@ def has_label(row: Mapping[str, Any]) -> bool:
 
 def _labels(row: Mapping[str, Any]) -> list[Any]:
     values = [row.get(name) for name in LABELS]
-    return [value for value in values if isinstance(value, bool) or (COMPLETION in row and isinstance(value, int) and value in (0, 1))]
+    return [value for value in values if isinstance(value, bool) or ("completion" in row and isinstance(value, int) and value in (0, 1))]
 
 
 def label_problem(row: Mapping[str, Any], kto: Kto | None) -> str | None:
     """Return why the label of a row keeps it out of a data set, as a reason for `dropped`. None: it has no label, or may be learned."""
     if not has_label(row):
         is_given = any(row.get(name) is not None for name in LABELS)
-        return MALFORMED_LABEL if kto is not None and is_given else None
+        return "malformed_label" if kto is not None and is_given else None
     if kto is None:
-        return NO_KEY
+        return "kto_label_without_key"
     if kto == "drop":
-        return LEFT_OUT
-    return None if all(_labels(row)) else NEGATIVE
+        return "kto_row"
+    return None if all(_labels(row)) else "kto_negative"
 
 
 def without_labels(where: str, kto: Kto) -> NielsCacheError:

@@ -52,6 +52,5 @@ class Dolly15k(HubData, SftSource):
             field.tell(context)
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
-        if missing := [name for name in _COLUMNS if name not in fields]:
-            raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
+        self.require_fields(_COLUMNS, fields)
         return [*_COLUMNS]

@@ -17,16 +17,14 @@ from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.hub.data import HubData, format_of, hub_files
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
-from niels_cache_assets.sources.reading import rows as reading_rows
-from niels_cache_assets.sources.reading.columns import batch_of, require_columns, texts_of
+from niels_cache_assets.sources.reading.columns import batch_of, texts_of
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import listed, located_among
 from niels_cache_assets.sources.reading.files import SourceFile
-from niels_cache_assets.sources.reading.keep import KeepsColumns
+from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.reading.places import Part, RowsPass
-from niels_cache_assets.sources.reading.rows import HeldText
-from niels_cache_assets.sources.reading.where import ChoosesRows
-from niels_cache_assets.sources.text_column import MISSING, TEXT_FIELD_HELP
+from niels_cache_assets.sources.reading.rows import BATCH_DOCUMENTS, HeldText
+from niels_cache_assets.sources.text_column import MISSING
 from niels_cache_assets.sources.types import AddedOfHub, ListedFile, PretrainSource, SourceWithParts, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
@@ -47,15 +45,12 @@ _READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # by the load
 }
 
 
-class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
+class HubText(HasColumns, HubData, SourceWithParts):
     """One document per row of a hub data set."""
 
     shuffles_itself: ClassVar[bool] = True
 
     shuffle_buffer: NonNegativeInt = Field(defaults.SHUFFLE_BUFFER, description="Documents in Hugging Face's shuffle buffer; 0: no shuffle")
-    text_field: str | None = Field(None, description=TEXT_FIELD_HELP)
-    id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
-
     added: tuple[AddedOfHub, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
 
     @model_validator(mode="after")
@@ -72,12 +67,12 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
     def revision_of_files(self, number: int, revision: str | None) -> str | None:
         return (self.added[number - 1].revision if number else None) or revision
 
-    def list_added(self, number: int, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
-        revision = self.revision_of_files(number + 1, revision)
+    def _list_added(self, group: int, revision: str | None) -> list[ListedFile]:
+        revision = self.revision_of_files(group, revision)
         every = hub_files(self, revision)
-        found = [file for file in every if self._group_of(file.name) == number]
+        found = [file for file in every if self._group_of(file.name) == group]
         if not found:
-            patterns = self.added[number].files
+            patterns = self.added[group - 1].files
             where = f"{self.dataset}: added: {', '.join(patterns)}"
             if taken := next((file.name for file in every if _matches(file.name, patterns)), None):
                 raise NielsCacheError(f"{where}: an earlier table names these files already ({taken}); name each file in one table")
@@ -86,21 +81,23 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
             raise NielsCacheError(f"{where} matches no file of this configuration at {revision}{hint}")
         return found
 
-    def _group_of(self, name: str) -> int | None:
-        """Return the number of the first table `added` that names a file, or None."""
-        return next((number for number, each in enumerate(self.added) if _matches(name, each.files)), None)
+    def _group_of(self, name: str) -> int:
+        """Return the number of the first table `added` that names a file, from 1, or 0."""
+        return next((number for number, each in enumerate(self.added, 1) if _matches(name, each.files)), 0)
 
-    def list_files(self, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
+    def list_files(self, revision: str | None, *, group: int = 0, hashed: bool = True) -> list[ListedFile]:
+        if group:
+            return self._list_added(group, revision)
         if not self.files:
             every = hub_files(self, revision)
-            files = [file for file in every if self._group_of(file.name) is None]
+            files = [file for file in every if not self._group_of(file.name)]
             if every and not files:
                 raise NielsCacheError(
                     f"{self.dataset}: added: the patterns name all files of this configuration at {revision}, and leave none for the parts "
                     "before; name only files that are new"
                 )
             if self.parts == 1 and len(files) < len(every):  # one process reads all files of the configuration
-                name = next(file.name for file in every if self._group_of(file.name) is not None)
+                name = next(file.name for file in every if self._group_of(file.name))
                 raise NielsCacheError(
                     f"{self.dataset}: added: {name} is there at {revision} already, which one process reads as a whole; name only files "
                     "that came later, or set pinned_revision to the commit before them"
@@ -168,20 +165,17 @@ class HubText(ChoosesRows, KeepsColumns, HubData, SourceWithParts):
                     kept=self._kept(columns, files, rows, kept.tolist()) if self.keep else None,
                 )
                 batch = found if kept.all() else found[kept]
-                for start in range(0, len(batch), reading_rows.BATCH_DOCUMENTS):
+                for start in range(0, len(batch), BATCH_DOCUMENTS):
                     context.report.place = None
-                    if not self.shuffle_buffer and start + reading_rows.BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
+                    if not self.shuffle_buffer and start + BATCH_DOCUMENTS >= len(batch):  # all of these rows are counted
                         places.file, places.row = files[-1], rows[-1] + 1
                         places.report_place()
-                    yield batch[start : start + reading_rows.BATCH_DOCUMENTS]
+                    yield batch[start : start + BATCH_DOCUMENTS]
         held.tell(context, fields, key="text_field")
 
     def _columns(self, fields: dict[str, bool], part: Part, context: StreamContext) -> list[str]:
         """Return the text field, the id field if the rows have one, and the columns of `where` and `keep`."""
-        if self.condition is not None:
-            self.condition.require(fields, self.origin)
-        require_columns("keep", self.keep, fields, self.origin)
-        require_columns("id_field", filter(None, [self.id_field]), fields, self.origin)
+        self.require_columns(fields, self.origin)
         text_field = self.text_field_at(fields, part, context)
         id_field = self.id_field or "id"
         wanted = self.condition.columns if self.condition else ()

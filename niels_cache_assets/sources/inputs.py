@@ -8,6 +8,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache, partial
 from typing import NamedTuple
 
 from niels_cache_assets.chats.rendering import check_template
@@ -49,26 +50,16 @@ class BadInputs(NielsCacheError):
         self.args = ("\n".join(self.lines),)
 
 
-def _needs_roles(source: Source) -> bool:
-    return isinstance(source, SftSource) and source.template == SENTINELS
-
-
 def input_problems(registry: Registry, names: Iterable[str] | None = None, *, offline: bool = False) -> Iterator[InputProblem]:
     """Yield the problems of the data sets in `names`, in order. With None, check all data sets that can be built.
 
     `offline`: whether to skip files on other machines. This function sends no request to the hub.
     """
-    problems_of: dict[str, str | None] = {}  # the problem of each template
+    problem_of = cache(partial(_template_problem, registry))
     for table, source in _tables(registry, names):
-        if _needs_roles(source) and (problem := registry.tokenizer.roles_problem) is not None:
-            yield InputProblem(table, f"cannot be built: {problem}")
+        if isinstance(source, SftSource) and (problem := problem_of(source.template)) is not None:
+            yield InputProblem(table, problem)
             continue
-        if isinstance(source, SftSource):
-            if source.template not in problems_of:
-                problems_of[source.template] = _template_problem(source.template, registry)
-            if (problem := problems_of[source.template]) is not None:
-                yield InputProblem(table, problem)
-                continue
         try:
             source.identity()  # reads the file of `exclude`, which is on this machine
             if offline and is_remote(source):
@@ -81,7 +72,9 @@ def input_problems(registry: Registry, names: Iterable[str] | None = None, *, of
             continue
 
 
-def _template_problem(template: str, registry: Registry) -> str | None:
+def _template_problem(registry: Registry, template: str) -> str | None:
+    if template == SENTINELS and (problem := registry.tokenizer.roles_problem) is not None:
+        return f"cannot be built: {problem}"
     try:
         check_template(template, registry.tokenizer)
     except NielsCacheError as error:

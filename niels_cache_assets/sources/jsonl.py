@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.columns import is_plain, require_columns
+from niels_cache_assets.sources.reading.columns import is_plain
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged, RowFileSource
@@ -79,7 +79,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
         if not head:
             return self.text_field if pipe is not None else None
         place, fields = head[0][0], _fields(head)
-        self._require_columns(fields, place)
+        self.require_columns(fields, place)
         if self.text_field is None:
             return choose_text_field([values for _, _, values in head], place)
         if not any(self.text_field in _fields(self._first_rows([file])) for file in files):
@@ -92,13 +92,6 @@ class Jsonl(KeepsDamaged, RowFileSource):
         for _, of_file in groupby(self._rows(FilePass(files, context), context), key=itemgetter(0)):
             return [*rows.first_rows(of_file, ROWS)]
         return []
-
-    def _require_columns(self, fields: Mapping[str, bool], place: str) -> None:
-        """Raise NielsCacheError if no row has a column of `where`, `keep` or `id_field`. `fields`: those of the first rows."""
-        if self.condition is not None:
-            self.condition.require(fields, place)
-        require_columns("keep", self.keep, fields, place)
-        require_columns("id_field", filter(None, [self.id_field]), fields, place)
 
     def _rows(self, files: FilePass, context: StreamContext, text_field: str | None = None) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Yield (name of the file, row, values). Files in which no row has `text_field` are recorded; a pass begins after a text."""

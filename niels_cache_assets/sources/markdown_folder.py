@@ -7,14 +7,14 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding, read_text
-from niels_cache_assets.sources.reading.files import SourceFile, files_digest, files_of_folder
+from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder
 from niels_cache_assets.sources.reading.places import FilePass
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
@@ -22,9 +22,6 @@ from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamC
 
 class Notes(DecodesText, PretrainSource):
     """Notes in files: one document per file, unless a kind overrides `file_documents`."""
-
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(self.input_files())
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         files = FilePass(self.input_files(), context, one_item_each=True)

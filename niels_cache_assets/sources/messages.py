@@ -18,11 +18,6 @@ from typing import Any, cast
 from niels_cache_assets.documents import Message
 from niels_cache_runtime.format.meta import unique_keys
 
-MALFORMED_MESSAGES = "malformed_messages"
-BROKEN_CALL = "broken_json_in_call"
-BROKEN_TOOLS = "broken_tools"
-REPEATED_KEY = "repeated_key_in_json"
-
 _ROLES = {"human": "user", "gpt": "assistant"}  # the role names of ShareGPT
 _CALLS = "function_call"  # the role of messages that are calls of tools as JSON
 SHARED_ROLES = {**_ROLES, "observation": "tool", _CALLS: "assistant"}  # with those that LLaMA-Factory adds; only chat templates know them
@@ -35,12 +30,12 @@ class _RepeatedKeyError(Exception):
     """An object in a JSON text has a key twice."""
 
 
-def plain_messages(value: Any) -> list[Message] | None:
-    """Return the messages with the role names of this project, or None if the value is not a list of objects.
+def plain_messages(value: Any) -> list[Message] | str:
+    """Return the messages with the role names of this project, or the reason why they cannot be used.
 
     Empty system messages are left out, and so are other keys, except those that say whether to train on a message.
     """
-    return None if not _are_objects(value) else _read(value)
+    return _read(value) if _are_objects(value) else "malformed_messages"
 
 
 def template_messages(value: Any) -> list[Message] | str:
@@ -50,12 +45,12 @@ def template_messages(value: Any) -> list[Message] | str:
     their default one.
     """
     if not _are_objects(value):
-        return MALFORMED_MESSAGES
+        return "malformed_messages"
     messages = _read(value, roles=SHARED_ROLES, keeps_others=True)
     try:
         return next(filter(None, map(_problem_of, _spoken(value, keeps_empty=True), cast(list[dict[str, Any]], messages))), messages)
     except _RepeatedKeyError:
-        return REPEATED_KEY
+        return "repeated_key_in_json"
 
 
 def _problem_of(given: Mapping[str, Any], message: dict[str, Any]) -> str | None:
@@ -72,7 +67,7 @@ def _problem_of(given: Mapping[str, Any], message: dict[str, Any]) -> str | None
     if "tool_calls" in message:
         calls = _decoded(message["tool_calls"])
         if not isinstance(calls, list) or not all(map(_is_sound_call, calls)):
-            return BROKEN_CALL
+            return "broken_json_in_call"
         message["tool_calls"] = calls
     return None
 
@@ -84,8 +79,8 @@ def tools_of(value: Any) -> list[Any] | str | None:
     try:
         tools = _decoded(value)
     except _RepeatedKeyError:
-        return REPEATED_KEY
-    return tools or None if isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools) else BROKEN_TOOLS
+        return "repeated_key_in_json"
+    return tools or None if isinstance(tools, list) and all(isinstance(tool, Mapping) for tool in tools) else "broken_tools"
 
 
 def media_of(row: Mapping[str, Any]) -> str | None:
@@ -199,10 +194,7 @@ def _is_sound_call(call: Any) -> bool:
     return True
 
 
-BAD_WEIGHT = "unusable_weight"
-CONTRADICTION = "contradictory_weights"
-OTHER_ROLE = "weight_of_other_role"
-WEIGHT_PROBLEMS = (BAD_WEIGHT, CONTRADICTION, OTHER_ROLE)
+WEIGHT_PROBLEMS = ("unusable_weight", "contradictory_weights", "weight_of_other_role")
 
 _MASKING = "masked"  # of torchtune; true means no training
 WEIGHT_KEYS = frozenset({"weight", "train", "training", "trainable", "loss", "loss_mask", "loss_scale", "train_detail", _MASKING})
@@ -265,13 +257,13 @@ def _find(messages: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
         marks = _marks(message)
         bad = next((key for key, mark in marks.items() if mark is None), None)
         if bad is not None:
-            return BAD_WEIGHT, f"message {number} has {bad} = {message[bad]!r:.40}; only 0, 1, true and false can be used"
+            return "unusable_weight", f"message {number} has {bad} = {message[bad]!r:.40}; only 0, 1, true and false can be used"
         given = ", ".join(f"{key} = {message[key]!r}" for key in marks)
         if len({*marks.values()}) > 1:
-            return CONTRADICTION, f"message {number} has {given}, which contradict each other"
+            return "contradictory_weights", f"message {number} has {given}, which contradict each other"
         if True in marks.values() and message.get("role") != "assistant":
             return (
-                OTHER_ROLE,
+                "weight_of_other_role",
                 f"message {number} has {given}, but only messages of the assistant are targets, and its role is not assistant",
             )
     return None

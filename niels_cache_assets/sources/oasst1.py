@@ -111,8 +111,7 @@ class Oasst1(HubData, SftSource):
         yield from grouped.values()
 
     def _columns(self, fields: dict[str, bool]) -> list[str]:
-        if missing := [name for name in _NEEDED if name not in fields]:
-            raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
+        self.require_fields(_NEEDED, fields)
         return [name for name in (*_NEEDED, *_OPTIONAL) if name in fields]
 
 

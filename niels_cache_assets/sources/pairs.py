@@ -18,15 +18,6 @@ from niels_cache_assets.documents import Message
 from niels_cache_assets.sources.messages import joined, masked_before, without_weights
 from niels_cache_runtime.format.meta import sha256_text
 
-EQUAL_SIDES = "equal_sides"
-NO_REPLY = "no_assistant_at_end"
-PROMPTS_DIFFER = "prompts_differ"
-TOO_LONG = "too_long"
-NO_PROMPT = "no_prompt"
-MALFORMED = "malformed_pair"
-DIFFERS_FROM_PROMPT = "differs_from_prompt"
-NO_PLACE_FOR_INPUT = "no_place_for_input"
-
 _HASH_DIGITS = 15  # 60 bits, so that the number fits an int64
 _TURN = re.compile(r"\n\n(Human|Assistant):")  # of dialogues in one text, such as those of Anthropic/hh-rlhf
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
@@ -92,12 +83,12 @@ def _asked(prompt: Any, extra: Any, read: Read) -> list[Message] | str | None:
     """Return the messages of a prompt with further input, or the reason why it cannot be used. None: there is no prompt."""
     adds = extra is not None and (not isinstance(extra, str) or bool(extra.strip()))
     if prompt is None:
-        return NO_PLACE_FOR_INPUT if adds else None
+        return "no_place_for_input" if adds else None
     messages = [Message(role="user", content=prompt)] if isinstance(prompt, str) else _read(prompt, read)
     if isinstance(messages, str) or not adds:
         return messages
     if not messages or messages[-1]["role"] != "user":
-        return NO_PLACE_FOR_INPUT
+        return "no_place_for_input"
     last = messages[-1].copy()
     last["content"] = joined(last["content"], extra, "\n\n")
     return [*messages[:-1], last]
@@ -108,13 +99,13 @@ def _joined(prompt: list[Message], side: list[Message]) -> list[Message] | str:
     of_prompt, of_side = (system_messages(messages) for messages in (prompt, side))
     asked, said = prompt[len(of_prompt) :], side[len(of_side) :]
     if of_prompt and of_side and not _are_same(of_prompt, of_side):
-        return DIFFERS_FROM_PROMPT
+        return "differs_from_prompt"
     if not _are_same(asked, said[: len(asked)]):
         repeats = any(_are_same(asked[-count:], said[:count]) for count in range(1, len(asked)))
         begins_alike = bool(said) and _are_same(asked[:1], said[:1])
         asks_again = bool(said) and said[0]["role"] == "user" and asked[-1]["role"] not in ("assistant", "tool")
         if repeats or begins_alike or asks_again:
-            return DIFFERS_FROM_PROMPT
+            return "differs_from_prompt"
         said = [*asked, *said]
     return [*(of_side or of_prompt), *said]
 
@@ -129,7 +120,7 @@ def _of_text(before: list[Message] | None, prompt: str | None, side: str) -> lis
     """Return the messages of a side that is text. prompt: the text of the prompt, or None if it is messages."""
     whole = dialogue(side)
     if before is None:
-        return whole or NO_PROMPT
+        return whole or "no_prompt"
     if whole and whole[-1]["role"] == "assistant":
         return whole if prompt is not None and _squeezed(side).startswith(_squeezed(prompt)) else _joined(before, whole)
     if prompt is not None and (both := dialogue(prompt + side)) and both[-1]["role"] == "assistant":
@@ -140,7 +131,7 @@ def _of_text(before: list[Message] | None, prompt: str | None, side: str) -> lis
 def _read(value: Any, read: Read) -> list[Message] | str:
     """Return the messages of a list, of one message, or of an object with `messages`. A value of another form is a malformed pair."""
     messages = value.get("messages", [value]) if isinstance(value, dict) else value
-    return read(messages) if isinstance(messages, list) else MALFORMED
+    return read(messages) if isinstance(messages, list) else "malformed_pair"
 
 
 def dialogue(text: str) -> list[Message] | None:
@@ -168,12 +159,12 @@ def prompt_length(chosen: Messages, rejected: Messages) -> int:
 def pair_problem(chosen: Messages, rejected: Messages) -> str | None:
     """Return why two usable conversations are no preference pair, as a reason for `dropped`, or None if they are one."""
     if chosen == rejected:
-        return EQUAL_SIDES
+        return "equal_sides"
     if chosen[-1]["role"] != "assistant" or rejected[-1]["role"] != "assistant":
-        return NO_REPLY
+        return "no_assistant_at_end"
     prompt = prompt_length(chosen, rejected)
     replies = chosen[prompt]["role"] == rejected[prompt]["role"] == "assistant"
-    return None if prompt and replies else PROMPTS_DIFFER
+    return None if prompt and replies else "prompts_differ"
 
 
 def prompt_hash(chosen: Messages, rejected: Messages, *, split_by: str = "prompt") -> str:

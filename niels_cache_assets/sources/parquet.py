@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.reading.columns import Collector, batch_of, ids_of_column, require_columns, texts_of_column
+from niels_cache_assets.sources.reading.columns import Collector, batch_of, ids_of_column, texts_of_column
 from niels_cache_assets.sources.reading.encodings import Decoding, refuse_length
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
@@ -58,8 +58,7 @@ class Parquet(RowFileSource):
                 column = parquet.columns.get(text_field)
                 if self.condition is not None:
                     self.condition.require_types(parquet.columns, file.name)
-                self.require_kept(parquet.columns, file.name)
-                require_columns("id_field", filter(None, [self.id_field]), parquet.columns, file.name)
+                self.require_columns(parquet.columns, file.name)
             if column is not None:
                 held.problem("" if is_text_type(column) else column, file.name, 0)
         if held.is_wrong:
@@ -108,8 +107,7 @@ class Parquet(RowFileSource):
             has_title = text_field != "title" and "title" in fields and may_hold_text(fields["title"])
             if where is not None:
                 where.require_types(fields, name)
-            self.require_kept(fields, name)
-            require_columns("id_field", filter(None, [self.id_field]), fields, name)
+            self.require_columns(fields, name)
             origin = {text_field, *([id_field] if has_id else []), *(["title"] if has_title else [])}
             columns = {*origin, *(where.columns if where else ()), *self.keep}
             tables = parquet.batches(

@@ -15,10 +15,10 @@ from niels_cache_assets.sources.reading.encodings import Decoding, encoding_of, 
 from niels_cache_assets.sources.reading.file_source import FileSource, KeepsDamaged
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
 from niels_cache_assets.sources.reading.places import FilePass, FilePosition
-from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 
-class Text(KeepsDamaged, FileSource):
+class Text(KeepsDamaged, FileSource, PretrainSource):
     """Plain text files: one document per file, per paragraph (between blank lines) or per line. The cache records a `row` for
     each document: its number within the file.
     """

@@ -13,14 +13,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from niels_cache_assets.documents import SourceReport
 from niels_cache_assets.sources.reading.encodings import decoding_warning
+from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-
-if TYPE_CHECKING:
-    from niels_cache_assets.documents import SourceReport
-    from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 TEXT = "text"
 TEXT_FIELD_HELP = "Field of the text; None takes `text`, else the only field that can hold text; if that is not certain, an error"
@@ -134,19 +132,15 @@ class Column:
 
 def _inner(value: Any, path: str) -> Iterator[tuple[str, int]]:
     """Yield (path, characters) of each text inside an object or a list."""
-    if isinstance(value, Mapping):
-        for name, inner in value.items():
-            if isinstance(inner, str):
-                if kind_of_name(name) is None and kind_of_value(inner) is None:
-                    yield f"{path}.{name}", len(inner)
-            else:
-                yield from _inner(inner, f"{path}.{name}")
-    elif isinstance(value, list):
-        for inner in value:
-            if isinstance(inner, str):
-                yield f"{path}[]", len(inner)
-            else:
-                yield from _inner(inner, f"{path}[]")
+    if isinstance(value, list):
+        items: list[tuple[str, Any, str | None]] = [(f"{path}[]", inner, None) for inner in value]
+    else:
+        items = [(f"{path}.{name}", inner, kind_of_name(name)) for name, inner in value.items()] if isinstance(value, Mapping) else []
+    for place, inner, kind in items:
+        if not isinstance(inner, str):
+            yield from _inner(inner, place)
+        elif isinstance(value, list) or (kind is None and kind_of_value(inner) is None):
+            yield place, len(inner)
 
 
 def named_text(names: Iterable[str]) -> str | None:

@@ -136,16 +136,6 @@ def growth_that_counts(added: Sequence[Added]) -> str:
     return f"\0grown by {json.dumps(groups)}"
 
 
-def added_problem(added: Sequence[Added], *, has_budgets: bool) -> str | None:
-    """Return why a data set cannot have these tables, or None. has_budgets: whether token budgets divide it into train and val."""
-    for each in added:
-        if each.train_tokens is not None and not has_budgets:
-            return "added: train_tokens is for data sets with token budgets, which this one does not have; remove it from added"
-        if each.train_tokens is not None and each.train_tokens < each.parts:
-            return f"added: train_tokens = {each.train_tokens} is fewer than one token for each of {each.parts} parts; raise it"
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class StreamContext:
     """The inputs of one pass over a source.
@@ -232,9 +222,11 @@ class Source(BaseModel):
         """Return `input_files`. Raises NielsCacheError if a local file is missing, unreadable or not a regular file."""
         files = self.input_files()
         for file in files:
-            if "://" not in file.url and not os.access(file.url, os.R_OK):
+            if file.is_remote:
+                continue
+            if not os.access(file.url, os.R_OK):
                 raise NielsCacheError(f"{file.url} does not exist or cannot be read; correct its path or its permissions")
-            if "://" not in file.url and not os.path.isfile(file.url):
+            if not os.path.isfile(file.url):
                 raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
         return files
 
@@ -455,16 +447,12 @@ class SourceWithParts(PretrainSource):
     """A table of [pretrain.*] of a kind that lists its files."""
 
     @abstractmethod
-    def list_files(self, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
-        """Return the files of the data set at this revision, in the order in which parts read them.
+    def list_files(self, revision: str | None, *, group: int = 0, hashed: bool = True) -> list[ListedFile]:
+        """Return one group of files at this revision of the data set, in the order in which parts read them. No file is in two groups.
 
-        Hashes local files, or asks upstream. hashed: if False, files are not hashed, and files of the user have an empty digest. Raises
-        NielsCacheError for files that cannot be read in parts.
+        group: 0 for the first files, then the tables `added`. Hashes local files, or asks upstream. hashed: if False, files are not hashed,
+        and files of the user have an empty digest. Raises NielsCacheError for files that cannot be read in parts.
         """
-
-    @abstractmethod
-    def list_added(self, number: int, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
-        """Return the files of one table `added`, like `list_files`. Those of `list_files` are never among them."""
 
     @abstractmethod
     def revision_of_files(self, number: int, revision: str | None) -> str | None:
@@ -494,8 +482,15 @@ class SourceWithParts(PretrainSource):
         for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
             if tokens and tokens < self.parts:
                 raise ValueError(f"{key} = {tokens} is fewer than one token for each of {self.parts} parts; raise it, or lower parts")
-        if problem := added_problem(self.added, has_budgets=not self.has_own_splits and self.seeded_val_frac is None):
-            raise ValueError(problem)
+        for each in self.added:
+            if each.train_tokens is not None and (self.has_own_splits or self.seeded_val_frac is not None):
+                raise ValueError(
+                    "added: train_tokens is for data sets with token budgets, which this one does not have; remove it from added"
+                )
+            if each.train_tokens is not None and each.train_tokens < each.parts:
+                raise ValueError(
+                    f"added: train_tokens = {each.train_tokens} is fewer than one token for each of {each.parts} parts; raise it"
+                )
         if self.added and self.decontaminate != "off" and (self.parts == 1 or self.seeded_val_frac is not None):
             raise ValueError(
                 "added with decontaminate needs parts above 1 and val_tokens, because val would have to be found again otherwise; "

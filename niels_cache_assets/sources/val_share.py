@@ -85,14 +85,11 @@ class HashRule:
         found = np.zeros(len(batch), dtype=bool)
         first = 0
         for file, group in groupby(batch.file.tolist()):
-            prefix = hashlib.sha256(self._prefix(file))
+            prefix = hashlib.sha256(f"{self.seed}\0{file}\0".encode("utf-8", "surrogatepass"))
             stop = first + sum(1 for _ in group)
             found[first:stop] = [self._is_below(prefix, row) for row in batch.row[first:stop].tolist()]
             first = stop
         return found
-
-    def _prefix(self, file: str) -> bytes:
-        return f"{self.seed}\0{file}\0".encode("utf-8", "surrogatepass")
 
     def _is_below(self, prefix: hashlib._Hash, row: int) -> bool:
         digest = prefix.copy()

@@ -83,7 +83,7 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         sites = self._sites({document.file for document in documents}) if self.files else {}
         for document in documents:
             if self.files:
-                form = Form(sites[document.file], headings=self.headings == "markdown")
+                form = Form(sites.get(document.file, NO_SITE), headings=self.headings == "markdown")
                 text, only_lists = text_or_list(document.text, form)
                 document = document._replace(text=text)
                 if only_lists or not text:
@@ -101,14 +101,12 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         """Return the wiki of each of these dumps."""
         groups = tuple(tuple(part.files or ()) for part in self.upstream_splits())
         files = _found(groups, names)
-        found: dict[str, Site] = {}
-        for file in files:
-            if file.name in names and file.name not in found:
-                found[file.name] = _site(file, self.encoding, _stamp(file))
+        site_of = lambda file: _site(file, self.encoding, _stamp(file))  # noqa: E731
+        found = {file.name: site_of(file) for file in files if file.name in names}
         if NO_SITE in found.values():
-            first = next((site for file in files if (site := _site(file, self.encoding, _stamp(file))) != NO_SITE), NO_SITE)
+            first = next((site for file in files if (site := site_of(file)) != NO_SITE), NO_SITE)
             found = {name: first if site == NO_SITE else site for name, site in found.items()}
-        return {name: found.get(name, NO_SITE) for name in names}
+        return found
 
     def gives_plain_text(self, document: Document) -> bool:
         return bool(self.files)
@@ -181,7 +179,7 @@ def _site(file: SourceFile, encoding: str, stamp: tuple[int, int]) -> Site:
 
 
 def _stamp(file: SourceFile) -> tuple[int, int]:
-    if "://" in file.url:  # the file is not asked for with each batch
+    if file.is_remote:  # the file is not asked for with each batch
         return 0, 0
     facts = os.stat(file.url)
     return facts.st_mtime_ns, facts.st_size

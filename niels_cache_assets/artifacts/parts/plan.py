@@ -250,12 +250,12 @@ class PartsPlan(Artifact):
         Raises NielsCacheError if the files cannot be divided.
         """
         source = self.source
+        files, parts = source.list_files(revision, group=number, hashed=hashed), source.parts
         if number:
             added = source.added[number - 1]
-            files, parts = source.list_added(number - 1, revision, hashed=hashed), added.parts
+            parts = added.parts
             budgets: dict[str, int | None] = {"train_tokens": added.train_tokens, "val_tokens": None}
         else:
-            files, parts = source.list_files(revision, hashed=hashed), source.parts
             budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
         if source.prepare:  # budgets apply to the joined corpus
             budgets = dict.fromkeys(budgets)

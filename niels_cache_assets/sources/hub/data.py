@@ -37,6 +37,8 @@ from niels_cache_runtime.errors import NielsCacheError
 _ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
 _NAMES_PER_REQUEST = 500
 
+ChooseColumns = Callable[[dict[str, bool]], list[str]]  # takes {field: holds strings}, and returns the fields to read
+
 
 class HubRows(NamedTuple):
     """A batch of rows as columns. `files`, `rows`: the file and the row number of each row. A file name is relative to the repository or to
@@ -49,15 +51,6 @@ class HubRows(NamedTuple):
     files: list[str]
     rows: list[int]
     damaged: dict[int, Damage]
-
-
-class HubRow(NamedTuple):
-    """A row as its values by column, with its file, its number in this file, and the replaced bytes in its texts."""
-
-    values: dict[str, Any]
-    file: str
-    row: int
-    damage: Damage
 
 
 class HubData(DecodesText):
@@ -171,6 +164,11 @@ class HubData(DecodesText):
         require_field(field, fields, self.origin, key=key)
         return field
 
+    def require_fields(self, needed: Sequence[str], fields: Mapping[str, bool]) -> None:
+        """Raise NielsCacheError if the rows lack one of these fields."""
+        if missing := [name for name in needed if name not in fields]:
+            raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
+
     def _first_rows(self, part: Part, context: StreamContext) -> tuple[list[dict[str, Any]], str]:
         """Return the first rows of the first file of a part, and the name of this file."""
         found: list[dict[str, Any]] = []
@@ -188,7 +186,7 @@ class HubData(DecodesText):
         self,
         part: Part,
         context: StreamContext,
-        choose_columns: Callable[[dict[str, bool]], list[str]],
+        choose_columns: ChooseColumns,
         *,
         shuffle_buffer: int = 0,
         keep_linebreaks: bool = False,
@@ -196,7 +194,7 @@ class HubData(DecodesText):
         texts: Collection[str] = (),
         without: set[str] | None = None,
     ) -> Generator[HubRows]:
-        """Yield rows of a part in batches, lazily. `choose_columns` gets {field: holds strings} and returns the fields to read.
+        """Yield rows of a part in batches, lazily. `choose_columns` chooses the fields to read.
 
         `texts`: the fields whose damage is reported. If `texts` is empty, the first field is used. `keep_linebreaks` is for plain text
         files, where each row is a line. `start`: the file and row to begin at; only used without a shuffle. Files before this file are not
@@ -247,12 +245,15 @@ class HubData(DecodesText):
                 batches.close()
 
     def rows(
-        self, part: Part, context: StreamContext, choose_columns: Callable[[dict[str, bool]], list[str]], **settings: Any
-    ) -> Iterator[HubRow]:
-        """Yield the rows of a part one by one. For the arguments, see `stream`."""
+        self, part: Part, context: StreamContext, choose_columns: ChooseColumns, **settings: Any
+    ) -> Iterator[tuple[dict[str, Any], str, int, Damage]]:
+        """Yield the rows of a part one by one: the values by column, the file, the number in it, and the replaced bytes in the texts.
+
+        For the arguments, see `stream`.
+        """
         for columns, files, rows, damaged in self.stream(part, context, choose_columns, **settings):
             for index, (file, row, *values) in enumerate(zip(files, rows, *columns.values(), strict=True)):
-                yield HubRow(dict(zip(columns, values, strict=True)), file, row, damaged.get(index, NO_DAMAGE))
+                yield dict(zip(columns, values, strict=True)), file, row, damaged.get(index, NO_DAMAGE)
 
 
 def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
@@ -319,7 +320,7 @@ def _open(
     data: HubData,
     part: Part,
     context: StreamContext,
-    choose_columns: Callable[[dict[str, bool]], list[str]],
+    choose_columns: ChooseColumns,
     keep_linebreaks: bool,
     start: tuple[str, int] | None,
     without: hub_tables.FilesWithoutText,
@@ -332,24 +333,21 @@ def _open(
     """
     datasets = _datasets()
     local_names = {}
-    settings: dict[str, Any] = {}
     read_tables = None
     if part.files is None:
         path = data.dataset
-        settings = {"name": data.config, "revision": context.revision}
+        settings: dict[str, Any] = {"name": data.config, "revision": context.revision}
     else:
         found = next(files for each, files in data.files_by_part() if each == part)
         local_names = {file.url: file.name for file in found}
         path = format_of([file.name for file in found])
-        for file in found:
-            if "://" not in file.url:
-                require_content(file, path)
         settings = {"data_files": {part.upstream: [url if "://" in url else glob.escape(url) for url in local_names]}}
-        if path != "parquet":
-            for file in found:
+        for file in found:
+            if not file.is_remote:
+                require_content(file, path)
+            if path != "parquet":
                 refuse_long_lines(file, data.max_document_bytes)  # the loaders hold a whole line in memory
         if path == "text":
-            settings |= {"keep_linebreaks": keep_linebreaks, "encoding_errors": "replace"}
             read_tables = hub_tables.text_tables(local_names, data.encoding, keep_linebreaks=keep_linebreaks)
     builder = _builder(datasets, data, path, settings)
     recoded = part.files is not None and path == "json" and need_decoding(local_names, data.encoding)
@@ -359,12 +357,11 @@ def _open(
     columns = choose_columns({"text": True} if read_tables else _fields(dataset))
     if hasattr(builder.config, "on_mixed_types"):
         hub_tables.decode_late_json(builder, without)
-    if not hasattr(builder.config, "columns"):
-        return *hub_tables.with_origin(dataset, columns, local_names, start, read_tables, without=without), recoded
-    builder = _builder(datasets, data, path, {**settings, "columns": columns})  # for Parquet, only these columns are downloaded
-    dataset = _split(builder.as_streaming_dataset(), part, data)
-    tables = hub_tables.parquet_tables(builder, lambda url: hub_tables.file_name(url, local_names), by_bytes=by_bytes, without=without)
-    return *hub_tables.with_origin(dataset, columns, local_names, start, tables, without=without), recoded
+    if hasattr(builder.config, "columns"):  # for Parquet, only these columns are downloaded
+        builder = _builder(datasets, data, path, {**settings, "columns": columns})
+        dataset = _split(builder.as_streaming_dataset(), part, data)
+        read_tables = hub_tables.parquet_tables(builder, local_names, by_bytes=by_bytes, without=without)
+    return *hub_tables.with_origin(dataset, columns, local_names, start, read_tables, without=without), recoded
 
 
 def _builder(datasets: Any, data: HubData, path: str, settings: dict[str, Any]) -> Any:
@@ -426,7 +423,7 @@ def need_decoding(local_names: Mapping[str, str], encoding: str) -> bool:
     if encoding != UTF8:
         return True
     for file in map(SourceFile, local_names, local_names.values()):
-        if "://" not in file.url:
+        if not file.is_remote:
             with reading(file), open_bytes(file, lambda damage: None) as stream:  # damage is reported later, when the file is read
                 if encoding_of(stream, UTF8) != UTF8:
                     return True

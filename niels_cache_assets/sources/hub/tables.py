@@ -15,8 +15,10 @@ import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import FunctionType, MethodType, SimpleNamespace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from niels_cache_assets.documents import SourceReport
+from niels_cache_assets.sources.reading.compressed import Chunks
 from niels_cache_assets.sources.reading.encodings import (
     CARRIED_MARKS,
     MARK,
@@ -34,9 +36,6 @@ from niels_cache_assets.sources.reading.parquet_files import BATCH_BYTES, Parque
 from niels_cache_assets.sources.reading.rows import column_values
 from niels_cache_assets.sources.text_column import count_file_without
 from niels_cache_runtime.errors import NielsCacheError
-
-if TYPE_CHECKING:
-    from niels_cache_assets.documents import SourceReport
 
 ITER_ROWS = 1024  # rows that become Python values at once; smaller batches cost more per row
 FILE, ROW, DAMAGE = "__niels_cache_file", "__niels_cache_row", "__niels_cache_damage"
@@ -278,7 +277,7 @@ def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> Non
         stream = open_bytes(SourceFile(url, local_names.get(url, url)))
         named = encoding_of(stream, encoding)
         if named != UTF8:
-            stream = io.BufferedReader(_Recoded(stream, named))
+            stream = io.BufferedReader(Chunks(_recoded(stream, named), stream))
         return stream if mode == "rb" else io.TextIOWrapper(stream, encoding=UTF8, errors="replace")
 
     function = type(builder)._generate_tables
@@ -288,35 +287,17 @@ def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> Non
     builder._generate_tables = MethodType(reader, builder)
 
 
-class _Recoded(io.RawIOBase):
-    """A stream that is recoded to UTF-8. Marks (lone surrogates) stand for damaged bytes."""
-
-    def __init__(self, stream: IO[bytes], encoding: str) -> None:
-        self._stream, self._blocks, self._is_start = stream, decoded_blocks(stream, encoding), True
-        self._waiting = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._waiting:
-            text = next(self._blocks, None)
-            if text is None:
-                return 0
-            if text and self._is_start:
-                text, self._is_start = text.removeprefix("\ufeff"), False
-            self._waiting = carried(text)
-        piece, self._waiting = self._waiting[: len(buffer)], self._waiting[len(buffer) :]
-        buffer[: len(piece)] = piece
-        return len(piece)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
+def _recoded(stream: IO[bytes], encoding: str) -> Iterator[bytes]:
+    """Yield the content of a stream in UTF-8, without its byte order mark. Marks (lone surrogates) stand for damaged bytes."""
+    is_start = True
+    for text in decoded_blocks(stream, encoding):
+        if text and is_start:
+            text, is_start = text.removeprefix("\ufeff"), False
+        yield carried(text)
 
 
 def parquet_tables(
-    builder: Any, name_of: Callable[[str], str], *, by_bytes: bool, without: FilesWithoutText
+    builder: Any, local_names: dict[str, str], *, by_bytes: bool, without: FilesWithoutText
 ) -> Callable[..., Iterator[tuple[Any, Any]]]:
     """Return a reader that replaces the reader of the Parquet loader and yields up to a thousand rows at a time.
 
@@ -334,7 +315,7 @@ def parquet_tables(
     def tables(files: list[str], **_: Any) -> Iterator[tuple[Any, pa.Table]]:
         for index, file in enumerate(files):
             with xopen(file, "rb", download_config=download) as stream:
-                parquet = ParquetTable(stream, name_of(file))
+                parquet = ParquetTable(stream, file_name(file, local_names))
                 batches = parquet.batches(builder.config.columns, most_rows=ITER_ROWS, by_bytes=by_bytes)
                 for first, batch in batches:
                     without.fields = [*parquet.columns]

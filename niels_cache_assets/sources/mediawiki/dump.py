@@ -344,13 +344,7 @@ def _readable(text: str) -> tuple[str, list[_Replaced]]:
         at += len(readable[last : found.start()].encode())
         last = found.start()
         characters = Counter(_NOT_XML.findall(found[0]))
-        size = sum(count * _bytes_of(character) for character, count in characters.items())
+        # the bytes in the file that became each character: a mark of damaged bytes, or a character that XML cannot hold
+        size = sum(count * (damage_of(character).size or len(character.encode())) for character, count in characters.items())
         replaced.append(_Replaced(at, size, characters.total(), "\0" in characters))
     return readable, replaced
-
-
-def _bytes_of(character: str) -> int:
-    """Return the number of bytes in the file that became this character, which is a mark of damaged bytes or a character that XML cannot
-    hold.
-    """
-    return damage_of(character).size or len(character.encode())

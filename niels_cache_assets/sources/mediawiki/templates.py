@@ -128,12 +128,9 @@ def _around(start: str, end: str) -> Callable[[Arguments], str]:
     return put
 
 
-def _ship(prefix: str) -> Callable[[Arguments], str]:
-    return lambda arguments: f"{prefix} {_given(arguments, '1')}" if arguments.get("1") else ""
-
-
-def _ship_class(arguments: Arguments) -> str:
-    return f"{_given(arguments, '1')}-class {_given(arguments, '2')}" if arguments.get("1") else ""
+def _form(form: str) -> Callable[[Arguments], str]:
+    """Return the maker of a text with the first two arguments at `{0}` and `{1}`. Without the first argument, there is no text."""
+    return lambda arguments: form.format(arguments["1"], _given(arguments, "2")) if arguments.get("1") else ""
 
 
 def _quotation(arguments: Arguments, places: tuple[str, str]) -> str:
@@ -268,15 +265,6 @@ def _list(arguments: Arguments) -> str:
     return ", ".join(line for line in lines if line)
 
 
-def _formula(arguments: Arguments) -> str:
-    text = _given(arguments, "1")
-    return f"${text}$" if text else ""
-
-
-def _power_of_ten(arguments: Arguments) -> str:
-    return f"×10^{_given(arguments, '1')}" if arguments.get("1") else ""
-
-
 def _note(arguments: Arguments) -> str:
     return {"flat": "♭", "sharp": "♯", "natural": "♮"}.get(_given(arguments, "1").lower(), "")
 
@@ -371,13 +359,13 @@ _TEXTS: dict[str, Callable[[Arguments], str]] = _named(
         lambda arguments: next((value for value in reversed(_in_order(arguments)) if value), ""): "transl, transliteration",
         _convert: "convert, cvt",
         _val: "val",
-        _power_of_ten: "e, esp, x10^",
+        _form("×10^{0}"): "e, esp, x10^",
         _fraction: ", ".join(_AFTER_NUMBERS),
         _as_of: "as of, asof",
         _joined(""): "chem, chem2, ce, linktext, gaps",
         _joined("+"): "key, keypress, key press, button",
         _joined(" "): "bibleverse, bibleref, bibleref2",
-        _ship_class: "sclass, sclass-",
+        _form("{0}-class {1}"): "sclass, sclass-",
         _list: "hlist, flatlist, plainlist, plain list, ubl, unbulleted list, blist, bulleted list, cslist",
         _circa: "circa, c., ca.",
         _nihongo("1", "2", "3", "4"): "nihongo",
@@ -389,7 +377,7 @@ _TEXTS: dict[str, Callable[[Arguments], str]] = _named(
         _years("b."): "born, b.",
         _years("d."): "died, d.",
         _root: "sqrt, radic, root",
-        _formula: "tmath",
+        _form("${0}$"): "tmath",
         _ordinal: "ordinal, ord",
         _date: "birth date, birth date and age, bda, birth-date and age, dob, death date, death date and age, dda, start date"
         ", start date and age, end date, end date and age, release date, birth year, birth year and age, death year",
@@ -410,6 +398,6 @@ _TEXTS: dict[str, Callable[[Arguments], str]] = _named(
         _around(_QUOTE, _QUOTE): "gloss, single+double",
         _around(f"lit. {_QUOTE}", _QUOTE): "lit, lit., literal translation, literally",
         **{_currency(sign): names for sign, names in _CURRENCIES.items()},
-        **{_ship(name.upper()): name for name in _SHIPS.split()},
+        **{_form(f"{name.upper()} {{0}}"): name for name in _SHIPS.split()},
     }
 )

@@ -36,6 +36,7 @@ from huggingface_hub.utils import httpx
 
 from niels_cache_assets.sources.errors import SourceUnavailable, shown
 from niels_cache_assets.sources.net.network import Tries
+from niels_cache_assets.sources.reading.compressed import Chunks
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.store import STALL_BYTES, STALL_SECONDS
 
@@ -498,38 +499,18 @@ class _HttpFile(AbstractBufferedFile):
             return b"".join(answer.iter_raw())
 
 
-class _WithoutRanges(io.RawIOBase):
+class _WithoutRanges(Chunks):
     """A file that is read once from beginning to end."""
 
     def __init__(self, url: str, validator: Validator) -> None:
         client = _client(os.getpid())
+        answer = client.send(client.build_request("GET", url, extensions={"validator": validator}), stream=True)
+        _refuse_errors(answer)
+        super().__init__(answer.iter_raw(), answer)
         self._url = url
-        self._answer = client.send(client.build_request("GET", url, extensions={"validator": validator}), stream=True)
-        _refuse_errors(self._answer)
-        self._chunks = self._answer.iter_raw()
-        self._waiting = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._waiting:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._waiting = memoryview(chunk)
-        count = min(len(buffer), len(self._waiting))
-        buffer[:count] = self._waiting[:count]
-        self._waiting = self._waiting[count:]
-        return count
 
     def seek(self, *args: Any) -> NoReturn:
         raise NielsCacheError(f"{shown(self._url)}: the server does not support HTTP ranges, which this file needs; download the file")
-
-    def close(self) -> None:
-        if not self.closed:
-            self._answer.close()
-        super().close()
 
 
 @lru_cache(maxsize=1)

@@ -11,11 +11,13 @@ no more of this memory than there is content. This module does not interpret the
 
 from __future__ import annotations
 
+import bz2
 import io
+import lzma
 import re
 import zlib
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import IO, Any, NamedTuple, cast
 
 from niels_cache_runtime.errors import NielsCacheError
@@ -41,6 +43,33 @@ class DamagedFile(NielsCacheError):
 
 
 OnDamage = Callable[[DamagedFile], None]
+
+
+class Chunks(io.RawIOBase):
+    """A stream of the bytes that an iterator yields. Closing it closes `source`, from which the iterator reads."""
+
+    def __init__(self, chunks: Iterator[bytes], source: Any) -> None:
+        self._chunks, self._source = chunks, source
+        self._waiting = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                return 0
+            self._waiting = memoryview(chunk)
+        count = min(len(buffer), len(self._waiting))
+        buffer[:count] = self._waiting[:count]
+        self._waiting = self._waiting[count:]
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._source.close()
+        super().close()
 
 
 class _GzipStream:
@@ -104,19 +133,12 @@ class _Format(NamedTuple):
     padding: int  # zero bytes may follow a stream in multiples of this number; 0 means no padding
 
 
-def _bzip2() -> Any:
-    import bz2
-
-    return bz2.BZ2Decompressor()
-
-
-def _xz() -> Any:
-    import lzma
-
-    return lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
-
-
-_FORMATS = {".gz": _Format(_GzipStream, 1), ".bz2": _Format(_bzip2, 0), ".xz": _Format(_xz, 4), ".zst": _Format(_ZstdStream, 0)}
+_FORMATS = {
+    ".gz": _Format(_GzipStream, 1),
+    ".bz2": _Format(bz2.BZ2Decompressor, 0),
+    ".xz": _Format(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, _XZ_MEMORY), 4),
+    ".zst": _Format(_ZstdStream, 0),
+}
 
 
 def compression_of(name: str) -> str | None:
@@ -154,8 +176,6 @@ def bytes_read(stream: IO[bytes]) -> int:
 @lru_cache(maxsize=1)
 def decompression_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions that decompressors raise for damaged data, except bzip2's plain OSError."""
-    import lzma
-
     import zstandard
 
     return (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)

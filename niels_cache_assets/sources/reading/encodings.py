@@ -18,14 +18,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from encodings.aliases import aliases
 from typing import IO, Any, ClassVar, NamedTuple, NoReturn
 
 from pydantic import Field, PositiveInt, field_validator
 
 from niels_cache_assets.sources.reading.compressed import OnDamage
-from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
+from niels_cache_assets.sources.reading.files import SourceFile, files_digest, open_bytes, reading
 from niels_cache_assets.sources.reading.places import FilePosition
-from niels_cache_assets.sources.types import Source, StreamContext
+from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 UTF8 = "utf-8"
@@ -97,16 +98,17 @@ class DecodesText(Source):
     @field_validator("encoding")
     @classmethod
     def _of_text(cls, value: str) -> str:
-        return text_encoding(value)
+        """Return Python's canonical name of a text encoding. For any other name, raise ValueError with the nearest choice."""
+        if not _makes_text(value):
+            names = {name.replace("_", "-") for name in (*aliases, *aliases.values())}
+            choices = sorted({UTF8, "latin-1", *filter(_makes_text, names)})
+            near = difflib.get_close_matches(value.lower().replace("_", "-"), choices, n=1)
+            raise ValueError(f"is not a text encoding of Python; did you mean {near[0] if near else UTF8!r}?")
+        codec = codecs.lookup(value).name
+        return UTF8 if codec == "utf-8-sig" else codec
 
-
-def text_encoding(name: str) -> str:
-    """Return Python's canonical name of a text encoding. For any other name, raise ValueError with the nearest choice."""
-    if not _makes_text(name):
-        near = difflib.get_close_matches(name.lower().replace("_", "-"), _encoding_names(), n=1)
-        raise ValueError(f"is not a text encoding of Python; did you mean {near[0] if near else UTF8!r}?")
-    codec = codecs.lookup(name).name
-    return UTF8 if codec == "utf-8-sig" else codec
+    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
+        return files_digest(self.input_files())
 
 
 def _makes_text(name: str) -> bool:
@@ -118,13 +120,6 @@ def _makes_text(name: str) -> bool:
     except (LookupError, ValueError, TypeError, AssertionError):
         return False
     return True
-
-
-def _encoding_names() -> list[str]:
-    from encodings.aliases import aliases
-
-    names = {name.replace("_", "-") for name in (*aliases, *aliases.values())}
-    return sorted({UTF8, "latin-1", *filter(_makes_text, names)})
 
 
 def _mark(error: UnicodeError) -> tuple[str, int]:

@@ -16,10 +16,9 @@ from pydantic import Field
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files, find_groups
-from niels_cache_assets.sources.reading.keep import KeepsColumns
+from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.reading.places import FilePass
-from niels_cache_assets.sources.reading.where import ChoosesRows
-from niels_cache_assets.sources.text_column import TEXT_FIELD_HELP, decided_field
+from niels_cache_assets.sources.text_column import decided_field
 from niels_cache_assets.sources.types import (
     FILES_HELP,
     AddedFiles,
@@ -57,7 +56,7 @@ class KeepsDamaged(Source):
         return count
 
 
-class FileSource(DecodesText, PretrainSource):
+class FileSource(DecodesText):
     """Keys of the kinds that read globs of files."""
 
     files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
@@ -65,14 +64,9 @@ class FileSource(DecodesText, PretrainSource):
     def input_files(self) -> list[SourceFile]:
         return find_files(self.files, self.endings)
 
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        return files_digest(self.input_files())
 
-
-class RowFileSource(ChoosesRows, KeepsColumns, FileSource, SourceWithParts):
+class RowFileSource(HasColumns, FileSource, SourceWithParts):
     added: tuple[AddedFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
-    text_field: str | None = Field(None, description=TEXT_FIELD_HELP)
-    id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
 
     def files_of(self, context: StreamContext) -> list[SourceFile]:
         """Return the files that this pass reads."""
@@ -95,11 +89,8 @@ class RowFileSource(ChoosesRows, KeepsColumns, FileSource, SourceWithParts):
     def revision_of_files(self, number: int, revision: str | None) -> str | None:
         return files_digest(self.groups()[number])
 
-    def list_files(self, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
-        return listed(self.input_files(), None, hashed=hashed)
-
-    def list_added(self, number: int, revision: str | None, *, hashed: bool = True) -> list[ListedFile]:
-        return listed(self.groups()[number + 1], None, hashed=hashed)
+    def list_files(self, revision: str | None, *, group: int = 0, hashed: bool = True) -> list[ListedFile]:
+        return listed(self.groups()[group], None, hashed=hashed)
 
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
         return located_among(self.every_file(), files)

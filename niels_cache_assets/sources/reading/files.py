@@ -35,6 +35,10 @@ class SourceFile(NamedTuple):
     url: str
     name: str
 
+    @property
+    def is_remote(self) -> bool:
+        return "://" in self.url
+
 
 def writable(text: str) -> str:
     """Return the text in a form that UTF-8 can hold, with question marks in place of lone surrogates.
@@ -270,7 +274,7 @@ def reading(file: SourceFile) -> Iterator[None]:
 
     For a remote file, the error is SourceUnavailable if a later try may succeed.
     """
-    remote = "://" in file.url
+    remote = file.is_remote
     try:
         yield
     except NielsCacheError:
@@ -314,7 +318,7 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]
 
 
 def _opened(file: SourceFile) -> IO[bytes]:
-    if "://" not in file.url:
+    if not file.is_remote:
         return open(file.url, "rb")
     filesystem, path = _filesystem(file.url)
     return cast(IO[bytes], io.BufferedReader(filesystem.open(path, "rb"), 1 << 18))  # many file objects cannot read a line up to a limit
@@ -345,7 +349,7 @@ def files_digest(files: Iterable[SourceFile]) -> str:
 def file_size(file: SourceFile) -> int:
     """Return the size of a local or remote file in bytes; 0 if its server does not tell it."""
     with reading(file):
-        if "://" not in file.url:
+        if not file.is_remote:
             return os.stat(file.url).st_size
         filesystem, path = _filesystem(file.url)
         return int(filesystem.info(path).get("size") or 0)
@@ -354,8 +358,11 @@ def file_size(file: SourceFile) -> int:
 def file_digest(file: SourceFile) -> str:
     """Return the digest of one file: the sha256 of its content, or for a remote file, its attributes."""
     with reading(file):
-        if "://" in file.url:
-            return _remote_identity(file.url)
+        if file.is_remote:
+            filesystem, path = _filesystem(file.url)
+            info: dict[str, Any] = filesystem.info(path)
+            keys = ("ETag", "etag", "md5", "generation", "size", "LastModified", "mtime")  # names of attributes in common stores
+            return repr([(key, str(info[key])) for key in keys if info.get(key) is not None])
         state = os.stat(file.url)
         if not stat.S_ISREG(state.st_mode):
             raise NielsCacheError(f"{file.name}: not a regular file, so it cannot be read twice; write its content to a file")
@@ -366,10 +373,3 @@ def file_digest(file: SourceFile) -> str:
 def _content_digest(path: str, size: int, mtime_ns: int, inode: int) -> str:
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _remote_identity(url: str) -> str:
-    filesystem, path = _filesystem(url)
-    info: dict[str, Any] = filesystem.info(path)
-    keys = ("ETag", "etag", "md5", "generation", "size", "LastModified", "mtime")  # names of attributes in common stores
-    return repr([(key, str(info[key])) for key in keys if info.get(key) is not None])

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from pydantic import Field, field_validator
 
 from niels_cache_assets.sources.reading.columns import require_columns
 from niels_cache_assets.sources.reading.files import writable
+from niels_cache_assets.sources.reading.where import ChoosesRows
+from niels_cache_assets.sources.text_column import TEXT_FIELD_HELP
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_runtime.errors import NielsCacheError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each export of text, and so no names for kept columns
 MOST_CHARACTERS = 8192  # of the kept values of a row
@@ -48,10 +47,6 @@ class KeepsColumns(Source):
             raise ValueError("keep names a column twice")
         return value
 
-    def require_kept(self, schema: Mapping[str, pa.DataType], place: str) -> None:
-        """Raise NielsCacheError if a Parquet file lacks a column of `keep`."""
-        require_columns("keep", self.keep, schema, place)
-
     def kept_of(self, values: Mapping[str, Any], file: str, row: int) -> str | None:
         """Return the kept values of a row as JSON, or None without `keep`. Numbers that JSON does not know (NaN, infinities) become null.
 
@@ -74,6 +69,19 @@ class KeepsColumns(Source):
                 f"at most {MOST_CHARACTERS:,} can stay with a document, so leave this column out"
             )
         return writable(text)
+
+
+class HasColumns(ChoosesRows, KeepsColumns):
+    """The keys that name columns of rows."""
+
+    text_field: str | None = Field(None, description=TEXT_FIELD_HELP)
+    id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
+
+    def require_columns(self, columns: Iterable[str], place: str) -> None:
+        """Raise NielsCacheError if a column of `where`, `keep` or `id_field` is missing. The message names the place."""
+        names = {"where": self.condition.columns if self.condition else (), "keep": self.keep, "id_field": filter(None, [self.id_field])}
+        for key, wanted in names.items():
+            require_columns(key, wanted, columns, place)
 
 
 def kept_columns(source: Source, tables: Mapping[str, PretrainSource]) -> tuple[str, ...]:

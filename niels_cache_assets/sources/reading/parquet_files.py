@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from itertools import islice
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,13 +39,7 @@ _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which a value repeats the beginning of the value before it
 
 
-class _HasBytes(Protocol):
-    @property
-    def nbytes(self) -> int: ...
-
-
-HasBytes = TypeVar("HasBytes", bound=_HasBytes)
-Made = TypeVar("Made", bound=_HasBytes)
+Made = TypeVar("Made")
 
 
 class NumberedRows(NamedTuple):
@@ -67,7 +61,7 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
     with reading(file), open_seekable(file) as stream:
         try:
             # Arrow reads a path faster than a Python stream.
-            yield ParquetTable(stream if "://" in file.url else file.url, file.name)
+            yield ParquetTable(stream if file.is_remote else file.url, file.name)
         except NielsCacheError:
             raise
         except pa.ArrowException as error:
@@ -78,16 +72,16 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
             raise NielsCacheError(f"{file.name}: holds a value that cannot be read ({error}); correct the file, or leave it out") from error
 
 
-def decoded_ahead(batches: Iterator[HasBytes]) -> Generator[HasBytes]:
-    """Yield batches of `ParquetTable.batches`, or what the caller makes of them. While the caller uses a batch, a thread makes up to
-    four batches after it.
+def decoded_ahead(batches: Iterator[Any]) -> Generator[Any]:
+    """Yield batches of `ParquetTable.batches`, or what the caller makes of them (with `nbytes`). While the caller uses a batch, a thread
+    makes up to four batches after it.
 
     Decoding does not need the interpreter's lock. With one batch only, the caller would often wait until the thread gets a core. A large
     batch is not kept in memory beside others: after a batch of more than 4 MiB, the next one is decoded only when the caller asks for it.
     """
     is_large = False  # whether the batch that was decoded last is large, and in memory
 
-    def decode() -> HasBytes | Literal["later"] | None:
+    def decode() -> Any:
         nonlocal is_large
         if is_large:
             return "later"
@@ -108,7 +102,7 @@ def decoded_ahead(batches: Iterator[HasBytes]) -> Generator[HasBytes]:
                 waiting.append(executor.submit(decode))
 
 
-def made_ahead(batches: Iterator[HasBytes], make: Callable[[HasBytes], Made]) -> Generator[Made]:
+def made_ahead(batches: Iterator[NumberedRows], make: Callable[[NumberedRows], Made]) -> Generator[Made]:
     """Yield what `make` returns for each of the batches, as `decoded_ahead` does.
 
     One thread decodes, and another thread calls `make`. In one thread, both together would limit a build that encodes fast.
@@ -236,13 +230,11 @@ class ParquetTable:
             bound = values * chunk.total_uncompressed_size  # no value is longer than the whole column
             if chunk.physical_type not in _BYTES:
                 continue
-            if _REPEATING in chunk.encodings:
+            has_dictionary = any("DICTIONARY" in encoding for encoding in chunk.encodings)
+            if _REPEATING in chunk.encodings or (has_dictionary and chunk.physical_type != _BYTES[0]):
                 fixed += bound
-            elif any("DICTIONARY" in encoding for encoding in chunk.encodings):
-                if chunk.physical_type == _BYTES[0]:
-                    dictionaries[path] = values, bound
-                else:
-                    fixed += bound
+            elif has_dictionary:
+                dictionaries[path] = values, bound
         row_bytes = fixed + sum(bound for _, bound in dictionaries.values())
         worst = _WORST_BYTES
         if dictionaries and worst // max(row_bytes, 1) < min(most, _ENOUGH_ROWS):

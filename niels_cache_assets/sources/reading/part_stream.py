@@ -75,12 +75,9 @@ class PartStream:
         return self.files[: 1 + [listed.name for listed, _ in self.files].index(name)]
 
     def _with_split(self, batch: DocumentBatch, split: Split | None) -> DocumentBatch:
-        if split is None and self.rule is None:
-            return batch
         if split is not None:
             return replace(batch, split=np.full(len(batch), SPLITS.index(split), np.int8))
-        assert self.rule is not None
-        return self.rule.split(batch)
+        return batch if self.rule is None else self.rule.split(batch)
 
 
 def part_stream(
@@ -117,16 +114,11 @@ def streams_of_all_parts(source: SourceWithParts, *, revision: str | None, seed:
     if source.plan is not None:
         groups = [(group.listed, group.revision, group.text_field) for group in source.plan.groups(revision)]
     else:
-        now = [_listed_now(source, number, revision) for number in range(1 + len(source.added))]
+        numbers = range(1 + len(source.added))
+        now = [(source.list_files(revision, group=number), source.revision_of_files(number, revision)) for number in numbers]
         field = planned_text_field(source, *now[0])
-        groups = [(files, own, field) for files, own in now]
+        groups = [(tuple(files), own, field) for files, own in now]
     return [part_stream(source, files, revision=own, text_field=text_field, seed=seed) for files, own, text_field in groups]
-
-
-def _listed_now(source: SourceWithParts, number: int, revision: str | None) -> tuple[tuple[ListedFile, ...], str | None]:
-    """Return the files of a group as upstream lists them, and its revision."""
-    listed = source.list_added(number - 1, revision) if number else source.list_files(revision)
-    return tuple(listed), source.revision_of_files(number, revision)
 
 
 def heads_of_parts(source: SourceWithParts, *, revision: str | None, seed: int) -> Iterator[tuple[int, PartStream]]:
@@ -154,5 +146,5 @@ def require_unchanged(files: Sequence[tuple[ListedFile, SourceFile]]) -> None:
         if file.url.startswith("hf://"):
             continue
         if (file_size(file), file_digest(file)) != (listed.bytes, listed.digest):
-            again = "niels-cache build-all --force" if "://" in file.url else "niels-cache build-all"  # only local plans look again
+            again = "niels-cache build-all --force" if file.is_remote else "niels-cache build-all"  # only local plans look again
             raise NielsCacheError(f"{file.name}: has changed since the plan of this data set was made; make the plan again: {again}")

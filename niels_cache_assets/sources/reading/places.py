@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import IO, Any, NamedTuple
 
-from niels_cache_assets.documents import Place
 from niels_cache_assets.sources.reading.compressed import bytes_read
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.types import StreamContext
@@ -99,10 +98,9 @@ class FilePass:
         self.state: dict[str, Any] = {}
         self._sizes = [_size(file.url) for file in files]
         self._ends = [*accumulate(self._sizes if any(self._sizes) else [1] * len(files), initial=0)]
-        if context.start is not None:
-            self._start_at(context.start)
-
-    def _start_at(self, place: Place) -> None:
+        if context.start is None:
+            return
+        place = context.start
         self.number = place["number"]
         named = [file.name for file in self._files[self.number : self.number + 1]]
         if named != ([] if place["file"] is None else [place["file"]]):
@@ -124,7 +122,10 @@ class FilePass:
         while self.number < len(self._files):
             yield self._files[self.number]
             if not self._one_item_each:
-                self._note_if_empty(self.name)
+                if self.name not in self._gave and not self._drops.get(self.name, False):
+                    self._report.note_file_without_items(self.name)
+                self._gave.discard(self.name)
+                self._drops.pop(self.name, None)
             self.number += 1
             self.position = FilePosition()
 
@@ -132,12 +133,6 @@ class FilePass:
         """Remember that a file gave a document. Without a name, it is the current file."""
         if not self._one_item_each:
             self._gave.add(self.name if file is None else file)
-
-    def _note_if_empty(self, name: str) -> None:
-        if name not in self._gave and not self._drops.get(name, False):
-            self._report.note_file_without_items(name)
-        self._gave.discard(name)
-        self._drops.pop(name, None)
 
     def _share(self) -> float | None:
         """Return the share of the bytes that was read. For remote files, whose sizes are not requested, return the share of the files."""
@@ -152,16 +147,16 @@ class FilePass:
     def report_place(self) -> None:
         """Report where the next batch begins. Call this immediately before a batch is yielded."""
         self._report.share = self._share()
-        at = self.position
+        at, name = self.position, self.name if self.number < len(self._files) else ""
         self._report.place = {
-            "file": self._files[self.number].name if self.number < len(self._files) else None,
+            "file": name or None,
             "number": self.number,
             "row": at.row,
             "offset": at.offset,
             "offset_row": at.offset_row,
             "state": dict(self.state),
-            "gave": self.number < len(self._files) and self.name in self._gave,
-            "drops_are_asked": self._drops.get(self.name) if self.number < len(self._files) else None,
+            "gave": name in self._gave,
+            "drops_are_asked": self._drops.get(name),
         }
 
 

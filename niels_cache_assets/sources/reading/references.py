@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.sources.config_path import is_name
@@ -16,11 +16,8 @@ from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.reading.rows import first_rows, json_rows
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, chosen_note, errors_without_samples
-from niels_cache_assets.sources.types import growth_that_counts
+from niels_cache_assets.sources.types import PretrainSource, Source, growth_that_counts
 from niels_cache_runtime.errors import NielsCacheError
-
-if TYPE_CHECKING:
-    from niels_cache_assets.sources.types import PretrainSource, Source
 
 ENDINGS = with_compressions(".jsonl", ".ndjson", ".json")
 QUESTION_FIELDS = ("text", "question", "prompt", "problem", "query", "instruction")

@@ -240,7 +240,7 @@ def refuse_long_lines(file: SourceFile, limit: int) -> None:
 
     If the file is compressed or larger than the limit, it is read to its end. Otherwise the check of its size is enough.
     """
-    if "://" in file.url or (compression_of(file.name) is None and os.path.getsize(file.url) <= limit):
+    if file.is_remote or (compression_of(file.name) is None and os.path.getsize(file.url) <= limit):
         return
     number = 1
     length = 0  # bytes of the current line so far
@@ -344,11 +344,6 @@ def _settled(marked: dict[str, Any]) -> dict[str, Any]:
     return DamagedRow(values, marked, MARK, size) if size else marked
 
 
-def json_forms(columns: Mapping[str, pa.DataType]) -> dict[str, Callable[[Any], Any]]:
-    """Return `json_form` of the nested columns, by name."""
-    return {name: form for name, kind in columns.items() if (form := json_form(kind)) is not None}
-
-
 def json_form(arrow_type: Any) -> Callable[[Any], Any] | None:
     """Return a function that turns the Python values of a nested column into those that JSON Lines would hold. None: they already are.
 
@@ -387,7 +382,7 @@ def parquet_rows(
     position = position or FilePosition()
     with open_parquet(file) as parquet:
         position.rows = parquet.rows
-        forms = json_forms(parquet.columns)
+        forms = {name: form for name, kind in parquet.columns.items() if (form := json_form(kind)) is not None}
         for first, batch in parquet.batches(most_rows=PARQUET_ROWS, start=position.row):
             if batch.nbytes > limit:  # a single row may be longer than the limit
                 for row in range(len(batch)):

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,14 +80,10 @@ class ChoosesRows(Source):
         return None if self.where is None else parsed(self.where)
 
 
-@lru_cache(maxsize=64)
-def parsed(text: str) -> Where:
-    """Return the condition that a text describes. Raises ValueError for a text that is not such a condition."""
-    return Where(text)
-
-
 class Where:
-    """A condition on the columns of a row. `columns`: the names of the columns that it needs, sorted."""
+    """A condition on the columns of a row. `columns`: the names of the columns that it needs, sorted. Raises ValueError for a text that is
+    not such a condition.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -97,7 +93,7 @@ class Where:
             self._node = _node_of(ast.parse(text.strip(), mode="eval").body)
             self._paths = {column.path for column in _columns_in(self._node)}
         except SyntaxError as error:
-            hint = "write == to compare" if _has_single_equals(text) else _GRAMMAR
+            hint = "write == to compare" if "=" in text.translate(str.maketrans("", "", "<>!")).replace("==", "") else _GRAMMAR
             raise ValueError(f"where is not a condition at character {error.offset or 1}; {hint}") from error
         except (RecursionError, MemoryError) as error:
             raise ValueError("where is nested too deeply; simplify it") from error
@@ -105,15 +101,11 @@ class Where:
             raise ValueError("where names no column; compare a column with a value, such as score >= 3")
         self.columns = sorted({path[0] for path in self._paths})
 
-    def require(self, columns: Iterable[str], place: str) -> None:
-        """Raise NielsCacheError if a column is missing. The message names the place and the nearest column."""
-        require_columns("where", self.columns, columns, place)
-
     def require_types(self, schema: Mapping[str, pa.DataType], place: str) -> None:
         """Raise NielsCacheError if a column is missing, or has a type that cannot be compared in this way."""
         import pyarrow as pa
 
-        self.require(schema, place)
+        require_columns("where", self.columns, schema, place)
         names = self.columns
         self.mask(pa.RecordBatch.from_arrays([pa.array([], schema[name]) for name in names], names=names), place)
 
@@ -151,6 +143,9 @@ class Where:
                 except (ValueError, ArithmeticError):  # a minimum that Python cannot hold
                     continue
         return self._node.may_be_true(limits)
+
+
+parsed = lru_cache(maxsize=64)(Where)
 
 
 class _WrongType(Exception):
@@ -392,7 +387,3 @@ def _operand_of(tree: ast.expr) -> _Column | _Constant:
     if isinstance(tree, ast.Constant) and tree.value is None:
         raise ValueError("where: compare with None by `is None` or `is not None`")
     raise ValueError(f"where: {ast.unparse(tree)[:80]!r} is not allowed; {_GRAMMAR}")
-
-
-def _has_single_equals(text: str) -> bool:
-    return "=" in text.translate(str.maketrans("", "", "<>!")).replace("==", "")
