@@ -14,7 +14,7 @@ from niels_cache_assets.cleaning.filters import FILTERS
 from niels_cache_assets.cleaning.languages import STOP_WORDS
 from niels_cache_assets.cleaning.normalizers import NORMALIZERS
 from niels_cache_assets.config.tables import CleaningSettings, DedupSettings
-from niels_cache_assets.dedup.bands import choose_bands, s_curve
+from niels_cache_assets.dedup.bands import choose_bands
 
 TARGET = Path(__file__).with_suffix(".md")
 
@@ -46,7 +46,7 @@ FILTER_ORIGINS: dict[str, tuple[tuple[str, ...], str]] = {
     "language_error": (("language_characters",), "the same as for not_english"),
     "not_english": (
         ("languages", "language_characters"),
-        "C4, which uses langdetect at 0.99; we use Compact Language Detector 2 (Sites 2013)",
+        "C4, which uses langdetect at 0.99; we use its algorithm in langdetect-rs",
     ),
 }
 
@@ -81,6 +81,11 @@ def bands_text() -> str:
     settings = DedupSettings()
     bands, rows = choose_bands(settings.threshold, settings.num_perm)
     return f"{bands} bands of {rows} rows ({settings.num_perm} slots, threshold {settings.threshold})"
+
+
+def s_curve(bands: int, rows: int, similarity: np.ndarray) -> np.ndarray:
+    """Return the probability that two documents of a given similarity share at least one band (dedup/bands.py)."""
+    return 1 - (1 - similarity**rows) ** bands
 
 
 def curve_table() -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.drop_reasons import is_asked, require_known
 from niels_cache_assets.strings import Objects, Strings, as_objects, join_strings
-from niels_cache_runtime.format.layout import SPLITS, Split
+from niels_cache_runtime.format.layout import SPLITS, Array, Ints, Split
 
 NO_SPLIT = -1
 
@@ -84,9 +84,9 @@ class DocumentBatch:
     text: Strings | Objects
     source_id: Strings | Objects
     file: Strings | Objects
-    row: NDArray[np.int64]
+    row: Ints
     split: NDArray[np.int8]
-    characters: NDArray[np.int64]
+    characters: Ints
     title: Objects | None = None
     kept: Objects | None = None
 
@@ -139,7 +139,7 @@ class DocumentBatch:
         columns = (self.text.tolist(), self.source_id.tolist(), self.file.tolist(), self.row.tolist(), titles, splits, kept)
         return map(Document._make, zip(*columns, strict=True))
 
-    def __getitem__(self, index: slice | NDArray[Any]) -> DocumentBatch:
+    def __getitem__(self, index: slice | Array) -> DocumentBatch:
         """Return the documents that a slice, a mask (bool, (n,)) or an array of positions (int, (m,)) selects."""
         if isinstance(index, slice) and index.indices(len(self)) == (0, len(self), 1):
             return self  # the columns are not changed
@@ -172,7 +172,7 @@ class Divider:
         self._most_items, self._most_characters = most_items, most_characters
         self._items = self._characters = 0  # of the group that is not full yet
 
-    def cuts(self, characters: NDArray[np.int64]) -> Iterator[tuple[slice, bool]]:
+    def cuts(self, characters: Ints) -> Iterator[tuple[slice, bool]]:
         """Yield the parts of the next batch, and for each part, whether its group is full. characters: (n,), the length of each item of the
         batch.
         """

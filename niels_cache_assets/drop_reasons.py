@@ -5,8 +5,6 @@ the kind of source that was chosen. Every other drop is unasked: the data differ
 to the user. Each new reason needs a line here. Cleaning and callers of the public builders may add reasons of their own.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

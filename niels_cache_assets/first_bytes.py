@@ -5,8 +5,6 @@ Some files can be read as text, but never hold the text that somebody wants to t
 and decides nothing.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -5,7 +5,8 @@ permutations from its numbers as torch does (`random_from_to` and `randperm` on 
 """
 
 import numpy as np
-from numpy.typing import NDArray
+
+from niels_cache_runtime.format.layout import Ints
 
 _WIDE = 1 << 28  # a limit from which torch makes a number of 64 bits
 _MOST_OWN = 1_000_000  # a permutation of more numbers would take longer than the import of torch
@@ -20,14 +21,14 @@ class TorchRandom:
         self._state = np.random.RandomState(seed & 0xFFFF_FFFF)
         self._drawn = 0
 
-    def below(self, limit: int, count: int) -> NDArray[np.int64]:
+    def below(self, limit: int, count: int) -> Ints:
         """Return `torch.randint(limit, (count,))`: (count,) numbers from 0 to `limit` - 1."""
         if limit < _WIDE:
             return self._raw(count) % limit
         high, low = self._raw(2 * count).reshape(count, 2).T.astype(np.uint64)
         return ((high << np.uint64(32) | low) % np.uint64(limit)).astype(np.int64)
 
-    def permutation(self, count: int) -> NDArray[np.int64]:
+    def permutation(self, count: int) -> Ints:
         """Return `torch.randperm(count)`. Draw nothing after a permutation of more than a million numbers."""
         if count > _MOST_OWN:
             return self._of_torch(count)
@@ -37,12 +38,12 @@ class TorchRandom:
             order[place], order[place + step] = order[place + step], order[place]
         return np.array(order, dtype=np.int64)
 
-    def _raw(self, count: int) -> NDArray[np.int64]:
+    def _raw(self, count: int) -> Ints:
         """Return the next 32-bit numbers of the generator."""
         self._drawn += count
         return self._state.randint(0, 1 << 32, count, dtype=np.uint32).astype(np.int64)
 
-    def _of_torch(self, count: int) -> NDArray[np.int64]:
+    def _of_torch(self, count: int) -> Ints:
         import torch
 
         generator = torch.Generator().manual_seed(self._seed)

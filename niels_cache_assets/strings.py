@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, cast, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from niels_cache_runtime.format.layout import Array, Bytes, Ints
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -26,7 +28,7 @@ class Strings:
 
     __slots__ = ("_rows", "values")
 
-    def __init__(self, values: pa.LargeStringArray, rows: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, values: pa.LargeStringArray, rows: Ints | None = None) -> None:
         """values: valid UTF-8, without nulls. rows: (n,) positions in `values`; None for all values in their order."""
         self.values, self._rows = values, rows
 
@@ -46,7 +48,7 @@ class Strings:
         return cls.of_buffers(pa.py_buffer(content), offsets)
 
     @classmethod
-    def of_buffers(cls, content: pa.Buffer | None, offsets: NDArray[np.int64]) -> Strings:
+    def of_buffers(cls, content: pa.Buffer | None, offsets: Ints) -> Strings:
         """Return a column of the strings between the offsets, (n + 1,), in a buffer of valid UTF-8."""
         import pyarrow as pa
 
@@ -54,7 +56,7 @@ class Strings:
         return cls(pa.LargeStringArray.from_buffers(len(offsets) - 1, pa.py_buffer(np.ascontiguousarray(offsets)), kept))
 
     @property
-    def rows(self) -> NDArray[np.int64]:
+    def rows(self) -> Ints:
         """The positions of the strings in `values`, (n,)."""
         return np.arange(len(self.values)) if self._rows is None else self._rows
 
@@ -67,8 +69,8 @@ class Strings:
     @overload
     def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, index: slice | Sequence[int] | NDArray[Any]) -> Strings: ...
-    def __getitem__(self, index: int | slice | Sequence[int] | NDArray[Any]) -> str | Strings:
+    def __getitem__(self, index: slice | Sequence[int] | Array) -> Strings: ...
+    def __getitem__(self, index: int | slice | Sequence[int] | Array) -> str | Strings:
         """Return one string, or the strings that a slice, a mask (bool, (n,)) or an array of positions (int, (m,)) selects."""
         if isinstance(index, int):
             return self[[range(len(self))[index]]].tolist()[0]
@@ -110,7 +112,7 @@ class Strings:
         lines = compute.replace_substring(copy.values, "\r\n", "\n")
         return Strings(compute.replace_substring(lines, "\r", "\n"))
 
-    def buffers(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def buffers(self) -> tuple[Bytes, Ints]:
         """Return the UTF-8 bytes of all strings back to back, and the offset of each string in them, (n + 1,), the first one 0."""
         return buffers_of(self.arrow())
 
@@ -140,7 +142,7 @@ def as_objects(column: Strings | Objects) -> Objects:
     return cast(Objects, column.arrow().to_numpy(zero_copy_only=False)) if isinstance(column, Strings) else column
 
 
-def buffers_of(strings: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def buffers_of(strings: pa.Array) -> tuple[Bytes, Ints]:
     """Return the bytes of all strings of an Arrow array, and the offset of each string in them, (n + 1,), the first one 0."""
     import pyarrow.types as types
 
@@ -152,14 +154,14 @@ def buffers_of(strings: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]]
     return np.frombuffer(content, np.uint8)[found[0] : found[-1]] if content else np.empty(0, np.uint8), found - found[0]
 
 
-def int64_array(numbers: NDArray[np.int64]) -> pa.Array:
+def int64_array(numbers: Ints) -> pa.Array:
     """Return the numbers as an Arrow array, without a copy. `pa.array` would import pandas, which takes half a second."""
     import pyarrow as pa
 
     return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(np.ascontiguousarray(numbers))], 0)
 
 
-def arrow_array(values: Sequence[Any] | NDArray[Any] | Strings, kind: pa.DataType) -> pa.Array:
+def arrow_array(values: Sequence[Any] | Array | Strings, kind: pa.DataType) -> pa.Array:
     """Return a column of values of any kind as an Arrow array of this type."""
     import pyarrow as pa
 
@@ -170,7 +172,7 @@ def arrow_array(values: Sequence[Any] | NDArray[Any] | Strings, kind: pa.DataTyp
     return pa.array(values, kind)
 
 
-def hashes_of(column: Strings | Sequence[str]) -> NDArray[np.int64]:
+def hashes_of(column: Strings | Sequence[str]) -> Ints:
     """Return the hash of each string, (n,) int64: the 64 bits of XXH3 over its UTF-8 bytes, as a signed number. A string takes 0.1 us."""
     from xxhash import xxh3_64_intdigest
 

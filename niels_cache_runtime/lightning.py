@@ -10,8 +10,6 @@ position after them. It moves the loader to this position whenever Lightning beg
 state is a state of the TokenLoader. Its position does not depend on the rank, so the checkpoint of rank 0 serves all ranks.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from typing import Any

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from docs.cleaning import s_curve
 from niels_cache_assets.dedup import greedy, ranges
-from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, choose_bands, s_curve
+from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, choose_bands
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
 from niels_cache_assets.dedup.hashing import NO_SHINGLE
 from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard

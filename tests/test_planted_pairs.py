@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from docs.cleaning import s_curve
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.dedup.bands import bands_for_recall, choose_bands, s_curve
+from niels_cache_assets.dedup.bands import bands_for_recall, choose_bands
 from niels_cache_assets.dedup.greedy import Verify, keep_first
 from niels_cache_assets.dedup.signatures import Signer, jaccard
 from tests.corpora import articles, corpus_registry

@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.chats.arguments import with_arguments
 from niels_cache_assets.chats.rendering import Chat, Refusal, Rendered, Rendering, texts_of
@@ -23,6 +22,7 @@ from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, has_lone_surrogate, naming_unencodable, normalize_newlines
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Array, Bools, Ints
 
 NO_TARGET = "no_target"
 UNKNOWN_TURN = "unknown_turn"
@@ -37,8 +37,8 @@ class EncodedChat(NamedTuple):
     touch each other.
     """
 
-    ids: NDArray[Any]
-    spans: NDArray[np.int64]
+    ids: Array
+    spans: Ints
 
 
 class ChatEncoder:
@@ -104,9 +104,7 @@ class ChatEncoder:
         plain = _with_plain_newlines(message)
         return with_arguments(plain, self._rendering.form_of_arguments) if plain.get("tool_calls") else plain
 
-    def _checked(
-        self, chat: Chat, rendered: Rendered, ids: NDArray[Any], spans: NDArray[np.int64], allowed: Sequence[int]
-    ) -> EncodedChat | Refusal:
+    def _checked(self, chat: Chat, rendered: Rendered, ids: Array, spans: Ints, allowed: Sequence[int]) -> EncodedChat | Refusal:
         """Return an encoded conversation, or why it is not used. allowed: the guarded tokens that the template writes itself, in order."""
         if not _are_among(self._guarded_in(ids), allowed):
             return Refusal(COLLISION, f"{chat.name}: its texts make a special token in {self._template.where}; remove it")
@@ -118,7 +116,7 @@ class ChatEncoder:
         return EncodedChat(ids, joined) if len(joined) else Refusal(NO_TARGET, said)
 
     @cached_property
-    def _is_guarded(self) -> NDArray[np.bool_]:
+    def _is_guarded(self) -> Bools:
         """Whether each id is a token that only the template may write, (vocab_size,).
 
         These are the special tokens, and added tokens that the template writes around messages, even if the tokenizer does not call them
@@ -133,7 +131,7 @@ class ChatEncoder:
         is_guarded[[token for token in guarded if token is not None]] = True
         return is_guarded
 
-    def _guarded_in(self, ids: NDArray[Any]) -> list[int]:
+    def _guarded_in(self, ids: Array) -> list[int]:
         found: list[int] = ids[self._is_guarded[ids]].tolist()
         return found
 
@@ -197,7 +195,7 @@ def _are_among(tokens: Sequence[int], allowed: Sequence[int]) -> bool:
     return all(token in rest for token in tokens)
 
 
-def join_spans(spans: NDArray[np.int64]) -> NDArray[np.int64]:
+def join_spans(spans: Ints) -> Ints:
     """Return spans (m, 2) in order, with those joined that overlap or touch. Empty spans are left out."""
     spans = spans[spans[:, 0] < spans[:, 1]]
     spans = spans[np.argsort(spans[:, 0], kind="stable")]

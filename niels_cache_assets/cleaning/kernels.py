@@ -9,6 +9,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from niels_cache_runtime.format.layout import Bytes, Ints, Uint32s, Uints
+
 LIMIT = 0x10000
 PICTURE = LIMIT + 1  # the index of emoji and other pictures
 SIZE = LIMIT + 2
@@ -47,7 +49,7 @@ def _count_pair(buckets, previous, word):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def look(source: NDArray[np.uint8], table: NDArray[np.uint64]) -> np.uint64:
+def look(source: Bytes, table: Uints) -> np.uint64:
     """Return the bits of the table for all code points of the text, joined by "or", and the three bits of runs of blanks and newlines."""
     found = np.uint64(0)
     last = before = np.uint32(0)
@@ -70,9 +72,7 @@ def look(source: NDArray[np.uint8], table: NDArray[np.uint64]) -> np.uint64:
 
 
 @njit(cache=True, nogil=True)
-def measure(
-    source: NDArray[np.uint8], classes: NDArray[np.uint8], lower: NDArray[np.uint16], buckets: NDArray[np.uint32], out: NDArray[np.int64]
-) -> bool:
+def measure(source: Bytes, classes: Bytes, lower: NDArray[np.uint16], buckets: Uint32s, out: Ints) -> bool:
     """Write the counts of a text to `out`: words, characters that are not white space, words with a letter, lines that are not empty, lines
     with a bullet, symbols (`#`, ellipses), and an upper bound for the number of the most frequent pair of words in lower case.
 

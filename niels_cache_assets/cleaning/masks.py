@@ -9,8 +9,6 @@ Sources of the forms: RFC 5322 and RFC 1035 (email), RFC 5952 and the IANA regis
 North American Numbering Plan (phone), and the documentation of the services that issue keys.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

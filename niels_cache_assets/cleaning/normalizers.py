@@ -24,8 +24,8 @@ from niels_cache_assets.cleaning.brackets import Mark, occurrences, paired, rewr
 from niels_cache_assets.config.tables import NORMALIZERS as NAMES
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
+from niels_cache_runtime.format.layout import Uints
 
 # The most characters that a pair of marks removes. The longest in 63 articles of Wikipedia have 1,500, 6,500, 13,900, 1,700 and 2,100.
 LONGEST_FILE_LINK = 5_000
@@ -249,7 +249,7 @@ def _bits_in(text: str) -> int:
 
 
 @lru_cache(maxsize=1)
-def _table() -> "NDArray[np.uint64]":
+def _table() -> "Uints":
     from niels_cache_assets.cleaning.passes import table_of
 
     unreadable = "".join(filter(_UNREADABLE.match, map(chr, range(0x10000))))

@@ -8,7 +8,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 
 import numpy as np
-from numpy.typing import NDArray
+
+from niels_cache_runtime.format.layout import Bytes, Uints
 
 WORTH_IT = 4_000_000  # characters that are cleaned in about half a second without these loops
 
@@ -19,14 +20,14 @@ def is_available() -> bool:
     return find_spec("numba") is not None
 
 
-def bits_in(text: str, table: NDArray[np.uint64]) -> int:
+def bits_in(text: str, table: Uints) -> int:
     """Return the bits of the table for all characters of the text (see `kernels.look`)."""
     from niels_cache_assets.cleaning import kernels
 
     return int(kernels.look(bytes_of(text), table))
 
 
-def table_of(bits: dict[int, str], *, others: int) -> NDArray[np.uint64]:
+def table_of(bits: dict[int, str], *, others: int) -> Uints:
     """Return the table for `bits_in`. `bits`: characters below `kernels.LIMIT` by their bit. `others`: the bit of all characters that are
     neither below the limit nor pictures.
     """
@@ -39,5 +40,5 @@ def table_of(bits: dict[int, str], *, others: int) -> NDArray[np.uint64]:
     return table
 
 
-def bytes_of(text: str) -> NDArray[np.uint8]:
+def bytes_of(text: str) -> Bytes:
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from niels_cache_assets.cleaning.languages import STOP_WORDS, stop_words_in
 from niels_cache_assets.cleaning.passes import bytes_of
 from niels_cache_assets.config.tables import CleaningSettings
+from niels_cache_runtime.format.layout import Bytes
 
 _HEAD = 4_000  # characters in which two stop words nearly always occur
 # Code points that `certain` judges, beside those below U+0E00. All others may be in a script without blanks, or change with case.
@@ -77,7 +78,7 @@ def _stop_words_in(text: str, code: str) -> int:
 
 
 @lru_cache(maxsize=1)
-def _classes(bullets: tuple[str, ...]) -> tuple[NDArray[np.uint8], NDArray[np.uint16]]:
+def _classes(bullets: tuple[str, ...]) -> tuple[Bytes, NDArray[np.uint16]]:
     """Return the bits and the lower case of each code point, in the form that `kernels.measure` takes."""
     from niels_cache_assets.cleaning import kernels
 

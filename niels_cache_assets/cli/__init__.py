@@ -16,8 +16,6 @@ Typing a command loads only its module. torch, dagster and pydantic are loaded w
 reads a source or writes a cache.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os

@@ -4,8 +4,6 @@ shell reads once.
 Each TAB runs this program. The program loads only the typed command, and loads pydantic only to list names of the configuration.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Callable, Iterable

@@ -2,8 +2,6 @@
 root (the folder of all caches). They also find the caches in this root.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The exit codes of the command line, which do not change. The code, the help and the documentation share this table."""
 
-from __future__ import annotations
-
 DONE = 0
 FAILED = 1
 WRONG_USE = 2

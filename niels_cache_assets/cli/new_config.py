@@ -1,7 +1,5 @@
 """The text of a first niels_cache.toml. Data sets that the user asks for are tables; further possible settings are comments."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

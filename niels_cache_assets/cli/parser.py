@@ -4,8 +4,6 @@ The help and options of a command are in its own module, which is loaded when yo
 without loading these modules.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

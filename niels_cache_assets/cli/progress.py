@@ -7,8 +7,6 @@
 Showing the memory use costs one read of /proc or one system call.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

@@ -5,8 +5,6 @@ data.
 differ. Data that cannot become a data set is refused with advice.
 """
 
-from __future__ import annotations
-
 import glob
 import json
 import os

@@ -1,7 +1,5 @@
 """Changes to the user's niels_cache.toml by commands. Comments, order and formatting stay."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import re

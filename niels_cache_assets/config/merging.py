@@ -4,8 +4,6 @@ keys of the catalog (the list of shipped data sets) have the lowest priority.
 No value is checked here.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ All such messages are here. The value may come from niels_cache.toml, --set, a f
 are used unchanged.
 """
 
-from __future__ import annotations
-
 import difflib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

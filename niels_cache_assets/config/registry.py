@@ -9,8 +9,6 @@ The keys of Dagster's partitions are the names of the tables, in order. If a tab
 path), it stays in the registry but is not a partition. This module opens no source.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

@@ -1,7 +1,5 @@
 """The schemas of the tables that say how builds run and where they go: [notify], [cluster] and [publish]. No key here changes a byte."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from typing import Self

@@ -4,8 +4,6 @@ A profile is a file profiles/NAME.toml. In the catalog every data set is enabled
 descriptions that `init --list` shows. This module does not read a user's file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources

@@ -5,8 +5,6 @@ The schema for the table of a data set is defined by the source of the data set.
 a folder.
 """
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

@@ -24,7 +24,7 @@ from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corp
 from niels_cache_assets.corpus.prepared import document_files, document_rows, document_splits
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.format.layout import SPLITS, Array, Ints, Uints
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.reading import available_threads
 
@@ -71,7 +71,7 @@ class ArrayRows:
     def width(self) -> int:
         return int(self._width)
 
-    def __getitem__(self, rows: NDArray[np.integer[Any]]) -> NDArray[Any]:
+    def __getitem__(self, rows: NDArray[np.integer[Any]]) -> Array:
         """Return the rows with these numbers as an array, (n, width), in the requested order.
 
         `rows`: (n,) integers. Raises NielsCacheError for a row that does not exist.
@@ -217,7 +217,7 @@ class Inputs:
             similarity[block] = estimated_jaccard(self.slots(dropped.ordinals[block]), self.slots(dropped.because[block]))
         return similarity
 
-    def similarity(self, positions: NDArray[Any], *, ngram: int, path: Path) -> Callable[[int, int], float]:
+    def similarity(self, positions: Array, *, ngram: int, path: Path) -> Callable[[int, int], float]:
         """Return a function that returns the exact Jaccard similarity of the documents at two positions in the order of all corpora.
 
         Each text at `positions` ((n,) ascending) is read once, in the order of the corpora, and cut into shingles (runs of words), on all
@@ -243,14 +243,14 @@ class Inputs:
                 file.write(hashes.data)
         shingles = np.memmap(path, np.uint64, "r", shape=(int(ends[-1]),)) if ends[-1] else np.empty(0, np.uint64)
 
-        def of(position: int) -> NDArray[np.uint64]:
+        def of(position: int) -> Uints:
             place = place_in_file[bisect_left(positions, position)]
             return shingles[ends[place] : ends[place + 1]]
 
         return lambda position, other: jaccard(of(position), of(other))
 
 
-def _texts(corpus: Input, ordinals: NDArray[np.int64]) -> Iterator[list[str]]:
+def _texts(corpus: Input, ordinals: Ints) -> Iterator[list[str]]:
     """Yield the texts of the documents with these ascending ordinals, one list for each row group. Row groups without such documents are
     not read.
     """

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import PrivateAttr
 
 from niels_cache_assets.config.fingerprint import fingerprint_of
@@ -33,7 +32,7 @@ from niels_cache_assets.sources.text_column import facts_of, field_of
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.format.layout import SPLITS, Ints
 from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
@@ -307,9 +306,7 @@ def open_documents(path: Path) -> Iterator[Any]:
         raise NielsCacheError(f"{path}: cannot be read ({reason}); prepare this data set again with force") from error
 
 
-def document_rows(
-    paths: Sequence[Path], ordinals: NDArray[np.int64], columns: Sequence[str]
-) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
+def document_rows(paths: Sequence[Path], ordinals: Ints, columns: Sequence[str]) -> Iterator[tuple[Ints, pa.Table]]:
     """Yield (ordinals, rows) for each row group of these files that contains some of `ordinals`. No other row group is read.
 
     `ordinals` must be strictly ascending. They count the rows of all files in order. Raises NielsCacheError if a row is missing.

@@ -34,6 +34,7 @@ from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_rec
 from niels_cache_assets.dedup.signatures import estimated_jaccard
 from niels_cache_assets.random_numbers import TorchRandom
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints, Uint32s, Uints
 from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _texts(root: Path, wanted: Collection[tuple[str, int]], corpora: Mapping[str
     return texts
 
 
-def _nearest(best: NDArray[np.float64], threshold: float, pairs: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _nearest(best: NDArray[np.float64], threshold: float, pairs: int) -> tuple[Ints, Ints]:
     """Return the documents at or above the threshold, and those below it, the nearest first."""
     order = np.argsort(best, kind="stable")
     middle = int(np.searchsorted(best[order], threshold, side="left"))
@@ -224,9 +225,7 @@ def _nearest(best: NDArray[np.float64], threshold: float, pairs: int) -> tuple[N
     return order[middle : middle + pairs], below[best[below] > 0][:pairs]
 
 
-def _most_similar(
-    inputs: Inputs, number: int, slots: NDArray[np.uint32], positions: NDArray[np.int64], least: float
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _most_similar(inputs: Inputs, number: int, slots: Uint32s, positions: Ints, least: float) -> tuple[NDArray[np.float64], Ints]:
     """Return for each compared document the similarity of its most similar earlier document (0: none met it), and the position of that
     document. positions: (n,) ascending, the positions of the compared documents in the order of all corpora.
     """
@@ -255,9 +254,7 @@ def _most_similar(
     return best, because
 
 
-def _meetings(
-    keys: NDArray[np.uint64], sorted_hashes: NDArray[np.uint64], order: NDArray[np.uint32], first: int, positions: NDArray[np.int64]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _meetings(keys: Uints, sorted_hashes: Uints, order: Uint32s, first: int, positions: Ints) -> Iterator[tuple[Ints, Ints]]:
     """Yield pairs (document of the block, compared document) that share a band, each pair once, the earlier one first."""
     found = []
     for band in range(keys.shape[1]):

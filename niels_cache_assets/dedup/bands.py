@@ -1,5 +1,4 @@
-"""Locality-sensitive hashing (LSH) of MinHash slots. This module has the numbers of bands and rows, the probability of a match, and the
-hash of each band.
+"""Locality-sensitive hashing (LSH) of MinHash slots. This module has the numbers of bands and rows, and the hash of each band.
 
 A band consists of `rows` slots of a signature. Two documents of similarity s agree in all slots of a given band with probability s^rows.
 They agree in at least one of `bands` bands with probability 1 - (1 - s^rows)^bands. As a function of s, this is the S-curve (Leskovec,
@@ -9,20 +8,13 @@ Rajaraman, Ullman, Mining of Massive Datasets, 3.4).
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Uint32s, Uints
 
 NO_BUCKET = np.uint64(0)  # the band hash of a document without shingles; such a document is in no bucket
 MOST_MISSED = 0.01  # `bands_for_recall`: the share of pairs exactly at the threshold that share no band
 _STEPS = 10_000  # number of steps of the integrals in `choose_bands`
-
-
-def s_curve(bands: int, rows: int, similarity: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the probability that two documents of a given similarity share at least one band, as float64. Arrays are handled element by
-    element.
-    """
-    return 1 - (1 - similarity**rows) ** bands
 
 
 @lru_cache(maxsize=64)
@@ -63,7 +55,7 @@ def bands_for_recall(threshold: float, num_perm: int) -> tuple[int, int]:
     return next(((bands, rows) for bands, rows in choices if (1 - threshold**rows) ** bands <= MOST_MISSED), (num_perm, 1))
 
 
-def band_hashes(slots: NDArray[np.uint32], bands: int, rows: int) -> NDArray[np.uint64]:
+def band_hashes(slots: Uint32s, bands: int, rows: int) -> Uints:
     """Return the hash of each band of each document, (documents, bands) uint64, from slots, (documents, num_perm) uint32.
 
     Two documents have the same hash of a band if all slots of the band are equal. A document without shingles has the hash NO_BUCKET. Slots

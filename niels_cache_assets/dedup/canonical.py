@@ -44,9 +44,9 @@ from functools import lru_cache
 from html.entities import html5
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.scripts import UNSPACED
+from niels_cache_runtime.format.layout import Uint32s
 
 REMOVED = 0
 BLANK = ord(" ")
@@ -151,7 +151,7 @@ def canonical_code_point(code_point: int) -> int:
 
 
 @lru_cache(maxsize=1)
-def code_points() -> NDArray[np.uint32]:
+def code_points() -> Uint32s:
     """Return a table with `canonical_code_point` of every code point: (0x110000,) uint32, read-only. It is computed once a process.
 
     ALONE is added to the entries that are characters of a script without blanks, except signs and marks.
@@ -168,7 +168,7 @@ def code_points() -> NDArray[np.uint32]:
 
 
 @lru_cache(maxsize=1)
-def marked_code_points() -> NDArray[np.uint32]:
+def marked_code_points() -> Uint32s:
     """Return `code_points`, with COMPOSE added to the entries of characters that `composed` changes."""
     table = code_points().copy()
     for first, end in TO_COMPOSE:

@@ -12,10 +12,10 @@ release the GIL. `signatures.compiled` describes when the functions are compiled
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from niels_cache_assets.dedup.canonical import ALONE, BLANK, CLOSING, COMPOSE, DASH, ELLIPSIS, MARK, QUOTE, SIGN
 from niels_cache_assets.dedup.hashing import PADDING
+from niels_cache_runtime.format.layout import Bools, Bytes, Ints, Uint32s
 
 _ZERO, _ONE = np.uint64(0), np.uint64(1)
 _BLANK, _ALONE, _SIGN, _CLOSING, _DASH, _MARK, _QUOTE, _COMPOSE = (
@@ -154,7 +154,7 @@ def _run(entry, source, position, after, begin, end, table):  # type: ignore[no-
     return entry & _CODE_POINT, count, position
 
 
-def tables_of(table: NDArray[np.uint32]) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
+def tables_of(table: Uint32s) -> tuple[Bytes, Bytes, Bytes]:
     """Return the tables of bytes that `canonicalize` takes, from `canonical.marked_code_points`.
 
     plain: (256,), what becomes of letters and blanks of ASCII, and 0 for all other bytes. classes: (256,). actions: (9, 9, 9), what becomes
@@ -182,15 +182,15 @@ def tables_of(table: NDArray[np.uint32]) -> tuple[NDArray[np.uint8], NDArray[np.
 
 @njit(cache=True, nogil=True)
 def canonicalize(
-    source: NDArray[np.uint8],
-    ends: NDArray[np.int64],
-    table: NDArray[np.uint32],
-    plain: NDArray[np.uint8],
-    classes: NDArray[np.uint8],
-    actions: NDArray[np.uint8],
-    canonical: NDArray[np.uint8],
-    canonical_ends: NDArray[np.int64],
-    to_compose: NDArray[np.bool_],
+    source: Bytes,
+    ends: Ints,
+    table: Uint32s,
+    plain: Bytes,
+    classes: Bytes,
+    actions: Bytes,
+    canonical: Bytes,
+    canonical_ends: Ints,
+    to_compose: Bools,
 ) -> None:
     """Write the canonical text of each document, with a blank after each text and PADDING more blanks after the last text.
 

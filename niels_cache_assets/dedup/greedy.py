@@ -15,18 +15,18 @@ memory of the similarity function. Each dropped document takes 13 bytes (21 byte
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from niels_cache_assets.dedup.ranges import Buckets, Kept, Record, Steps, Window, find_buckets
 from niels_cache_assets.dedup.signatures import Signatures, compiled
+from niels_cache_runtime.format.layout import Array, Bools, Bytes, Ints, Uint32s
 
 MEMBERS_COMPARED = 64  # `verify` compares at most this many members of a bucket
 _SAME, _UNKNOWN = np.float32(1), np.float32(np.nan)  # similarities
 _MOST_DOCUMENTS_OF_32_BITS = np.iinfo(np.uint32).max  # this number itself means that there is no document
-_Columns = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]  # the columns of Dropped, for some of the documents
+_Columns = tuple[Array, Array, Array, Array]  # the columns of Dropped, for some of the documents
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Verify:
     compared, so many equal copies cost as much as two.
     """
 
-    similarity: Callable[[NDArray[Any]], Callable[[int, int], float]]
+    similarity: Callable[[Array], Callable[[int, int], float]]
     threshold: float
 
 
@@ -52,9 +52,9 @@ class Dropped:
     """
 
     documents: int
-    ordinals: NDArray[Any]
-    because: NDArray[Any]
-    exact: NDArray[np.bool_]
+    ordinals: Array
+    because: Array
+    exact: Bools
     similarity: NDArray[np.float32]
 
     def __len__(self) -> int:
@@ -115,12 +115,12 @@ class _Members:
 
 
 def _keep_members(
-    buckets: NDArray[np.uint32],
-    kept: NDArray[Any],
+    buckets: Uint32s,
+    kept: Array,
     limit: int,
-    room: NDArray[np.int64],
-    filled: NDArray[np.uint8],
-    documents: NDArray[Any],
+    room: Ints,
+    filled: Bytes,
+    documents: Array,
 ) -> None:
     """Add documents to buckets, in order. The loop is plain, because numba compiles it."""
     for index in range(len(buckets)):
@@ -132,19 +132,19 @@ def _keep_members(
 
 def _next_to_compare(
     start: int,
-    block: NDArray[np.uint32],
-    digests: NDArray[np.uint8],
+    block: Uint32s,
+    digests: Bytes,
     column: int,
     stays: bool,
     compares: bool,
     limit: int,
-    room: NDArray[np.int64],
-    filled: NDArray[np.uint8],
-    documents: NDArray[Any],
-    because: NDArray[Any],
-    exact: NDArray[np.bool_],
+    room: Ints,
+    filled: Bytes,
+    documents: Array,
+    because: Array,
+    exact: Bools,
     measured: NDArray[np.float32],
-    candidates: NDArray[Any],
+    candidates: Array,
 ) -> tuple[int, int]:
     """Run the pass from a column to the next document that must be compared. Return its column, and the number of `candidates`: the kept
     documents in its buckets, ascending. At the end of the block, the column is the number of columns.
@@ -210,7 +210,7 @@ def _similarity(verify: Verify, buckets: Buckets, dtype: np.dtype) -> Callable[[
 
 
 def _drop(
-    window: Window, digests: NDArray[np.uint8], dtype: np.dtype, similarity: Callable[[int, int], float] | None, threshold: float
+    window: Window, digests: Bytes, dtype: np.dtype, similarity: Callable[[int, int], float] | None, threshold: float
 ) -> list[_Columns]:
     """Run the pass over a window. `similarity`: None without `verify`."""
     members = _Members(window, dtype, limit=1 if similarity is None else MEMBERS_COMPARED)
@@ -239,9 +239,7 @@ def _drop(
     return found
 
 
-def _representatives(
-    ordinals: NDArray[Any], buckets: NDArray[np.uint32], digests: NDArray[np.uint8], first_of: NDArray[Any]
-) -> NDArray[Any]:
+def _representatives(ordinals: Array, buckets: Uint32s, digests: Bytes, first_of: Array) -> Array:
     """Return for each of these documents the first document with the same digest, (n,). Usually this is the document itself.
 
     `buckets`: the bucket of the digest of each document. `first_of`: the first document of each bucket of digests.

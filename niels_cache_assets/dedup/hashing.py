@@ -17,7 +17,8 @@ of splitmix64 from SLOT_SEED, and are the same on every machine. The constants o
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
+
+from niels_cache_runtime.format.layout import Uint32s
 
 SIGNATURE_VERSION = "1"  # raise it by hand when canonical text, shingle hashes or slots change for the same text
 WORD_START = 0xCBF29CE484222325
@@ -40,7 +41,7 @@ def mix(value: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def slot_constants(num_perm: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def slot_constants(num_perm: int) -> tuple[Uint32s, Uint32s]:
     """Return XORS and FACTORS, (num_perm,) uint32 each, read-only. FACTORS are odd, so multiplying by them is a bijection."""
     stream = [mix((SLOT_SEED + SHINGLE_BASE * (index + 1)) & _MASK) for index in range(num_perm)]
     xors = np.array([value >> 32 for value in stream], dtype=np.uint32)

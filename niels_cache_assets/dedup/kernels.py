@@ -10,9 +10,9 @@ release the GIL. `signatures.compiled` describes when the functions are compiled
 
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from niels_cache_assets.dedup import hashing
+from niels_cache_runtime.format.layout import Bytes, Ints, Uint32s, Uints
 
 _WORD_START, _WORD_FACTOR = np.uint64(hashing.WORD_START), np.uint64(hashing.WORD_FACTOR)
 _BASE, _MIX_1, _MIX_2 = np.uint64(hashing.SHINGLE_BASE), np.uint64(hashing.MIX_1), np.uint64(hashing.MIX_2)
@@ -108,9 +108,7 @@ def _power(exponent):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, nogil=True)
-def shingle(
-    canonical: NDArray[np.uint8], ends: NDArray[np.int64], ngram: int, shingles: NDArray[np.uint64], shingle_ends: NDArray[np.int64]
-) -> None:
+def shingle(canonical: Bytes, ends: Ints, ngram: int, shingles: Uints, shingle_ends: Ints) -> None:
     """Write the hash of every shingle (run of words), in text order. `shingles` has room for one hash per word."""
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
     position, filled = _ZERO, _ZERO
@@ -131,12 +129,12 @@ def shingle(
 
 @njit(cache=True, nogil=True)
 def sign(
-    canonical: NDArray[np.uint8],
-    ends: NDArray[np.int64],
+    canonical: Bytes,
+    ends: Ints,
     ngram: int,
-    xors: NDArray[np.uint32],
-    factors: NDArray[np.uint32],
-    slots: NDArray[np.uint32],
+    xors: Uint32s,
+    factors: Uint32s,
+    slots: Uint32s,
 ) -> None:
     """Write the slots (the numbers of the signatures) of canonical texts, (documents, num_perm) uint32. This needs 16 KB of memory, for
     documents of any size.
@@ -164,7 +162,7 @@ def sign(
 
 
 @njit(cache=True, nogil=True)
-def hash_bands(slots: NDArray[np.uint32], rows: int, hashes: NDArray[np.uint64]) -> None:
+def hash_bands(slots: Uint32s, rows: int, hashes: Uints) -> None:
     """Write the hash of each band, (documents, bands) uint64: `bands.band_hashes`.
 
     The inner loop is over bands, whose hashes do not depend on each other.
@@ -180,7 +178,7 @@ def hash_bands(slots: NDArray[np.uint32], rows: int, hashes: NDArray[np.uint64])
 
 
 @njit(cache=True, nogil=True)
-def remove_repeated(hashes: NDArray[np.uint64], ends: NDArray[np.int64], new_ends: NDArray[np.int64]) -> None:
+def remove_repeated(hashes: Uints, ends: Ints, new_ends: Ints) -> None:
     """Move the different hashes of each document to the front of `hashes`, and write the new end of each document. The hashes of each
     document are sorted.
     """
@@ -196,7 +194,7 @@ def remove_repeated(hashes: NDArray[np.uint64], ends: NDArray[np.int64], new_end
 
 
 @njit(cache=True, nogil=True)
-def count_shared(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> int:
+def count_shared(shingles: Uints, others: Uints) -> int:
     """Return the number of hashes that are in both sets, each sorted and without repetitions."""
     one, other, shared = _ZERO, _ZERO, 0
     while one < np.uint64(len(shingles)) and other < np.uint64(len(others)):

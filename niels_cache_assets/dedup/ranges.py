@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes
 from niels_cache_assets.dedup.signatures import DIGEST_BYTES, Signatures
+from niels_cache_runtime.format.layout import Array, Bytes, Uint32s, Uints
 
 DIGESTS = "digests"  # (documents, 20) uint8
 MOST_OF_ONE_RANGE = 1 << 28  # documents; the job for a range then takes 13 GB
@@ -44,7 +44,7 @@ _HEADER = 2  # numbers before the columns of a file of rows: how many windows an
 Wrote = Callable[[str, Any], None]
 """A function that takes the name of a file, and the bytes that were written to its end."""
 
-Kept = tuple[NDArray[np.uint32], NDArray[Any]]
+Kept = tuple[Uint32s, Array]
 """Documents that were kept: (bucket, document), both (n,). The documents of a bucket are in the order in which they were kept."""
 
 
@@ -78,7 +78,7 @@ class Buckets:
     documents: int
     bands: int
 
-    def digests(self) -> NDArray[np.uint8]:
+    def digests(self) -> Bytes:
         """Return the digests, (documents, 20) uint8, as a memory map."""
         return np.memmap(self.hashes / DIGESTS, dtype=np.uint8, mode="r").reshape(-1, DIGEST_BYTES)
 
@@ -109,7 +109,7 @@ class Window:
         self._leaving = of_row[leaves].astype(np.uint32) + np.uint32(1)
         self._to = (following[leaves] // _U64(self._size)).astype(np.int64)
 
-    def _rows(self, links: Sequence[Path]) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint64]]:
+    def _rows(self, links: Sequence[Path]) -> tuple[Uints, Uints, Uints]:
         """Return the key of the bucket, the place in the window, and the next document of each row, (n,) uint64."""
         keys, places, following = [], [], []
         for band in range(self._bands):
@@ -125,16 +125,16 @@ class Window:
         """The number of buckets, plus one for bucket 0."""
         return len(self._keys) + 1
 
-    def blocks(self) -> Iterator[tuple[int, NDArray[np.uint32]]]:
+    def blocks(self) -> Iterator[tuple[int, Uint32s]]:
         """Yield (ordinal of the first column, bucket numbers). The numbers are (bands + 1, up to 65,536) uint32."""
         for first in range(0, self._end - self._start, _AT_ONCE):
             yield self._start + first, np.ascontiguousarray(self._numbers[:, first : first + _AT_ONCE])
 
-    def sizes(self) -> NDArray[np.uint32]:
+    def sizes(self) -> Uint32s:
         """Return how many documents of each bucket this window has, (count,)."""
         return self._members
 
-    def first_documents(self, dtype: np.dtype) -> NDArray[Any]:
+    def first_documents(self, dtype: np.dtype) -> Array:
         """Return the first document of each bucket, also if it is in an earlier window, (count,)."""
         return np.concatenate([np.zeros(1, dtype), (self._keys // _U64(self._bands)).astype(dtype)])
 
@@ -229,7 +229,7 @@ def write_hashes(
     return documents
 
 
-def _append(folder: Path, band: int, ranges: int, ordinals: NDArray[np.uint64], hashes: NDArray[np.uint64], wrote: Wrote) -> None:
+def _append(folder: Path, band: int, ranges: int, ordinals: Uints, hashes: Uints, wrote: Wrote) -> None:
     """Append (document, hash) to the files of their ranges. A range is an equal share of all 64-bit numbers."""
     numbers = ((hashes >> _U64(32)) * _U64(ranges)) >> _U64(32)
     order = np.argsort(numbers, kind="stable")
@@ -278,11 +278,11 @@ def link_range(hashes: Path, links: Path, band: int, each: int, *, documents: in
             file.write(column[order].data)
 
 
-def _read_rows(path: Path, window: int) -> list[NDArray[np.uint64]]:
+def _read_rows(path: Path, window: int) -> list[Uints]:
     """Return the three columns of the rows of one window, from the file of `link_range`."""
     with open(path, "rb") as file:
 
-        def read(place: int, count: int) -> NDArray[np.uint64]:
+        def read(place: int, count: int) -> Uints:
             file.seek(place * _BYTES)
             return np.fromfile(file, dtype=_U64, count=count)
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from niels_cache_assets.dedup import hashing
 from niels_cache_assets.dedup.canonical import composed, marked_code_points, without_entities
 from niels_cache_assets.dedup.hashing import PADDING
+from niels_cache_runtime.format.layout import Bools, Bytes, Ints, Uint32s, Uints
 
 DIGEST_BYTES = 20
 _CHARACTERS_AT_ONCE = 1 << 20
@@ -37,8 +38,8 @@ class Signatures:
     slots: (n, num_perm) uint32, MinHash.
     """
 
-    digests: NDArray[np.uint8]
-    slots: NDArray[np.uint32]
+    digests: Bytes
+    slots: Uint32s
 
     def __len__(self) -> int:
         return len(self.digests)
@@ -53,14 +54,14 @@ class Shingles:
     ends: (n,) int64, the end of each document in `hashes`.
     """
 
-    digests: NDArray[np.uint8]
-    hashes: NDArray[np.uint64]
-    ends: NDArray[np.int64]
+    digests: Bytes
+    hashes: Uints
+    ends: Ints
 
     def __len__(self) -> int:
         return len(self.ends)
 
-    def of(self, index: int) -> NDArray[np.uint64]:
+    def of(self, index: int) -> Uints:
         """Return the hashes of the shingles (runs of words) of the index-th document, sorted and unique, in the form that `jaccard`
         takes.
         """
@@ -102,7 +103,7 @@ class Signer:
             total += len(group)
         return Shingles(digests=digests, hashes=np.concatenate(hashes), ends=ends)
 
-    def shingle_sets(self, texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    def shingle_sets(self, texts: Sequence[str]) -> tuple[Uints, Ints]:
         """Return the set of shingle hashes of each text, all in one array, and the end of each set. Each set is sorted."""
         from niels_cache_assets.dedup import kernels
 
@@ -115,13 +116,13 @@ class Signer:
         different = shingles.hashes[: ends[-1] if len(ends) else 0]
         return different if 2 * len(different) > len(shingles.hashes) else different.copy(), ends  # a copy lets the rest go
 
-    def shingle_hashes(self, text: str) -> NDArray[np.uint64]:
+    def shingle_hashes(self, text: str) -> Uints:
         """Return the hashes of the shingles (runs of words) of a text, sorted and unique, (n,) uint64. For a text without words, the result
         is empty.
         """
         return self.shingle([text]).of(0)
 
-    def _canonical(self, texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def _canonical(self, texts: Sequence[str]) -> tuple[Bytes, Ints]:
         """Return the canonical texts as UTF-8, and the end of each text. One blank follows each text, and PADDING more blanks follow the
         last text.
         """
@@ -131,7 +132,7 @@ class Signer:
             canonical, ends, _ = _canonicalized([composed(text) if to_compose[index] else text for index, text in enumerate(seen)])
         return canonical, ends
 
-    def _shingles(self, canonical: NDArray[np.uint8], ends: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    def _shingles(self, canonical: Bytes, ends: Ints) -> tuple[Uints, Ints]:
         from niels_cache_assets.dedup import kernels
 
         words = np.count_nonzero(canonical[: ends[-1] + 1] == ord(" "))  # an empty text counts as one word
@@ -140,13 +141,13 @@ class Signer:
         kernels.shingle(canonical, ends, self.ngram, shingles, shingle_ends)
         return shingles[: shingle_ends[-1]], shingle_ends
 
-    def _slots(self, canonical: NDArray[np.uint8], ends: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
+    def _slots(self, canonical: Bytes, ends: Ints, out: Uint32s) -> None:
         from niels_cache_assets.dedup import kernels
 
         kernels.sign(canonical, ends, self.ngram, *hashing.slot_constants(self.num_perm), out)
 
 
-def jaccard(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> float:
+def jaccard(shingles: Uints, others: Uints) -> float:
     """Return the Jaccard similarity |A and B| / |A or B| of two sorted arrays of unique hashes (`Signer.shingle_hashes`).
 
     The result is 0.0 if one or both arrays are empty. The time is O(n log m) at most, where n is the length of the shorter array.
@@ -165,7 +166,7 @@ def jaccard(shingles: NDArray[np.uint64], others: NDArray[np.uint64]) -> float:
     return shared / (len(shingles) + len(others) - shared)
 
 
-def estimated_jaccard(slots: NDArray[np.uint32], others: NDArray[np.uint32]) -> NDArray[np.float64]:
+def estimated_jaccard(slots: Uint32s, others: Uint32s) -> NDArray[np.float64]:
     """Return the share of equal slots in each row, (n,) float64; 0 for texts without words.
 
     This share estimates the Jaccard similarity J with variance J(1-J)/num_perm.
@@ -188,7 +189,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return compile_function
 
 
-def _canonicalized(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.bool_]]:
+def _canonicalized(texts: Sequence[str]) -> tuple[Bytes, Ints, Bools]:
     """Return the result of `canonical_kernels.canonicalize`: canonical texts, the end of each, and which texts are still to be composed."""
     from niels_cache_assets.dedup import canonical_kernels
 
@@ -203,7 +204,7 @@ def _canonicalized(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.
 
 
 @lru_cache(maxsize=1)
-def _kernel_tables() -> tuple[NDArray[np.uint32], NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
+def _kernel_tables() -> tuple[Uint32s, Bytes, Bytes, Bytes]:
     """Return the tables that `canonical_kernels.canonicalize` takes."""
     from niels_cache_assets.dedup import canonical_kernels
 
@@ -222,7 +223,7 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
         yield start, len(texts)
 
 
-def _digest(canonical: NDArray[np.uint8], ends: NDArray[np.int64], texts: Sequence[str], out: NDArray[np.uint8]) -> None:
+def _digest(canonical: Bytes, ends: Ints, texts: Sequence[str], out: Bytes) -> None:
     """Write the SHA-1 of each canonical text. If it is empty, write that of a NUL and the text itself; no canonical text has a NUL."""
     view, start, digests = memoryview(canonical), 0, bytearray()  # type: ignore[arg-type]
     for end, text in zip(ends.tolist(), texts, strict=True):

@@ -39,17 +39,17 @@ from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.dedup.canonical import BLANK, code_points
 from niels_cache_assets.dedup.signatures import Shingles, Signer, jaccard
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Array, Bools, Bytes, Ints, Uints
 
 Kind = Literal["exact", "near", "ngrams"]
-Hashes = NDArray[np.uint64]
+Hashes = Uints
 
 NGRAM = 13
 _SHINGLE = 5
@@ -84,17 +84,17 @@ class NGrams(NamedTuple):
 class HashIndex:
     """A table of hashes and their owners. A hash may have several owners, and an owner several hashes."""
 
-    def __init__(self, hashes: NDArray[Any], owners: NDArray[Any]) -> None:
+    def __init__(self, hashes: Array, owners: Array) -> None:
         order = np.argsort(hashes, kind="stable")
         self._hashes, self._owners = hashes[order], owners[order]
 
-    def has(self, asked: NDArray[Any]) -> NDArray[np.bool_]:
+    def has(self, asked: Array) -> Bools:
         """Return for each hash whether it has an owner, (n,)."""
         if not len(self._hashes):
             return np.zeros(len(asked), dtype=bool)
         return self._hashes[np.minimum(np.searchsorted(self._hashes, asked), len(self._hashes) - 1)] == asked
 
-    def find(self, asked: NDArray[Any], *, most: int | None = None) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    def find(self, asked: Array, *, most: int | None = None) -> tuple[Ints, Array]:
         """Return (place in `asked`, owner) for each owner of each hash, (m,) each. Places ascend, and the owners of a hash are in the order
         in which they were given. most: the number of owners of a hash that count.
         """
@@ -201,7 +201,7 @@ class TextSet:
                 self._grams.append(grams.of(number) if counts[index] > NGRAM - _SHINGLE else hashes[:0])
             self._spool.write(hashes.data)
 
-    def _shared(self, hashes: Hashes, is_hit: NDArray[np.bool_], limits: NGrams) -> Match | None:
+    def _shared(self, hashes: Hashes, is_hit: Bools, limits: NGrams) -> Match | None:
         """Return the match of a text by its 13-grams. `is_hit`: whether each of them is in the set."""
         edges = np.flatnonzero(np.diff(np.concatenate([[False], is_hit, [False]]).astype(np.int8)))
         run = int((edges[1::2] - edges[::2]).max()) + NGRAM - 1
@@ -242,7 +242,7 @@ class TextSet:
         end = text.rfind(" ", 0, length) if length < 0.8 * len(text) else -1
         return text[:end] if end > 0 else None
 
-    def _missing_by_text(self, shingles: Shingles) -> NDArray[np.int64]:
+    def _missing_by_text(self, shingles: Shingles) -> Ints:
         """Return (n,) int64: for each text, the number of different shingles that are in no text of the set. The number may be too small,
         rarely.
 
@@ -256,7 +256,7 @@ class TextSet:
         marked[firsts[text] + (shingles.hashes[missing].view(np.int64) & (marks[text] - 1))] = True
         return np.add.reduceat(marked, firsts, dtype=np.int64)
 
-    def _is_member(self, hashes: Hashes) -> NDArray[np.bool_]:
+    def _is_member(self, hashes: Hashes) -> Bools:
         """Return bool (n,): False for shingles that are certainly in no text of the set."""
         slots = hashes >> self._shift
         bits = self._members[slots >> np.uint64(3)] >> (slots & np.uint64(7)).astype(np.uint8)
@@ -289,7 +289,7 @@ class TextSet:
         return None
 
 
-def _index_of(hashes: list[Hashes]) -> tuple[HashIndex, NDArray[np.int64]]:
+def _index_of(hashes: list[Hashes]) -> tuple[HashIndex, Ints]:
     """Return an index of the hashes of each text, and the number of hashes of each text. The list is emptied."""
     counts = np.fromiter(map(len, hashes), np.int64, len(hashes))
     every = np.concatenate([*hashes, np.empty(0, np.uint64)])
@@ -318,7 +318,7 @@ def most_words(text: str) -> int:
 
 
 @lru_cache(maxsize=1)
-def _weights_of_bytes() -> tuple[bytes, NDArray[np.uint8]]:
+def _weights_of_bytes() -> tuple[bytes, Bytes]:
     """Return the bytes of ASCII that neither begin nor end a word, with all bytes above ASCII, and the weight of each pair of bytes above
     ASCII, (65536,) uint8: that of the heaviest character that begins with this pair, and 0 if there is none.
     """

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.writers import Files, add_file, sync_and_close
 from niels_cache_assets.processes import signals_afterwards
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME
+from niels_cache_runtime.format.layout import META_NAME, Ints
 from niels_cache_runtime.format.meta import read_meta
 
 if TYPE_CHECKING:
@@ -136,9 +135,7 @@ def tables(path: Path) -> list[Table]:
     return [Table(folder / f"{name}{path.suffix}", documents) for name, documents in counted if documents]
 
 
-def rows_of(
-    parquet: pq.ParquetFile, ordinals: NDArray[np.int64], columns: Sequence[str], *, first: int = 0
-) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
+def rows_of(parquet: pq.ParquetFile, ordinals: Ints, columns: Sequence[str], *, first: int = 0) -> Iterator[tuple[Ints, pa.Table]]:
     """Yield (ordinals, rows) for each row group that contains some of `ordinals`.
 
     `ordinals` must be strictly ascending. `first`: the ordinal of the first row of the file. Ordinals beyond the end of the file are left

@@ -19,7 +19,6 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset, NamedSplit
 from datasets.table import InMemoryTable
-from numpy.typing import NDArray
 
 from niels_cache_assets.config.problems import refuse_choice
 from niels_cache_assets.config.registry import cache_root, load_registry
@@ -35,6 +34,7 @@ from niels_cache_runtime.format.layout import (
     SIDES,
     SPLITS,
     Family,
+    Ints,
     Split,
     Tokens,
     has_pairs,
@@ -149,7 +149,7 @@ def _spans_of(split: CacheSplit) -> pa.StructArray:
     return pa.StructArray.from_arrays([pa.array(offsets[:-1]), bounds], names=[_FIRST_TOKEN, _BOUNDS])
 
 
-def _pieces(stream: TokenStream, offsets: NDArray[np.int64]) -> Iterator[tuple[Tokens, NDArray[np.int64]]]:
+def _pieces(stream: TokenStream, offsets: Ints) -> Iterator[tuple[Tokens, Ints]]:
     """Yield (tokens, offsets of some rows in these tokens) for all rows between `offsets` (rows + 1,), in order.
 
     All rows that lie inside one piece of the stream are yielded together, without a copy. A row that crosses to the next piece is yielded

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.base import chosen_token_dtype, token_dtype_identity
@@ -33,8 +32,11 @@ from niels_cache_runtime.format.layout import (
     SPLITS,
     TOKEN_DTYPE,
     TOKEN_DTYPES,
+    Array,
+    Ints,
     Split,
     Tokens,
+    Uints,
     doc_ends_name,
     documents_name,
     max_vocab_size,
@@ -192,7 +194,7 @@ def _dtype_name(
     return least
 
 
-def _blocks(indexed: IndexedDataset) -> Iterator[NDArray[Any]]:
+def _blocks(indexed: IndexedDataset) -> Iterator[Array]:
     """Yield the tokens of a .bin in blocks. Raises NielsCacheError if it cannot be read."""
     try:
         with open(indexed.bin_path, "rb") as file:
@@ -254,7 +256,7 @@ class _SplitWriter:
             writer.abandon()
 
 
-def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[Ints, Ints, Ints]]:
     """Yield (starts in tokens, ends in tokens, numbers of sequences) of the documents, block by block."""
     if indexed is None:
         return
@@ -268,7 +270,7 @@ def _documents(indexed: IndexedDataset | None) -> Iterator[tuple[NDArray[np.int6
         yield places[:-1], places[1:], np.diff(block)
 
 
-def _as_tokens(tokens: NDArray[Any], indexed: IndexedDataset, vocabulary: Vocabulary, position: int, *, dtype: np.dtype) -> Tokens:
+def _as_tokens(tokens: Array, indexed: IndexedDataset, vocabulary: Vocabulary, position: int, *, dtype: np.dtype) -> Tokens:
     limit = vocabulary.vocab_size or max_vocab_size(dtype)
     outside = (tokens < 0) | (tokens >= limit) if limit <= np.iinfo(tokens.dtype).max else tokens < 0
     if outside.any():
@@ -278,7 +280,7 @@ def _as_tokens(tokens: NDArray[Any], indexed: IndexedDataset, vocabulary: Vocabu
     return tokens.astype(dtype)
 
 
-def _look_at(tokens: Tokens, ends: NDArray[np.uint64], eot: int | None, counts: _Counts) -> None:
+def _look_at(tokens: Tokens, ends: Uints, eot: int | None, counts: _Counts) -> None:
     """Count EOT in `tokens`, which are the next tokens of the split."""
     begin = counts.tokens
     first, stop = ends.searchsorted(np.array([begin + 1, begin + len(tokens) + 1], dtype=np.uint64))

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_assets.exchange.writing import PlannedFile, Unit, unit_of
 from niels_cache_runtime.cache.opening import cut_documents
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Uints
 
 MAX_BYTES = 1 << 30  # dolma writes at most 512 Mi tokens to a file: this many bytes of uint16
 MAX_TOKENS = 2**32 - 1  # OLMo-core's padding and mixing data sets keep positions in a file as uint32
@@ -105,7 +105,7 @@ def _unit(split: ExportSplit, stem: str, first_document: int, end_document: int,
     )
 
 
-def _csv(starts: NDArray[np.uint64], ends: NDArray[np.uint64]) -> bytes:
+def _csv(starts: Uints, ends: Uints) -> bytes:
     from pyarrow import BufferOutputStream, table
     from pyarrow.csv import WriteOptions, write_csv
 
@@ -114,7 +114,7 @@ def _csv(starts: NDArray[np.uint64], ends: NDArray[np.uint64]) -> bytes:
     return written.getvalue().to_pybytes()
 
 
-def _digits(doc_ends: NDArray[np.uint64], first_document: int, end_document: int, first: int) -> int:
+def _digits(doc_ends: Uints, first_document: int, end_document: int, first: int) -> int:
     """Count the digits of the ends of these documents. Ends are measured from token `first`. Uses a binary search for each power of ten."""
     digits, power, largest = end_document - first_document, 10, int(doc_ends[end_document - 1]) - first
     while power <= largest:

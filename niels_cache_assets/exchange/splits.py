@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.opening import OpenedSplit, open_split, require_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, Split
+from niels_cache_runtime.format.layout import META_NAME, Split, Uints
 from niels_cache_runtime.format.meta import Meta, read_meta
 
 _BLOCK_BYTES = 1 << 18  # fits the processor's cache; blocks of megabytes took at least twice as long
@@ -40,7 +39,7 @@ class ExportSplit:
         return int(self.opened.tokens.shard_lengths.sum())
 
     @property
-    def doc_ends(self) -> NDArray[np.uint64]:
+    def doc_ends(self) -> Uints:
         """The exclusive ends of the documents, in tokens: (documents,) uint64."""
         return require_doc_ends(self.folder, self.opened.doc_ends)
 

@@ -4,8 +4,6 @@ Without `download`, only the sizes and the hashes that the store recorded are co
 an object may have other content than its recorded hash says. With `download`, every byte is read and hashed, and nothing is written.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ files that are missing. Keys depend on content, so two pushes at once do not dis
 are mapped.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Work on many files at once, with one progress. The first error ends the work on all files."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.disk.lineage import Lineage, read_lineage
 from niels_cache_assets.disk.table_file import tables
@@ -22,6 +21,7 @@ from niels_cache_assets.tokenizer.kinds import TextTokenizer, built_model
 from niels_cache_runtime.cache.opening import current_tokenizer_sha256
 from niels_cache_runtime.format.layout import (
     META_NAME,
+    Ints,
     Split,
     Tokens,
     documents_name,
@@ -65,10 +65,10 @@ class Row:
     epoch: int
     sample: int
     tokens: Tokens
-    files: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    documents: NDArray[np.int64]
-    document_offsets: NDArray[np.int64]
+    files: Ints
+    offsets: Ints
+    documents: Ints
+    document_offsets: Ints
 
     @property
     def segments(self) -> list[Segment]:
@@ -106,7 +106,7 @@ def row_of(trace: BatchTrace, number: int) -> Row:
 class Cache:
     """The lineage and the tokenizer of one data set. `notes` report a missing lineage or tokenizer."""
 
-    def __init__(self, name: str, folder: str | Path, files: tuple[str, ...], documents: NDArray[np.int64]) -> None:
+    def __init__(self, name: str, folder: str | Path, files: tuple[str, ...], documents: Ints) -> None:
         """Open the data set.
 
         folder: the folder of the split on this machine. files: the token files of the split. documents: ordinals to look up.
@@ -123,7 +123,7 @@ class Cache:
         self.tokenizer = self._open_tokenizer()
         self._special = frozenset(self.tokenizer.special_token_ids().values()) if self.tokenizer else frozenset()
 
-    def _read_lineage(self, file: str, documents: NDArray[np.int64]) -> dict[int, Lineage]:
+    def _read_lineage(self, file: str, documents: Ints) -> dict[int, Lineage]:
         path = self._split.parent / file
         lost = [table.path for table in tables(path) if not table.path.exists()]
         if not lost:

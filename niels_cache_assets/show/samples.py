@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.disk.split_tokens import SplitTokens
 from niels_cache_assets.show.targets import ExampleTargets
@@ -21,6 +20,7 @@ from niels_cache_runtime.cache.mmap import Offsets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (
     META_NAME,
+    Bools,
     Family,
     Split,
     Tokens,
@@ -67,10 +67,6 @@ def _extremes(ends: Offsets) -> tuple[int, int]:
     return longest[0], shortest[0]
 
 
-def _noun(family: Family, meta: Meta) -> str:
-    return "document" if family == "pretrain" else "pair" if has_pairs(meta) else "example"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """The marking of a text that is cut. mark: printed at the end of the text. explanation: printed once for all samples."""
@@ -86,7 +82,7 @@ class Drawn:
 
     title: str
     tokens: Tokens
-    is_target: NDArray[np.bool_]
+    is_target: Bools
     hidden_tokens: int = 0
     hidden_targets: int = 0
     is_cut_by_budget: bool = False

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.dedup.text_set import HashIndex
@@ -23,7 +22,7 @@ from niels_cache_assets.disk.table_file import tables
 from niels_cache_assets.streaming.pretrain_writer import TEXT_HASH
 from niels_cache_assets.strings import hashes_of
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Split, documents_name
+from niels_cache_runtime.format.layout import Ints, Split, documents_name
 
 _PLACE = ("source_id", "file", "row")
 
@@ -116,7 +115,7 @@ def _shared(name: str, folder: Path, vals: _Vals) -> Iterator[SharedText]:
         yield SharedText(train=name, val=vals.names[owner], documents=int(counts[owner]), first=origin)
 
 
-def _hashes(folder: Path, split: Split) -> Iterator[tuple[tuple[Path, int], NDArray[np.int64]]]:
+def _hashes(folder: Path, split: Split) -> Iterator[tuple[tuple[Path, int], Ints]]:
     """Yield (file, number of the row group) and the hashes of this row group. Raises NielsCacheError if the lineage has none."""
     import pyarrow
 

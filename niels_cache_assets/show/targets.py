@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.mmap import map_example_starts
 from niels_cache_runtime.cache.targets import ExampleParts, map_targets
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, Split, Tokens, has_spans, idx_name
+from niels_cache_runtime.format.layout import META_NAME, Bools, Ints, Split, Tokens, has_spans, idx_name
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.format.meta_keys import is_count
 
@@ -30,7 +29,7 @@ class ExampleTargets:
         elif not is_count(self._ids.get("asst")):
             raise NielsCacheError(f"{directory / META_NAME}: special_token_ids has no asst, the token before the targets; add its id there")
 
-    def of_example(self, tokens: Tokens, example: int, begin: int) -> NDArray[np.bool_]:
+    def of_example(self, tokens: Tokens, example: int, begin: int) -> Bools:
         """Return which of the first tokens of an example are targets, (n,) bool.
 
         begin: where the example begins in the split. For a side of a preference pair, where the side begins.
@@ -39,7 +38,7 @@ class ExampleTargets:
             example = int(np.searchsorted(self._starts, begin))  # the entry of the side in the index
         return self.mask(tokens, np.zeros(1, np.int64), first=example, begin=begin)
 
-    def mask(self, tokens: Tokens, starts: NDArray[np.int64], *, first: int, begin: int) -> NDArray[np.bool_]:
+    def mask(self, tokens: Tokens, starts: Ints, *, first: int, begin: int) -> Bools:
         """Return which tokens are targets, (n,) bool.
 
         tokens: (n,), the tokens of whole examples from example `first` on; the last one may be cut. starts: where each example begins in
@@ -53,7 +52,7 @@ class ExampleTargets:
         parts = ExampleParts(examples=first + np.arange(len(starts)), starts=begin + starts, lengths=lengths, places=starts)
         return self._spans.mask(len(tokens), parts)
 
-    def turns(self, tokens: Tokens, starts: NDArray[np.int64], *, first: int) -> NDArray[np.int64]:
+    def turns(self, tokens: Tokens, starts: Ints, *, first: int) -> Ints:
         """Return the number of turns of each example, (examples,): messages of users and the assistant, or spans."""
         if self._spans is not None:
             owners, _, _ = self._spans.of(first + np.arange(len(starts)))

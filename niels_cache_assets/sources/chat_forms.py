@@ -13,8 +13,6 @@ The caller tries the keys on the rows. `init` writes them, and errors of a build
 has messages that are not in it. Trees of messages are of the source `oasst1`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 This module turns rows into messages. `sources.conversations` decides which conversations are valid. One row at a time is in memory.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

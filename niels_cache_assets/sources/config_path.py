@@ -1,7 +1,5 @@
 """Paths in niels_cache.toml, names that stand among paths (of data sets and of chat templates), and what a template learns."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import re

@@ -1,7 +1,5 @@
 """The source `dolly15k`, for Databricks' Dolly on the Hugging Face hub. People wrote its instructions and answers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Literal
 

@@ -4,8 +4,6 @@ A source reads foreign data with foreign libraries, so it may raise any exceptio
 an address.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import socket

@@ -6,8 +6,6 @@ are in memory, at about 200 bytes each, and a document costs one look into a set
 the lines and the path are not. In a data set in parts, only the ids that a part holds are part of its fingerprint (parts/excluded.py).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

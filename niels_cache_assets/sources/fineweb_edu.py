@@ -1,7 +1,5 @@
 """The source `fineweb_edu`, for FineWeb-Edu, which is web pages of educational value."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveInt

@@ -3,8 +3,6 @@
 The books are read from the hub, or from a folder of *.txt. One book of a folder, or one row group (block of rows) of the hub, is in memory.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal

@@ -2,8 +2,6 @@
 shuffles.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath

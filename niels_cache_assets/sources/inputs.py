@@ -5,8 +5,6 @@ hub is unreachable. An unreachable upstream is not reported as a problem, becaus
 nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from typing import NamedTuple

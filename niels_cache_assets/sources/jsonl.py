@@ -1,7 +1,5 @@
 """The source `jsonl`, for pretrain data sets from the user's files with one JSON object per line."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

@@ -5,8 +5,6 @@ Files are read in the order of their relative paths. Hidden files and folders (.
 time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 

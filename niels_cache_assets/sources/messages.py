@@ -9,8 +9,6 @@ For a chat template, values reach it as they are in the row, because a template 
 a list of texts becomes one text, and calls and tools that are JSON in a text are decoded (arguments of calls later: chats/arguments.py).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast

@@ -3,8 +3,6 @@
 This opens each file once, for its first bytes.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from itertools import chain

@@ -5,8 +5,6 @@ for oasst1. Tree files (*.trees.jsonl) are read one tree at a time. The time is 
 written threads. There is no recursion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 

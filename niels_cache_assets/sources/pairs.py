@@ -6,8 +6,6 @@ A row may give the prompt alone, or in both sides, or both. Messages are compare
 the calls' arguments, make no difference. Nothing is read here.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ imported, so none of it runs. `python_help` (SFT) uses the same docstrings. Pars
 written in C have no docstring in the source code, so the parser does not find them.
 """
 
-from __future__ import annotations
-
 import ast
 import platform
 import sys

@@ -3,8 +3,6 @@
 The quickstart profile builds this data set, because it is real prose and needs no network. `python_docs` finds the docstrings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The source `text`, for pretrain data sets from the user's plain text files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 from typing import IO, ClassVar, Literal

@@ -7,8 +7,6 @@ raises an error, because a wrong column would become a cache of ids. The rule is
 file, and of Parquet without a column `text` the first row group. This module opens no file.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

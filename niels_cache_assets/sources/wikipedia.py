@@ -6,8 +6,6 @@ none, that of the first file that has one counts, because only the first file of
 `redirects` among the facts of the report counts them, and they are not dropped documents. `mediawiki` describes the cost.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ The hub's rows and the lines of the raw files are paragraphs. An article starts 
 a section inside an article). No row is lost: the joined texts of all articles equal the joined texts of all rows.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.config.defaults import BOS
 from niels_cache_assets.dedup.text_set import Kind, Match, TextSet
@@ -31,7 +30,7 @@ from niels_cache_assets.disk.split_tokens import SplitTokens
 from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import META_NAME, Split, doc_ends_name, token_dtype_of
+from niels_cache_runtime.format.layout import META_NAME, Split, Uints, doc_ends_name, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, cut_ordinals, read_meta
 from niels_cache_runtime.format.reading import available_threads
 
@@ -152,7 +151,7 @@ class _Documents:
     def __init__(self, folder: Path, split: Split, meta: Meta, tokenizer: Any) -> None:
         self._tokens = SplitTokens(folder, "pretrain", split, dtype=token_dtype_of(meta))
         path, count = folder / doc_ends_name(split), len(self._tokens)
-        self.ends: NDArray[np.uint64] = map_doc_ends(path, token_count=count) if count else np.empty(0, np.uint64)
+        self.ends: Uints = map_doc_ends(path, token_count=count) if count else np.empty(0, np.uint64)
         self._end_tokens = 1 if meta.get("append_eot") else 0
         self._begin_tokens = 0 if meta["special_token_ids"].get(BOS) is None else 1
         self.cut = set(cut_ordinals(meta, split))

@@ -9,11 +9,11 @@ document leaves first, and the document that replaced it leaves second. shuffle_
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.random_numbers import TorchRandom
 from niels_cache_assets.streaming.shuffle_buffers import Buffer, buffer_of
+from niels_cache_runtime.format.layout import Ints
 
 _DRAWS_PER_BLOCK = 8192
 _LAST_DOCUMENTS = 256  # documents of a batch when the buffer is emptied at the end
@@ -24,7 +24,7 @@ def shuffled(batches: Iterable[DocumentBatch], *, buffer_size: int, seed: int) -
     random = TorchRandom(seed)
     draws = np.empty(0, np.int64)
 
-    def draw(count: int) -> NDArray[np.int64]:
+    def draw(count: int) -> Ints:
         """Return `count` random slots of the buffer. Each block of random numbers is used from its end."""
         nonlocal draws
         while len(draws) < count:

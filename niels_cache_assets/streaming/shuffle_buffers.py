@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.strings import Strings
+from niels_cache_runtime.format.layout import Array, Bools, Bytes, Ints
 
 _MOST_BYTES = 64 << 20  # of texts in a ColumnBuffer
 _SHORT_CHARACTERS = 4096  # on average; longer Python strings are not copied to columns
@@ -51,7 +51,7 @@ def _text_bytes(batch: DocumentBatch) -> int:
     return len(batch.text.buffers()[0]) if isinstance(batch.text, Strings) else int(batch.characters.sum())
 
 
-def _moves(slots: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+def _moves(slots: Ints) -> tuple[Bools, Ints, Ints]:
     """Return the moves of an exchange, for which some slots are drawn twice.
 
     stays: bool (n,), the incoming documents that stay in the buffer. before, after: pairs of incoming documents with the same slot, one
@@ -78,10 +78,10 @@ class ObjectBuffer:
     def with_objects(self) -> Buffer:
         return self
 
-    def documents(self, slots: NDArray[np.int64]) -> DocumentBatch:
+    def documents(self, slots: Ints) -> DocumentBatch:
         return self._held[slots]
 
-    def exchange(self, incoming: DocumentBatch, slots: NDArray[np.int64]) -> DocumentBatch:
+    def exchange(self, incoming: DocumentBatch, slots: Ints) -> DocumentBatch:
         incoming = incoming.with_objects()
         stays, before, after = _moves(slots)
         if self._held.kept is not None or incoming.kept is not None:
@@ -112,10 +112,10 @@ class ColumnBuffer:
     def with_objects(self) -> Buffer:
         return ObjectBuffer(self._arrivals.documents(self._arrived))
 
-    def documents(self, slots: NDArray[np.int64]) -> DocumentBatch:
+    def documents(self, slots: Ints) -> DocumentBatch:
         return self._arrivals.documents(self._arrived[slots])
 
-    def exchange(self, incoming: DocumentBatch, slots: NDArray[np.int64]) -> DocumentBatch | None:
+    def exchange(self, incoming: DocumentBatch, slots: Ints) -> DocumentBatch | None:
         columns = _as_columns(incoming)
         if columns is None:
             return None
@@ -164,9 +164,9 @@ class _Recycled:
     """
 
     def __init__(self) -> None:
-        self._lent: list[tuple[NDArray[np.uint8], weakref.ref[Any]]] = []
+        self._lent: list[tuple[Bytes, weakref.ref[Any]]] = []
 
-    def take(self, size: int) -> NDArray[np.uint8]:
+    def take(self, size: int) -> Bytes:
         """Return an array of this size with arbitrary content. When this array object is gone, its memory is free again.
 
         A NumPy view of the array does not keep the array object alive, but a buffer of Arrow does.
@@ -182,7 +182,7 @@ class _Recycled:
 class _Appended:
     """A column of strings to which strings are appended. `values` has room for all of them, and begins with those that are there."""
 
-    def __init__(self, content: NDArray[np.uint8], *, rows: int) -> None:
+    def __init__(self, content: Bytes, *, rows: int) -> None:
         """content: memory for the bytes of the strings. rows: the most strings."""
         import pyarrow as pa
 
@@ -191,7 +191,7 @@ class _Appended:
         self._offsets[-1] = size  # Arrow computes the average length from it
         self.values = pa.LargeStringArray.from_buffers(rows, pa.py_buffer(self._offsets), pa.py_buffer(self._content))
 
-    def append(self, count: int, content: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bool:
+    def append(self, count: int, content: Bytes, offsets: Ints) -> bool:
         """Append strings after the first `count`. Return False if there is no room. content, offsets: see Strings.buffers."""
         start, end = int(self._offsets[count]), count + len(offsets)
         if end > len(self._offsets) or start + len(content) > len(self._content):
@@ -200,7 +200,7 @@ class _Appended:
         np.add(offsets[1:], start, out=self._offsets[count + 1 : end])
         return True
 
-    def size(self, rows: NDArray[np.int64]) -> int:
+    def size(self, rows: Ints) -> int:
         """Return the bytes of the strings with these numbers."""
         return int((self._offsets[rows + 1] - self._offsets[rows]).sum())
 
@@ -220,7 +220,7 @@ class _Arrivals:
         self._text, self._source_id = (
             _Appended(recycled.take(size), rows=rows) for recycled, size in zip(memory, (text_bytes, id_bytes), strict=True)
         )
-        self._numbers: list[NDArray[Any]] = [
+        self._numbers: list[Array] = [
             np.empty(rows, np.int64),
             np.empty(rows, np.int8),
             np.empty(rows, np.int64),
@@ -246,7 +246,7 @@ class _Arrivals:
             arrivals.append(batches.pop())
         return arrivals
 
-    def compacted(self, numbers: NDArray[np.int64], incoming: DocumentBatch) -> _Arrivals:
+    def compacted(self, numbers: Ints, incoming: DocumentBatch) -> _Arrivals:
         """Return columns of the documents with these numbers only, with room for others, and for `incoming` too.
 
         The documents are copied in pieces, so that their texts are in memory only twice: in these columns and in the new ones.
@@ -266,11 +266,11 @@ class _Arrivals:
             arrivals.append(held)
         return arrivals
 
-    def text_bytes(self, numbers: NDArray[np.int64]) -> int:
+    def text_bytes(self, numbers: Ints) -> int:
         """Return the bytes of the texts of the documents with these numbers."""
         return self._text.size(numbers)
 
-    def append(self, documents: DocumentBatch) -> NDArray[np.int64] | None:
+    def append(self, documents: DocumentBatch) -> Ints | None:
         """Append documents, and return their numbers, (n,). Return None if there is no room."""
         import pyarrow as pa
 
@@ -287,7 +287,7 @@ class _Arrivals:
         self.count = end
         return np.arange(first, end)
 
-    def documents(self, numbers: NDArray[np.int64]) -> DocumentBatch:
+    def documents(self, numbers: Ints) -> DocumentBatch:
         """Return the documents with these numbers."""
         row, split, characters, file = (column[numbers] for column in self._numbers)
         return DocumentBatch(

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from niels_cache_runtime.cache.checks import MOST, check_whole
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import Array, Int32s, Ints
+from niels_cache_runtime.format.layout import Array, Int32s, Ints, Uint32s
 
 Documents = range | NDArray[np.integer[Any]]
 Allocate = Callable[[str, tuple[int, ...], np.dtype], Array]
@@ -45,7 +45,7 @@ class GPTIndices:
 
     document_index: Int32s
     sample_index: Int32s | Ints
-    shuffle_index: NDArray[np.uint32] | Ints
+    shuffle_index: Uint32s | Ints
 
 
 def as_indices(arrays: Mapping[str, Array], where: str | Path) -> GPTIndices:

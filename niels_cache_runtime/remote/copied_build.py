@@ -6,8 +6,6 @@
 So the folder of a build is a cache root. The folders of two builds differ.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress

@@ -15,8 +15,6 @@ covers it. When one of its shards is fetched whole, both are compared. If an obj
 before the repair must not stay.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -15,8 +15,6 @@ another boot, all files are `unchecked`: a reader uses one only after the fetche
 proves that there was no other boot: then two machines share the folder, or two containers that name the boot in their own ways.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The content of a remote file, piece by piece, or a range of it. After a failure, the rest is requested again, with growing waits."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

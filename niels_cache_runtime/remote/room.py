@@ -15,8 +15,6 @@
 A reader records what it needs next: as much as fits below its limit (`needs.Want`). The decisions need no clock and no files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The content of a local copy, and its upkeep by hand: trim and check. Readers of the copy may run at the same time."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

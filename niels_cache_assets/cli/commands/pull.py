@@ -2,8 +2,6 @@
 checks a local copy, which `TokenLoader(..., remote=Copy(dir=DIR))` fills from an address.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 from dataclasses import asdict

@@ -21,8 +21,6 @@ from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
     from rich.console import Console
     from rich.text import Text
 
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.documents import Document
     from niels_cache_assets.show.samples import Drawn
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
-    from niels_cache_runtime.format.layout import Family, Split, Tokens
+    from niels_cache_runtime.format.layout import Bools, Family, Split, Tokens
 
 STAGES = ("cache", "corpus")
 TARGET_STYLE = "underline green"
@@ -161,7 +159,7 @@ def _as_json(sample: Drawn, tokenizer: TextTokenizer | None) -> Any:
     }
 
 
-def render(tokens: Tokens, is_target: NDArray[np.bool_], tokenizer: TextTokenizer, console: Console) -> Text:
+def render(tokens: Tokens, is_target: Bools, tokenizer: TextTokenizer, console: Console) -> Text:
     """Return tokens as text. Targets are underlined on a terminal, and in [[ ]] if the output is not a terminal."""
     from rich.text import Text
 

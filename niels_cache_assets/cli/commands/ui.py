@@ -4,8 +4,6 @@ of foreign web pages.
 The port is opened before the slow imports, so that a used port is reported at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import os

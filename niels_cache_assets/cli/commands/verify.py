@@ -2,8 +2,6 @@
 with a progress bar.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import asdict
 

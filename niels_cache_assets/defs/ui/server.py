@@ -44,14 +44,13 @@ def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]
     with _saying_what_does_not_fit():
         from niels_cache_assets.defs.ui.services import Services
     host, port = listener.getsockname()[:2]
-    name = f"[{host}]" if listener.family == socket.AF_INET6 else host
     with (
         home_refusals(dagster_home()),
         ensure_instance() as instance,
         TemporaryDirectory(prefix="niels-cache-ui-") as folder,  # below /tmp, because the path of a socket has at most 107 bytes
         _only_one(Path(instance.root_directory), shared=read_only),
         Services(instance, Path(folder)) as services,
-        _guarded(instance, services, name=name, port=port, read_only=read_only) as guard,
+        _guarded(instance, services, name=host, port=port, read_only=read_only) as guard,
         ExitStack() as stack,
     ):
         if not read_only:

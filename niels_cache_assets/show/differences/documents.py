@@ -19,15 +19,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.disk.lineage import Lineage, read_lineage
 from niels_cache_assets.disk.table_file import Table, tables
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, Split
+from niels_cache_runtime.format.layout import SPLITS, Array, Bools, Bytes, Ints, Split
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,7 +159,7 @@ def _spread(a: Path, b: Path, split: int, files: Sequence[BinaryIO]) -> None:
         first += _ROWS_AT_ONCE
 
 
-def _digested(table: pa.Table, first: int, side: int, split: int) -> NDArray[Any]:
+def _digested(table: pa.Table, first: int, side: int, split: int) -> Array:
     rows = np.empty(len(table), dtype=_ROW)
     keys = zip(*(table[name].to_pylist() for name in ("source_id", "file", "row")), strict=True)
     digests = b"".join(blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest() for key in keys)
@@ -172,7 +171,7 @@ def _digested(table: pa.Table, first: int, side: int, split: int) -> NDArray[Any
     return rows
 
 
-def _write(rows: NDArray[Any], files: Sequence[BinaryIO]) -> None:
+def _write(rows: Array, files: Sequence[BinaryIO]) -> None:
     part_of = rows["high"] % np.uint64(len(files))
     for part in np.unique(part_of).tolist():
         files[part].write(rows[part_of == part].tobytes())
@@ -186,7 +185,7 @@ class _Found:
         self.counts = {"a": 0, "b": 0, "moved": 0, "resized": 0}
         self.first: dict[str, list[tuple[int, int]]] = {what: [] for what in self.counts}
 
-    def add(self, rows: NDArray[Any]) -> None:
+    def add(self, rows: Array) -> None:
         """Count all rows of a part."""
         if not len(rows):
             return
@@ -207,15 +206,15 @@ class _Found:
             self.first[what] = heapq.nsmallest(self._shown, chain(self.first[what], places))
 
 
-def _paired(groups: NDArray[np.int64], sides: NDArray[np.uint8]) -> NDArray[np.bool_]:
+def _paired(groups: Ints, sides: Bytes) -> Bools:
     """Return which rows have a counterpart: the n-th row of a group on one side, and the n-th row of this group on the other, (n,)."""
     places = groups * (len(groups) + 1) + _earlier_equals(groups * 2 + sides)
     _, inverse, counts = np.unique(places, return_inverse=True, return_counts=True)
-    paired: NDArray[np.bool_] = counts[inverse] == 2
+    paired: Bools = counts[inverse] == 2
     return paired
 
 
-def _earlier_equals(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+def _earlier_equals(numbers: Ints) -> Ints:
     """Return for each number how many equal numbers come before it, (n,). Equal numbers are neighbours."""
     places = np.arange(len(numbers))
     is_first = np.diff(numbers, prepend=-1) != 0

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.show.targets import ExampleTargets
 from niels_cache_assets.show.wording import counted
@@ -19,7 +18,9 @@ from niels_cache_runtime.cache.mmap import MappedTokens, map_example_starts, map
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     SPLITS,
+    Bools,
     Family,
+    Ints,
     Split,
     Tokens,
     doc_ends_name,
@@ -55,10 +56,10 @@ class ConversationMeasures:
 
     counted: str
     turns: Counter[int] = field(default_factory=Counter)
-    target_shares: NDArray[np.int64] = field(default_factory=lambda: np.zeros(SHARE_BINS, dtype=np.int64))
+    target_shares: Ints = field(default_factory=lambda: np.zeros(SHARE_BINS, dtype=np.int64))
     target_tokens: int = 0
 
-    def add(self, is_target: NDArray[np.bool_], starts: NDArray[np.int64], turns: NDArray[np.int64]) -> None:
+    def add(self, is_target: Bools, starts: Ints, turns: Ints) -> None:
         """Count the examples of a block. is_target: (n,), of each token. starts, turns: (examples,)."""
         targets = np.add.reduceat(is_target, starts, dtype=np.int64)
         self.turns.update(np.minimum(turns, MAX_TURNS).tolist())
@@ -76,10 +77,10 @@ class CacheMeasures:
     `conversations`: None unless the cache is SFT.
     """
 
-    lengths: NDArray[np.int64]
+    lengths: Ints
     items: int
     cut: int
-    token_counts: NDArray[np.int64]
+    token_counts: Ints
     vocab_size: int | None
     counted: int
     tokens: int
@@ -135,10 +136,10 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: in
 
 
 _NO_STARTS = np.empty(0, dtype=np.int64)
-Block = tuple[Tokens, NDArray[np.int64], int, int]  # tokens, starts of examples in them, the first example, and its place in the split
+Block = tuple[Tokens, Ints, int, int]  # tokens, starts of examples in them, the first example, and its place in the split
 
 
-def _with_counts(counts: NDArray[np.int64], tokens: Tokens, *, may_grow: bool) -> NDArray[np.int64]:
+def _with_counts(counts: Ints, tokens: Tokens, *, may_grow: bool) -> Ints:
     """Return `counts` plus the number of times that each id occurs in `tokens`. Ids beyond `counts` are left out unless it may grow."""
     if tokens.dtype.itemsize > 2:
         tokens = np.minimum(tokens, MAX_IDS - 1)
@@ -166,7 +167,7 @@ def _examples(directory: Path, split: Split, dtype: np.dtype) -> Iterator[Block]
         first = end
 
 
-def _lengths(directory: Path, family: Family, split: Split, dtype: np.dtype) -> Iterator[NDArray[np.int64]]:
+def _lengths(directory: Path, family: Family, split: Split, dtype: np.dtype) -> Iterator[Ints]:
     """Yield the lengths of documents or examples in tokens, block by block."""
     if family == "pretrain":
         ends = map_offsets(directory / doc_ends_name(split), DOC_ENDS_DTYPE)

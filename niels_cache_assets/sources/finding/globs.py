@@ -6,8 +6,6 @@ times the components of the pattern. And a folder that may not be listed is an e
 paths, so the result does not depend on the order in which a file system lists names.
 """
 
-from __future__ import annotations
-
 import difflib
 import fnmatch
 import glob

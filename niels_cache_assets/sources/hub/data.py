@@ -6,8 +6,6 @@ about 8 µs with a shuffle. The columns of a compressed row group (block of rows
 shuffle also needs memory for its buffer and for a thousand rows of any length.
 """
 
-from __future__ import annotations
-
 import glob
 import logging
 import re

@@ -5,8 +5,6 @@ The library has no public interface for this, so these functions change the load
 the function relies on. `hub.data` chooses the data set and the columns. The functions add two columns of numbers.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

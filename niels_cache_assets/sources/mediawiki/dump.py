@@ -6,8 +6,6 @@ last revision is kept. A pass may start in the middle of a dump. In an uncompres
 it parses all earlier pages, and parsing is faster than the decompression. Wikitext is not converted here.
 """
 
-from __future__ import annotations
-
 import codecs
 import re
 from collections import Counter, deque

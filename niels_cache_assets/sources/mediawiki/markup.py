@@ -14,8 +14,6 @@ language if they are on a separate line. (`[[wp:Manual]]` in a sentence shows th
 levels of headings. Grammar: mediawiki.org, Help:Formatting and Preprocessor ABNF.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from html.entities import name2codepoint

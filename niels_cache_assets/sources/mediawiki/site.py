@@ -4,8 +4,6 @@ The site decides which links show no text, which sections are end matter, and th
 without `<siteinfo>` gets NO_SITE, which knows the names in `languages` only.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cached_property

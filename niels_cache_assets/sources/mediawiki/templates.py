@@ -7,8 +7,6 @@ already become text. Links and entities in an argument are not changed. Template
 inflation) are left out. Time: linear in the length of the call.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from typing import TypeVar

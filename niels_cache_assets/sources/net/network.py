@@ -5,8 +5,6 @@ a longer time each, and at last raises SourceUnavailable. `transport.install` ma
 http(s) addresses. The hub's library has one HTTP client for the whole process, so the patience is also set for the whole process.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import select

@@ -9,8 +9,6 @@ of a zstd frame or an xz block names its window: how much of the earlier content
 no more of this memory than there is content. This module does not interpret the content of files.
 """
 
-from __future__ import annotations
-
 import bz2
 import io
 import lzma

@@ -4,8 +4,6 @@ Globs name the files, which may be local or at fsspec URLs, and compressed or no
 source keeps the order of the input, and a builder may shuffle. Hub data sets are read in `hub/`.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain

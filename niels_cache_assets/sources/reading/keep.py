@@ -5,8 +5,6 @@ is then null. The text of this object goes through a build like a title. It cost
 each document of the open row group of lineage. So its length is limited.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -17,11 +17,11 @@ from itertools import islice
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from niels_cache_assets.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.sources.reading.files import SourceFile, open_seekable, reading
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,7 +45,7 @@ Made = TypeVar("Made")
 class NumberedRows(NamedTuple):
     """Rows of a file. numbers: (n,) int64, the number of each row in the file."""
 
-    numbers: NDArray[np.int64]
+    numbers: Ints
     rows: pa.RecordBatch
 
     @property
@@ -120,7 +120,7 @@ def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of:
     """
     import pyarrow as pa
 
-    numbers: list[NDArray[np.int64]] = []
+    numbers: list[Ints] = []
     parts: list[pa.RecordBatch] = []
     rows = nbytes = 0
     error: Exception | None = None

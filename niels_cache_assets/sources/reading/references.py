@@ -4,8 +4,6 @@ A name of a data set has no slash, no dot and no star. Everything else is a glob
 `streaming/decontaminate.py` compares documents with these texts.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -21,13 +21,13 @@ from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from niels_cache_assets.sources.reading.columns import require_columns
 from niels_cache_assets.sources.reading.parquet_files import as_strings
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Bools
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,7 +116,7 @@ class Where:
         except _WrongType:
             return WRONG_TYPE
 
-    def mask(self, batch: pa.RecordBatch, place: str) -> NDArray[np.bool_]:
+    def mask(self, batch: pa.RecordBatch, place: str) -> Bools:
         """Return whether each row of a batch stays, (rows,) bool. Raises NielsCacheError for a column of the wrong type."""
         import pyarrow as pa
         import pyarrow.compute as compute

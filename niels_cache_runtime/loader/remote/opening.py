@@ -15,8 +15,6 @@ a single sample.
 Only the newest feed of a loader chooses the blocks in use. An older one may still run on another thread, or end later.
 """
 
-from __future__ import annotations
-
 import sys
 from _thread import start_new_thread
 from collections import deque

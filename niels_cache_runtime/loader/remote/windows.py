@@ -13,8 +13,6 @@ because a hash covers a whole shard. The size, the recorded hash and the ETag of
 are in memory, and these are hashed. A forked process cannot send requests, so the workers of a DataLoader must be spawned.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os
