@@ -181,8 +181,8 @@ def test_a_full_disk_at_the_record_of_a_tail_counts_as_a_smaller_limit(published
         calls.append(path)
         if len(calls) == 1:
             wait_until(lambda: is_waited_for(self._ledger, path))
-            error = OSError(errno.ENOSPC, "No space left on device")
-            raise self._ledger._refused(error) from error
+            with self._ledger.writing():
+                raise OSError(errno.ENOSPC, "No space left on device")
         return fetch_tail(self, build, path)
 
     monkeypatch.setattr(Fetcher, "_tail", refused)

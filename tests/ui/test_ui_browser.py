@@ -23,7 +23,7 @@ from tests.ui.running import SETTINGS, running_ui, wait_until
 pytestmark = IN_A_BROWSER
 
 BACKFILL_SECONDS = 240
-TRAIN, META, SFT = "pretrain/train_shards", "pretrain/meta_json", "sft/train_pair"
+TRAIN, META, SFT_META = "pretrain/train_shards", "pretrain/meta_json", "sft/meta_json"
 
 # The tokenizer is imported, which takes no time.
 CONFIG = """
@@ -155,7 +155,7 @@ def a_back_fill_builds_the_whole_profile_from_the_tokenizer_down(person: Person)
     assert [meta["built"] for meta in built] == [True] * 3
     assert budgets(person)[0] > 700, "all of the file again"
     assert verify_cache(root) == []
-    person.open_partition(SFT, "chats")
+    person.open_partition(SFT_META, "chats")
     person.entry("samples").get_by_text("--notable").scroll_into_view_if_needed()
     person.look("15_samples")
 
