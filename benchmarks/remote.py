@@ -1,6 +1,6 @@
 """The speed of push and pull, compared with a plain loop of obstore and sha256: in one run, in turns, with the same number of streams.
 
-    python benchmarks/remote.py [--mib 512] [--shards 8] [--rounds 5] [--threads 4]
+    python benchmarks/remote.py [--mib 512] [--shards 8] [--rounds 5]
     python benchmarks/remote.py --memory 100 400      peak memory of processes that push and pull caches of so many MiB
     python benchmarks/remote.py --train --shards 32   training from the bucket through a local copy
 
@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from niels_cache_assets.publish.transfer import THREADS
 from verify import write_cache
 
 WANTED = 0.8
@@ -225,15 +226,15 @@ def compare_speed(root: Path, objects: Path, settings: argparse.Namespace) -> No
     cache = root / "caches/pretrain/random"
     write_cache(cache, mib=settings.mib, shards=settings.shards)
     size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
-    build, threads = local_build(cache), settings.threads
+    build = local_build(cache)
     times: dict[str, list[tuple[float, float]]] = {"push": [], "plain push": [], "pull": [], "plain pull": []}
     for turn in range(settings.rounds + 1):
         ours, plain = f"ours/{turn}", f"plain/{turn}"
         found = {
-            "push": timed(lambda ours=ours: push(build, f"s3://{BUCKET}/{ours}", threads=threads)),
-            "plain push": timed(lambda plain=plain: plain_push(cache, plain, threads)),
-            "pull": timed(lambda ours=ours: pull(f"s3://{BUCKET}/{ours}", root / ours, threads=threads)),
-            "plain pull": timed(lambda plain=plain: plain_pull(plain, root / plain, threads)),
+            "push": timed(lambda ours=ours: push(build, f"s3://{BUCKET}/{ours}")),
+            "plain push": timed(lambda plain=plain: plain_push(cache, plain, THREADS)),
+            "pull": timed(lambda ours=ours: pull(f"s3://{BUCKET}/{ours}", root / ours)),
+            "plain pull": timed(lambda plain=plain: plain_pull(plain, root / plain, THREADS)),
         }
         for folder in (root / "ours", root / "plain"):
             shutil.rmtree(folder)
@@ -242,7 +243,7 @@ def compare_speed(root: Path, objects: Path, settings: argparse.Namespace) -> No
         if turn:  # the first round warms up
             for name, taken in found.items():
                 times[name].append(taken)
-    print(f"{size / 1e6:,.0f} MB, {threads} streams; median of {settings.rounds} rounds")
+    print(f"{size / 1e6:,.0f} MB, {THREADS} streams; median of {settings.rounds} rounds")
     medians = {name: [statistics.median(column) for column in zip(*taken, strict=True)] for name, taken in times.items()}
     for name, (seconds, cpu) in medians.items():
         print(f"  {name:12} {size / seconds / 1e6:8,.0f} MB/s   {cpu / size * 1e9:6.2f} processor seconds a GB")
@@ -366,11 +367,11 @@ def compare_memory(root: Path, settings: argparse.Namespace) -> None:
     """Print the peak memory of processes that push and pull caches of several sizes, and of one that only imports."""
 
     def peaks(*arguments: object) -> str:
-        command = [sys.executable, __file__, "--threads", str(settings.threads), "--child", *map(str, arguments)]
+        command = [sys.executable, __file__, "--child", *map(str, arguments)]
         peak, own = map(int, subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split())
         return f"{peak / 1e6:6,.0f} MB, own {own / 1e6:4,.0f} MB"
 
-    print(f"shards of {settings.shard_mib} MiB, {settings.threads} streams")
+    print(f"shards of {settings.shard_mib} MiB, {THREADS} streams")
     print(f"  imports        {peaks('import')}")
     for mib in settings.memory:
         cache, address = root / f"caches/pretrain/random{mib}", f"s3://{BUCKET}/memory/{mib}"
@@ -379,7 +380,7 @@ def compare_memory(root: Path, settings: argparse.Namespace) -> None:
         print(f"  pull {mib:5} MiB {peaks('pull', root / f'out{mib}', address)}", flush=True)
 
 
-def child(threads: int, doing: str, *places: str) -> None:
+def child(doing: str, *places: str) -> None:
     """Push or pull, and print the peak memory of this process in bytes."""
     from niels_cache_assets.publish.pull import pull
     from niels_cache_assets.publish.push import local_build, push
@@ -390,12 +391,12 @@ def child(threads: int, doing: str, *places: str) -> None:
         while not done.wait(0.005):
             own.append(memory("RssAnon"))
 
-    watching = threading.Thread(target=watch)
+    watching = threading.Thread(target=watch, daemon=True)  # an error ends the process
     watching.start()
     if doing == "push":
-        push(local_build(Path(places[0])), places[1], threads=threads)
+        push(local_build(Path(places[0])), places[1])
     elif doing == "pull":
-        pull(places[1], Path(places[0]), threads=threads)
+        pull(places[1], Path(places[0]))
     done.set()
     watching.join()
     print(memory("VmHWM"), max(own))
@@ -412,7 +413,6 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512)
     parser.add_argument("--shards", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--memory", type=int, nargs="+", metavar="MIB", help="measure memory instead of speed")
     parser.add_argument("--train", action="store_true", help="measure training instead of speed")
     parser.add_argument("--shard-mib", type=int, default=10, help="with --memory (default: 10)")
@@ -422,7 +422,7 @@ def main() -> None:
     if settings.serve is not None:
         return serve(settings.serve)
     if settings.child is not None:
-        return child(settings.threads, *settings.child)
+        return child(*settings.child)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:  # with --train, a process that downloads may end later
         root = Path(temporary)
         objects = root / "objects"
