@@ -103,7 +103,7 @@ def test_a_reader_gives_the_same_for_an_address_and_refuses_what_does_not_fit(re
     local = read(str(published.letters))
     assert len(local) > 1
     assert same(read(ADDRESS, remote=Copy(dir=str(tmp_path / "copy"), limit=1e9)), local)
-    with pytest.raises(NielsCacheError, match="blocks"):
+    with pytest.raises(NielsCacheError, match="Blocks"):
         read(ADDRESS, remote=Copy(dir=str(tmp_path / "small"), limit=6_000))
     with pytest.raises(NielsCacheError, match="remote=Copy"):
         read(ADDRESS)
