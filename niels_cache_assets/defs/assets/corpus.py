@@ -6,7 +6,6 @@ not exist.
 data set, the data version of `kept` covers only the text that training will read.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import dagster as dg
@@ -23,9 +22,9 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.defs import keys
-from niels_cache_assets.defs.assets.parts import build_partition, built, result_of, to_parts
+from niels_cache_assets.defs.assets.parts import built, partition_asset, result_of, to_parts
 from niels_cache_assets.defs.assets.upstream import observe_what_was_read
-from niels_cache_assets.defs.config import BuildConfig, PartConfig
+from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, recorded_at, state_of
 from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplicates_metadata, kept_metadata, report_metadata
 from niels_cache_assets.defs.metadata.entries import materialized, without_empty
@@ -244,29 +243,17 @@ def _report(registry: Registry) -> dg.AssetsDefinition:
 def _parts(registry: Registry) -> dg.AssetsDefinition:
     of_plan = keys.parts_of_corpora(registry)
 
-    @dg.asset(
-        key=keys.CORPUS_PARTS,
+    return partition_asset(
+        keys.CORPUS_PARTS,
+        lambda root, key: graph(registry, root).corpus_part(key),
+        corpus_part_metadata,
         deps=[dg.AssetDep(keys.PLAN, partition_mapping=to_parts(of_plan))],
         partitions_def=dg.StaticPartitionsDefinition([part for parts in of_plan.values() for part in parts]),
         group_name=_GROUP,
         kinds={"parquet"},
         code_version=Corpus.version,
-        pool=keys.PARTS_POOL,
-        output_required=False,
         description=_PARTS,
     )
-    def build_corpus_part(
-        context: dg.AssetExecutionContext,
-        config: PartConfig,
-        cache_root: RootParam,
-        progress_sink: SinkParam,
-    ) -> Iterator[dg.MaterializeResult]:
-        artifact = graph(registry, cache_root.path).corpus_part(context.partition_key)
-        outcome = build_partition(context, artifact, config, progress_sink, keys.CORPUS_PARTS)
-        if outcome is not None:
-            yield result_of(outcome, corpus_part_metadata(outcome))
-
-    return build_corpus_part
 
 
 def _hashes(registry: Registry) -> dg.AssetsDefinition:
@@ -291,29 +278,17 @@ def _hashes(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _ranges(registry: Registry) -> dg.AssetsDefinition:
-    @dg.asset(
-        key=keys.RANGES,
+    return partition_asset(
+        keys.RANGES,
+        lambda root, key: graph(registry, root).hash_range(key),
+        search_metadata,
         deps=[keys.HASHES],
         partitions_def=dg.StaticPartitionsDefinition(keys.ranges(registry)),
         group_name=_GROUP,
         kinds={"numpy"},
         code_version=RANGES_VERSION,
-        pool=keys.PARTS_POOL,
-        output_required=False,
         description=_RANGES,
     )
-    def link_range(
-        context: dg.AssetExecutionContext,
-        config: PartConfig,
-        cache_root: RootParam,
-        progress_sink: SinkParam,
-    ) -> Iterator[dg.MaterializeResult]:
-        artifact = graph(registry, cache_root.path).hash_range(context.partition_key)
-        outcome = build_partition(context, artifact, config, progress_sink, keys.RANGES)
-        if outcome is not None:
-            yield result_of(outcome, search_metadata(outcome))
-
-    return link_range
 
 
 def corpus_part_metadata(outcome: Outcome) -> Metadata:

@@ -9,9 +9,10 @@ the step had done the work.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -153,29 +154,42 @@ def _parts(registry: Registry) -> dg.AssetsDefinition:
     if names := keys.with_val_part(registry):
         deps.append(dg.AssetDep(keys.VAL_PART, partition_mapping=to_parts({name: of_plan[name] for name in names})))
 
-    @dg.asset(
-        key=keys.PARTS,
+    return partition_asset(
+        keys.PARTS,
+        lambda root, key: graph(registry, root).part(key),
+        part_metadata,
         deps=deps,
         partitions_def=dg.StaticPartitionsDefinition([part for parts in every.values() for part in parts]),
         group_name=_GROUP,
         kinds={"numpy"},
         code_version=CODE_VERSIONS["pretrain"],
-        pool=keys.PARTS_POOL,
-        output_required=False,
         description=_PARTS,
     )
-    def build_part(
+
+
+def partition_asset(
+    key: dg.AssetKey,
+    artifact_of: Callable[[Path, str], Apart],
+    metadata_of: Callable[[Outcome], Metadata],
+    **settings: Any,
+) -> dg.AssetsDefinition:
+    """Return the asset whose partitions processes of any machine build: parts, parts of a corpus, and ranges of hashes.
+
+    artifact_of: the artifact for a cache root and a partition key. settings: arguments of `dg.asset`.
+    """
+
+    @dg.asset(key=key, pool=keys.PARTS_POOL, output_required=False, **settings)
+    def build(
         context: dg.AssetExecutionContext,
         config: PartConfig,
         cache_root: RootParam,
         progress_sink: SinkParam,
     ) -> Iterator[dg.MaterializeResult]:
-        artifact = graph(registry, cache_root.path).part(context.partition_key)
-        outcome = build_partition(context, artifact, config, progress_sink, keys.PARTS)
+        outcome = build_partition(context, artifact_of(cache_root.path, context.partition_key), config, progress_sink, key)
         if outcome is not None:
-            yield result_of(outcome, part_metadata(outcome))
+            yield result_of(outcome, metadata_of(outcome))
 
-    return build_part
+    return build
 
 
 def to_parts(of_plan: Mapping[str, list[str]]) -> dg.StaticPartitionMapping:
