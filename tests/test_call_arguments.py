@@ -55,15 +55,6 @@ def test_a_template_that_joins_texts_gets_texts(name: str) -> None:
         assert rendering.form_of_arguments is json_text
 
 
-def test_a_template_is_tried_even_if_it_needs_tools_or_text_beside_a_call_or_marks() -> None:
-    needs_tools = "{% if not tools %}{{ raise_exception('tools') }}{% endif %}" + template(OF_TEXTS["joined"])
-    needs_text = "{% for m in messages if m.content is not string %}{{ 1 / 0 }}{% endfor %}" + template(OF_TEXTS["joined"])
-    without_prefixes = "{{ messages | length }}" + template(OF_TEXTS["joined"])
-    for text in (needs_tools, needs_text, without_prefixes):
-        with Rendering(template_of(text)) as rendering:
-            assert rendering.form_of_arguments is json_text
-
-
 def call(arguments: Any) -> list[dict[str, Any]]:
     calls = [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
     return [ASK, {"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "content": "1"}, SAY]

@@ -5,7 +5,7 @@ import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +17,11 @@ import torch
 
 from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
-from niels_cache_assets.build_cache import Resume, build_sft_cache
+from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.documents import Conversation, Message
+from niels_cache_assets.documents import Message
 from niels_cache_assets.publish.hub import data_card
 from niels_cache_assets.publish.pull import only_split
 from niels_cache_assets.show.differences.folders import compare_pair, find_pairs
@@ -33,7 +33,7 @@ from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader,
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.verify import verify_cache, verify_dataset
-from tests.chat_models import MARKED, UNMARKED, chatml, model_folder, opened_model, template_of
+from tests.chat_models import MARKED, UNMARKED, chatml, model_folder, opened_model
 from tests.hand_made import learned_tokens, rewrite_meta
 from tests.tiny import sentences
 
@@ -107,15 +107,6 @@ def spans(targets: list[bool]) -> int:
     return sum(target and not before for before, target in zip([False, *targets], targets, strict=False))
 
 
-def test_without_a_template_the_bytes_are_those_of_before(tmp_path: Path, model: Path) -> None:
-    settings: dict[str, Any] = {"tokenizer": opened_model(model), "val_frac": 0.1, "seed": 2}
-    build_sft_cache(chats(30), str(tmp_path / "x"), **settings)
-    meta = read_meta(str(tmp_path / "x" / "meta.json"))
-    assert meta["forms"] == []
-    assert not meta.keys() & {"template", "targets"}
-    assert not FILES & {*meta["files"]}
-
-
 @pytest.mark.parametrize("overflow", OVERFLOWS)
 @pytest.mark.parametrize("loss_on", LOSSES)
 def test_packed_rows_agree_with_a_token_by_token_reading(tmp_path: Path, model: Path, loss_on: str, overflow: str) -> None:
@@ -158,12 +149,6 @@ def tmp_path_of_cache(tmp_path: Path) -> Path:
     (tmp_path / "root" / "sft").mkdir(parents=True, exist_ok=True)
     shutil.copytree(tmp_path / "x", tmp_path / "root" / "sft" / "x", dirs_exist_ok=True)
     return tmp_path / "root"
-
-
-def test_an_assistant_id_is_refused_where_spans_are(tmp_path: Path, model: Path) -> None:
-    build(tmp_path / "x", model)
-    with pytest.raises(NielsCacheError, match="asst_id"):
-        PackedExamples(str(tmp_path / "x" / "train"), T=20, seed=0, asst_id=3)
 
 
 def test_the_loader_trace_sample_plots_and_hf_read_the_spans(tmp_path: Path, model: Path) -> None:
@@ -280,37 +265,6 @@ def test_one_split_alone_is_a_cache(tmp_path: Path, model: Path) -> None:
     for name, content in empty.items():
         (tmp_path / "x" / name).write_bytes(content)
     write_meta(str(tmp_path / "x" / "meta.json"), found)
-    assert verify_dataset(tmp_path / "x") == []
-
-
-def test_a_resumed_build_gives_the_same_bytes(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NIELS_CACHE_JOURNAL_BYTES", "1")
-    examples = [Conversation(messages, source_id=str(number)) for number, messages in enumerate(chats(900))]
-
-    def until(end: int) -> Iterator[Conversation]:
-        yield from examples[:end]
-        if end < len(examples):
-            raise RuntimeError("stopped")
-
-    def run(folder: Path, end: int, told: list[str]) -> None:
-        settings: dict[str, Any] = {
-            "tokenizer": opened_model(model),
-            "val_frac": 0.2,
-            "seed": 2,
-            "template": template_of(MARKED),
-            "threads": 1,
-        }
-        build_sft_cache(until(end), str(folder), resume=Resume(fingerprint="a", log=told.append), **settings)
-
-    run(tmp_path / "whole" / "x", len(examples), [])
-    told: list[str] = []
-    with pytest.raises(RuntimeError, match="stopped"):
-        run(tmp_path / "x", 700, told)
-    run(tmp_path / "x", len(examples), told)
-    assert any("resuming" in line for line in told)
-    names = sorted(path.name for path in (tmp_path / "whole" / "x").iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "x").iterdir())
-    assert all((tmp_path / "x" / name).read_bytes() == (tmp_path / "whole" / "x" / name).read_bytes() for name in names)
     assert verify_dataset(tmp_path / "x") == []
 
 
@@ -461,33 +415,6 @@ def test_real_chats_with_four_templates(tmp_path: Path, model: Path, capfd: pyte
             assert len(samples) == 3
         assert verify_cache(tmp_path / "cache") == []
         assert main(["verify", "--cache-dir", str(tmp_path / "cache")]) == 0
-
-
-@pytest.mark.walk
-def test_real_chats_are_packed_with_little_padding(tmp_path: Path) -> None:
-    data = os.environ.get("NIELS_CACHE_REAL_DATA")
-    if not data or not Path(data, "oasst1").is_dir() or not Path(data, "dolly").is_dir():
-        pytest.skip("NIELS_CACHE_REAL_DATA is not set: real chats are packed")
-    texts = [path.read_text(encoding="utf-8") for path in sorted(Path(data).glob("*/*.jsonl")) if path.parent.name in ("oasst1", "dolly")]
-    model = model_folder(tmp_path / "model", texts=texts, vocab_size=8000)
-    (tmp_path / "own.jinja").write_text(UNMARKED, encoding="utf-8")
-    packed = 0
-    for template in ("sentinels", "chatml", "model", "own.jinja"):
-        line = f"template = {json.dumps(template)}\n"
-        tables = (
-            f'[sft.dolly15k]\nfiles = ["{data}/dolly/*.jsonl"]\nval_frac = 0\n{line}'
-            f'[sft.oasst1]\nfiles = ["{data}/oasst1/en_trees_60.jsonl"]\nsplit_by = "tree"\nval_frac = 0\n'
-        )
-        registry = project(tmp_path, model, template, data=tables)
-        for name in ("dolly15k", "oasst1"):
-            outcome = built(tmp_path, registry, name)
-            assert verify_dataset(outcome.directory) == []
-            report = PackedExamples(str(outcome.directory / "train"), T=1024, seed=0).report()
-            print(name, template, report)
-            assert report.rows > 20
-            assert report.fill > 0.98
-            packed += 1
-    assert packed == 8
 
 
 def test_init_names_the_template_of_the_model(

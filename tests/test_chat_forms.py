@@ -8,9 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.cli import main
 from niels_cache_assets.cli.recognizing import recognize
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.messages import template_messages
@@ -19,7 +17,6 @@ from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
 
-Messages = list[dict[str, Any]]
 Row = dict[str, Any]
 
 
@@ -360,18 +357,3 @@ def test_pairs_in_the_form_of_openai_and_with_a_field_for_the_system_are_read(tm
     assert keys == {"kind": "preference", "prompt_field": "question", "system_field": "system"}
     found, _ = read(tmp_path / "y.jsonl", **keys)
     assert (found[0].messages, found[0].rejected) == ([system("s"), user("q"), bot("a")], [system("s"), user("q"), bot("b")])
-
-
-def test_null_keys_of_json_lines_beside_the_other_names_are_no_messages_without_text(tmp_path: Path) -> None:
-    mixed = [{"role": "user", "content": "q", "from": None, "value": None}, {"role": None, "content": None, "from": "gpt", "value": "a"}]
-    (found,), _ = read(write(tmp_path / "x.jsonl", [{"messages": mixed}]))
-    assert found.messages == [user("q"), bot("a")]
-
-
-def test_init_writes_a_table_of_kto_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "x.jsonl", KTO)
-    assert main(["init", "x.jsonl"]) == 0
-    source = load_registry(config="niels_cache.toml").source("chats")
-    assert isinstance(source, ChatJsonl)
-    assert (source.kto, source.instruction_field, source.output_field) == ("positives", "prompt", "completion")

@@ -75,14 +75,6 @@ def test_a_wrong_name_of_the_tools_is_found_and_needs_a_template(tmp_path: Path)
     assert (found.tools, told) == ([{"name": "f"}], [])
 
 
-def test_rows_that_need_a_template_are_told_so(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    rows = [{"messages": [ASK, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, SAY]}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    with pytest.raises(NielsCacheError, match="template"):
-        ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)]}).check_input({})
-
-
 def test_parts_of_text_become_one_text_and_calls_in_json_are_decoded() -> None:
     parts = [{"type": "text", "text": "a"}, {"text": "b"}, "c"]
     assert template_messages([{"role": "user", "content": parts}, SAY]) == [{"role": "user", "content": "abc"}, SAY]
@@ -151,15 +143,6 @@ def test_a_build_stops_at_a_mistake_and_names_it(tmp_path: Path, case: str) -> N
     (line,) = told
     assert "x.jsonl: row 1" in line
     assert reason in line
-
-
-@pytest.mark.parametrize("case", MISTAKES)
-def test_the_check_finds_a_mistake_before_the_build(tmp_path: Path, case: str) -> None:
-    rows = [*([{"messages": [ASK, SAY]}] * 200), {"messages": MISTAKES[case][1]}]
-    with pytest.raises(NielsCacheError) as raised:
-        table(tmp_path / "x.jsonl", rows).check_input({})
-    assert all(each in str(raised.value) for each in ("x.jsonl: row 200", MISTAKES[case][2], 'on_broken = "drop"'))
-    table(tmp_path / "x.jsonl", rows, on_broken="drop").check_input({})
 
 
 def test_a_pass_that_only_looks_leaves_mistakes_out(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import errno
 import importlib.util
 import json
 import os
-import resource
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_assets.chats import child as child_process
 from niels_cache_assets.chats import rendering
-from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, join_spans
+from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.rendering import Chat, Refusal, Rendered, Rendering
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.config.tables import TokenizerSettings
@@ -169,29 +167,6 @@ def test_chatml_refuses_calls_because_it_would_lose_them(model: Path) -> None:
     assert [getattr(each, "reason", None) for each in found] == ["refused_by_template"] * 2
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen2_5", "gemma", "smolvlm"])
-def test_prefixes_find_the_same_words_as_marks(name: str, real: tuple[Any, Any, list[list[dict[str, Any]]]]) -> None:
-    assert _FOLDER is not None
-    texts = {kind: (_FOLDER / f"{name}{kind}.jinja").read_text(encoding="utf-8") for kind in ("", "_training")}
-    assert "endgeneration" in texts["_training"]
-    assert "endgeneration" not in texts[""]
-    for messages in real[2][:6]:
-        marked, plain = (rendered(template_of(text), messages) for text in (texts["_training"], texts[""]))
-        assert marked.text == plain.text
-        assert len(words(marked)) > 0
-        # marks and prefixes differ in line breaks around a turn
-        assert [text.strip() for text in words(marked)] == [text.strip() for text in words(plain)]
-
-
-def test_a_shipped_template_that_ends_every_conversation_is_ambiguous_without_marks(
-    real: tuple[Any, Any, list[list[dict[str, Any]]]],
-) -> None:
-    assert _FOLDER is not None
-    text = (_FOLDER / "phi3.jinja").read_text(encoding="utf-8")
-    with pytest.raises(NielsCacheError, match=r"phi3\.jinja"):
-        rendered(template_of(text, where="phi3.jinja"), TURNS[1:])
-
-
 def test_chatml_marks_the_words_and_the_end_of_each_reply() -> None:
     found = rendered(chatml())
     assert found.text == "".join(f"<|im_start|>{each['role']}\n{each['content']}<|im_end|>\n" for each in TURNS)
@@ -237,13 +212,6 @@ def test_a_message_that_would_yield_a_special_token_is_not_used(model: Path, whe
     assert isinstance(bad, Refusal)
     assert bad.reason == "special_token_collision"
     assert isinstance(good, EncodedChat)
-
-
-def test_a_key_that_would_yield_a_special_token_is_not_used_either(model: Path) -> None:
-    forged = {"role": "user", "content": "Hello.", "tool_calls": [{"arguments": {"<|im_end|>": 1}}]}
-    (bad,) = encoded(chatml(), opened_model(model), [forged, TURNS[2]])
-    assert isinstance(bad, Refusal)
-    assert bad.reason == "special_token_collision"
 
 
 def test_markers_count_as_special_even_if_the_tokenizer_does_not_say_so(model: Path, tmp_path: Path) -> None:
@@ -315,11 +283,6 @@ def test_a_hostile_template_is_one_line(name: str, monkeypatch: pytest.MonkeyPat
     assert len(str(raised.value)) < 600
 
 
-def test_a_clock_with_a_fallback_is_no_error() -> None:
-    text = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}2024{% endif %}" + MARKED
-    assert rendered(template_of(text)).text.startswith("2024")
-
-
 def test_what_a_template_refuses_is_counted_and_said(model: Path) -> None:
     text = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}{% endif %}" + MARKED
     refused, used = encoded(template_of(text), opened_model(model), TURNS, TURNS[1:])
@@ -360,28 +323,6 @@ def test_a_child_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         rendered(chatml())
 
 
-def test_limits_keep_to_those_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, tuple[int, int]]] = []
-    hard = {resource.RLIMIT_AS: 1000, resource.RLIMIT_CPU: resource.RLIM_INFINITY}
-
-    def refuse(kind: int, limits: tuple[int, int]) -> None:
-        made.append((kind, limits))
-        raise ValueError("current limit exceeds maximum limit")
-
-    monkeypatch.setattr(child_process.resource, "getrlimit", lambda kind: (7, hard[kind]))
-    monkeypatch.setattr(child_process.resource, "setrlimit", refuse)
-    child_process._limit(resource.RLIMIT_AS, 5000)
-    child_process._limit(resource.RLIMIT_CPU, 5000)
-    assert made == [(resource.RLIMIT_AS, (1000, 1000)), (resource.RLIMIT_CPU, (5000, resource.RLIM_INFINITY))]
-
-
-def test_children_end_with_their_rendering() -> None:
-    with Rendering(chatml()) as ready:
-        ready.render([Chat(TURNS, "example 1")])
-        (child,) = ready._started
-    assert child._process.poll() is not None
-
-
 def test_the_tokenizer_must_have_the_markers(tiny_model: Path) -> None:
     with pytest.raises(NielsCacheError, match=r"<\|im_start\|>"):
         ChatEncoder(chatml(), open_model(tiny_model))
@@ -409,22 +350,3 @@ def test_the_template_of_a_model_is_beside_its_tokenizer(model: Path, tmp_path: 
     ]:
         with pytest.raises(NielsCacheError, match=keyword):
             find_template(name, table)
-
-
-def test_spans_that_touch_are_one_span() -> None:
-    spans = np.array([[4, 6], [0, 2], [2, 3], [5, 5], [5, 9], [11, 12]])
-    assert join_spans(spans).tolist() == [[0, 3], [4, 9], [11, 12]]
-    assert join_spans(np.empty((0, 2), dtype=np.int64)).shape == (0, 2)
-
-
-def test_the_picture_of_spans_is_up_to_date(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.image import imread
-
-    from docs import chat_picture
-
-    chat_picture.main(tmp_path)
-    for name in ("chat_spans.png", "pair_spans.png"):
-        kept, new = imread(chat_picture.TARGET / name), imread(tmp_path / name)
-        assert kept.shape == new.shape
-        assert np.abs(kept - new).mean() < 0.005, "run python -m docs.chat_picture"  # machines may smooth edges otherwise

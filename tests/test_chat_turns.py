@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
@@ -12,16 +11,13 @@ import torch
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import Resume, build_sft_cache
-from niels_cache_assets.chats.compiled import CompiledTemplate
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, Refusal
 from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
-from niels_cache_assets.chats.targets import Renderer
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.inputs import input_problems
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
@@ -93,23 +89,11 @@ def test_a_prompt_at_the_end_that_is_not_exactly_the_header_is_refused(model: Pa
             learned(text, opened_model(model))
 
 
-def test_an_ending_that_is_no_prompt_stays(model: Path) -> None:
-    text = chatml().text.replace("{%- if add_generation_prompt %}", "{{- '<|im_start|>(end)' }}{%- if false %}")
-    (found,) = encode(text, opened_model(model), Chat(TURNS, "example 1"))
-    assert opened_model(model).decode(found.ids).endswith("second answer<|im_end|>\n<|im_start|>(end)")
-    assert learned(text, opened_model(model)) == WORDS
-
-
 @pytest.mark.parametrize("text", [LOOP + IF_ASKED, chatml().text])
 def test_the_line_break_after_the_end_of_a_turn_is_no_target(text: str, model: Path) -> None:
     assert learned(text, opened_model(model)) == WORDS
     marked = text.replace("'<|im_end|>' }}{% endgeneration %}", "'<|im_end|>\\n' }}{% endgeneration %}")
     assert learned(marked, opened_model(model)) == WORDS
-
-
-def test_the_line_break_between_the_end_of_a_turn_and_a_last_token_is_no_target(model: Path) -> None:
-    like_phi3 = LOOP + IF_ASKED.replace("{% endif %}", "{% else %}{{ '<|im_end|>' }}{% endif %}")
-    assert learned(like_phi3, opened_model(model), TURNS[:2]) == [WORDS[0], "<|im_end|>"]
 
 
 def test_a_target_never_begins_in_the_header_of_the_template(model: Path) -> None:
@@ -316,24 +300,6 @@ def test_pairs_may_learn_the_last_turn_of_each_side(tmp_path: Path, model: Path)
         built(tmp_path / "z", model, [pair], preference=True, turns="each")
 
 
-def test_a_long_conversation_is_proven_with_few_renderings(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = [assistant(f"a {n}") if n % 2 else user(f"q {n}") for n in range(3000)]
-    renderer = Renderer(CompiledTemplate(LOOP + IF_ASKED, {}))
-    rendered = 0
-    made = renderer.template.made
-
-    def counted(messages: list[dict[str, Any]], *rest: Any, **settings: Any) -> Any:
-        nonlocal rendered
-        rendered += len(messages)
-        return made(messages, *rest, **settings)
-
-    monkeypatch.setattr(renderer.template, "made", counted)
-    answer = renderer.render(messages, None, most=10_000_000)
-    assert [answer["text"][start:end] for start, end in answer["spans"]] == [f"a {n}<|im_end|>\n" for n in range(1, 3000, 2)]
-    assert answer["owners"] == [*range(1, 3000, 2)]
-    assert rendered < 50 * len(messages)
-
-
 def test_a_long_conversation_that_cannot_be_proven_is_counted() -> None:
     messages = [assistant(f"a {n}") if n % 2 else user(f"q {n}") for n in range(1200)]
     without_loop = "{% for i in range(messages|length) %}" + BODY.replace("message.", "messages[i].") + "{% endfor %}" + IF_ASKED
@@ -379,23 +345,6 @@ def test_spans_of_tokens_are_those_that_the_library_finds_one_by_one(model: Path
             assert (first, last) == ((places[0], places[-1] + 1) if places else (0, 0))
             compared += len(places) > 0
     assert compared > 500
-
-
-def test_spans_of_bytes_are_found_in_one_pass(tmp_path: Path) -> None:
-    pytest.importorskip("tiktoken")
-    import base64
-
-    path = tmp_path / "own.tiktoken"
-    path.write_text("".join(f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256)), encoding="utf-8")
-    tokenizer = open_model(path, pattern=r"[\s\S]", special_tokens={"eot": "<|end|>"})
-    text = "aé😀b中c"
-    spans = [(4, 6), (0, 2), (2, 3), (1, 1)]
-    ((ids, found),) = tokenizer.encode_rendered([text], [spans])
-    assert len(ids) == len(text.encode())
-    assert [(start, end) for start, end in found.tolist()] == [
-        (len(text[:start].encode()), len(text[:end].encode())) for start, end in spans
-    ]
-    assert isinstance(found, np.ndarray)
 
 
 def test_a_token_that_the_vocabulary_lacks_is_found_before_a_build(tmp_path: Path, model: Path) -> None:

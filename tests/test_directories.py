@@ -115,16 +115,6 @@ def test_a_build_without_a_journal_or_that_none_goes_on_with_vanishes(tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "x"]
 
 
-def test_a_link_in_the_place_of_a_partial_build_is_not_followed(tmp_path: Path) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    write(elsewhere / JOURNAL_NAME, "{}")
-    partial_directory(tmp_path / "x").symlink_to(elsewhere)
-    build(tmp_path / "x", "one")
-    assert files(elsewhere) == {JOURNAL_NAME: "{}"}
-    assert files(tmp_path / "x") == whole("one")
-
-
 def test_an_exchange_that_fails_leaves_the_journal_to_the_next_build_and_an_interrupt_there_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -380,11 +370,6 @@ def test_a_build_that_waits_goes_on_when_the_other_has_ended_and_says_for_whom(t
     assert missing(line, "waiting", f"{tmp_path / 'x'}: process {os.getpid()} on ") == []
 
 
-def test_a_build_that_does_not_wait_fails_at_once(tmp_path: Path) -> None:
-    with writer_lock(tmp_path / "x"), pytest.raises(Busy):
-        materialize(Line(folder=tmp_path / "x"))
-
-
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_file_system_without_locks_is_refused_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     def refused(*_: object) -> None:
@@ -413,21 +398,6 @@ def test_a_lock_that_someone_deleted_is_made_again(tmp_path: Path, monkeypatch: 
     with writer_lock(tmp_path / "x"):
         assert len(opened) == 2
         assert writer_of(tmp_path / "x") == Writer(**json.loads(lock_path(tmp_path / "x").read_bytes()))
-
-
-def test_a_lock_is_given_back_though_a_fork_has_its_descriptor(tmp_path: Path) -> None:
-    with writer_lock(tmp_path / "x"):
-        [held] = [int(name) for name in os.listdir("/proc/self/fd") if _leads_to(name, lock_path(tmp_path / "x"))]
-        copy = os.dup(held)
-    assert writer_of(tmp_path / "x") is None
-    os.close(copy)
-
-
-def _leads_to(descriptor: str, path: Path) -> bool:
-    try:
-        return os.path.samefile(f"/proc/self/fd/{descriptor}", path)
-    except OSError:
-        return False
 
 
 def test_a_pipe_is_removed_without_a_wait_for_its_writer(tmp_path: Path) -> None:

@@ -156,22 +156,6 @@ def test_the_reasons_are_those_of_status(folder: Path) -> None:
     assert missing(steps["letters"].why, "settings") == []
 
 
-def test_a_changed_file_is_another_revision(folder: Path) -> None:
-    _another_file(folder)
-    step = by_name(forecast(of(folder)))["letters"]
-    assert (step.action, step.state) == ("build", "other revision")
-    step = by_name(forecast(of(folder)))["index/mix"]
-    assert (step.action, step.state, missing(step.why, "pretrain/letters")) == ("build", "in sync", [])
-
-
-def test_a_new_tokenizer_makes_every_cache_new(folder: Path) -> None:
-    change(folder / "niels_cache.toml", 'model = "spm.model"', 'vocab_size = 380\ntrain_on = ["letters"]')
-    steps = by_name(forecast(of(folder)))
-    built = {name for name, step in steps.items() if step.action == "build"}
-    assert built == {"tokenizer", "letters", "notes", "chats", "index/mix"}
-    assert missing(steps["letters"].why, "tokenizer") == []
-
-
 def test_an_unfinished_build_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _another_val(folder)
     monkeypatch.setattr(steps_module, "work_on", lambda place: Work(None, place.name == "letters", 0.5, None))
@@ -246,14 +230,6 @@ def test_a_sample_of_everything_gives_the_numbers_of_the_build(folder: Path) -> 
     assert letters is not None
     assert letters.tokens is not None
     assert (letters.bytes_to_read, letters.disk_bytes) == ((folder / "letters.jsonl").stat().st_size, 2 * letters.tokens)
-
-
-def test_a_prepared_cache_is_estimated_from_its_corpus(folder: Path) -> None:
-    meta = read_meta(str(folder / "cache/pretrain/notes/meta.json"))
-    shutil.rmtree(folder / "cache/pretrain/notes")
-    estimate = by_name(forecast(of(folder)))["notes"].estimate
-    assert estimate is not None
-    assert estimate.tokens == pytest.approx(meta["train_tokens"] + meta["val_tokens"], rel=0.02)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -433,16 +409,6 @@ def test_other_settings_make_a_new_plan_and_new_parts(parts: PartsProject) -> No
     assert steps.pop("tokenizer").action == "cache_hit"
     assert {step.action for step in steps.values()} == {"build"}
     assert missing(steps["part/pages/part-00000"].why, "plan/pages") == []
-
-
-def test_a_new_file_makes_a_new_plan(parts: PartsProject) -> None:
-    found = parts.graph(3)
-    build(found)
-    parts.write([5], first=9)
-    steps = by_name(forecast(found))
-    assert (steps[f"plan/{NAME}"].action, steps[f"plan/{NAME}"].state) == ("build", "other revision")
-    sizes = [steps[key].estimate.bytes_to_read for key in parts_of(found)]  # type: ignore[union-attr]
-    assert sum(sizes) == sum(path.stat().st_size for path in (parts.folder / "texts").iterdir())
 
 
 def test_more_parts_than_files_fail_with_one_line(parts: PartsProject) -> None:

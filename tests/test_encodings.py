@@ -302,17 +302,6 @@ def test_every_source_of_files_counts_drops_and_decodes_alike(tmp_path: Path, ki
     assert not {"replaced", "not_text"} & context.report.facts.keys()
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "hub json", "chat", "dolly", "trees", "wikitext", "dump", "notes", "roam", "books"])
-def test_utf_16_with_a_byte_order_mark_is_read_by_every_reader(tmp_path: Path, kind: str) -> None:
-    make = damaged_sources(tmp_path)[kind]
-    for path in tmp_path.rglob("*"):
-        if path.is_file() and path.suffix != ".parquet":
-            path.write_bytes(path.read_bytes().decode("latin-1").encode("utf-16"))
-    found, context = read(make())
-    assert FRENCH.strip() in strings(found)
-    assert not {"replaced", "not_text"} & context.report.facts.keys()
-
-
 def test_a_nul_that_json_escapes_is_a_nul(tmp_path: Path) -> None:
     found, context = read(Jsonl(files=one(tmp_path, "a.jsonl", b'{"text": "a\\u0000b"}\n{"text": "ok"}\n')))
     assert [document.text for document in found] == ["ok"]
@@ -372,13 +361,6 @@ def test_a_page_that_is_damaged_from_end_to_end_is_one_entry_a_block(tmp_path: P
     first, second = mediawiki.read_pages(SourceFile(str(tmp_path / "a.xml"), "a.xml"))
     assert (first.replaced_bytes, first.replaced, first.has_nul) == (200_000, 200_000, True)
     assert (second.replaced_bytes, second.replaced, second.has_nul) == (100_000, 100_000, False)
-
-
-def test_only_what_is_replaced_in_the_text_counts_against_it(tmp_path: Path) -> None:
-    line = json.dumps({"text": "short", "other": FRENCH}, ensure_ascii=False).encode("latin-1") + b"\n"
-    found, context = read(Jsonl(files=one(tmp_path, "a.jsonl", line)))
-    assert [document.text for document in found] == ["short"]
-    assert context.report.facts["replaced"]["bytes"] == NOT_ASCII
 
 
 def test_json_with_escaped_surrogates_and_private_characters_is_counted_exactly(tmp_path: Path) -> None:
@@ -508,15 +490,6 @@ def test_a_build_of_which_nothing_is_text_fails_and_names_file_and_key(nothing_c
     assert not (nothing_configured / "cache/pretrain/mine/meta.json").exists()
 
 
-def test_a_tokenizer_of_nothing_but_binaries_names_file_and_key(nothing_configured: Path) -> None:
-    overrides = {
-        "pretrain": {"mine": {"source": "text", "files": one(nothing_configured, "wrong.txt", png())}},
-        "tokenizer": {"train_on": ["mine"]},
-    }
-    with pytest.raises(NielsCacheError, match=r"tokenizer.*wrong\.txt: 1.* encoding"):
-        build_tokenizer(load_registry(profile="default", overrides=overrides), root=nothing_configured / "cache")
-
-
 def some_wrong(folder: Path) -> list[str]:
     (folder / "texts").mkdir()
     for number in range(8):
@@ -556,12 +529,6 @@ def test_a_corpus_its_report_and_its_cache_say_so_too(nothing_configured: Path, 
     assert report["replaced"] == outcome.meta["facts"]["replaced"]
     assert [row["reason"] for row in report["reasons"] if row["stage"] == "source"] == ["not_text"]
     assert build_dataset(registry, "mine", root=root).meta["facts"] == outcome.meta["facts"]
-
-
-def test_a_corpus_of_which_nothing_is_text_names_file_and_key(nothing_configured: Path, project: Project) -> None:
-    registry = project(files=one(nothing_configured, "wrong.txt", png()), prepare=["dedup"])
-    with pytest.raises(NielsCacheError, match=r"no document.*wrong\.txt: 1.* encoding"):
-        prepare_corpus(registry, "mine", root=nothing_configured / "cache", processes=1)
 
 
 def test_the_ui_and_the_report_show_what_was_replaced(nothing_configured: Path, project: Project) -> None:

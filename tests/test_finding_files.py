@@ -1,10 +1,9 @@
 """Which files globs and folders find: links, loops, hard links, folders that may not be listed, brackets."""
 
-import errno
 import glob
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from niels_cache_assets.sources.finding.globs import files_below, glob_files, links_among
+from niels_cache_assets.sources.finding.globs import glob_files, links_among
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.files import file_bytes, find_files, find_groups, walk_folder
@@ -181,12 +180,6 @@ def test_each_kind_of_source_reads_a_linked_file_once_and_a_hard_link_again(tmp_
     assert missing(line, "warning", "hard link", "latest") == []
 
 
-def test_two_spellings_of_a_path_are_one_file(tmp_path: Path) -> None:
-    write(tmp_path / "data/a.jsonl")
-    (tmp_path / "other").symlink_to("data")
-    assert len(find_files([str(tmp_path / "other/a.jsonl"), str(tmp_path / "data/a.jsonl"), f"{tmp_path}/data/../other/*"])) == 1
-
-
 def test_a_file_with_hard_links_and_symbolic_links_is_read_once_for_each_hard_link(tmp_path: Path) -> None:
     write(tmp_path / "c"), os.link(tmp_path / "c", tmp_path / "d")
     (tmp_path / "a").symlink_to("d"), (tmp_path / "b").symlink_to("c")
@@ -232,13 +225,6 @@ def test_ids_in_files_and_val_files_differ_so_exclude_removes_one_document(tmp_p
     assert context.report.dropped == {"excluded": 1}
 
 
-def test_the_text_of_questions_is_read_once(tmp_path: Path) -> None:
-    write(tmp_path / "a/q.jsonl", ROW)
-    (tmp_path / "a/again").symlink_to(".")
-    assert len([*questions(str(tmp_path / "a/**/*.jsonl"))]) == 1
-    assert len([*questions(str(tmp_path / "a"))]) == 1
-
-
 def test_init_writes_one_glob_for_a_folder_with_loops_and_its_paths_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "data/a.jsonl", ROW), write(tmp_path / "data/sub/b.jsonl", ROW), write(tmp_path / "data/sub/c.txt", "text")
     loops(tmp_path / "data", 3)
@@ -247,33 +233,6 @@ def test_init_writes_one_glob_for_a_folder_with_loops_and_its_paths_are_relative
     assert places == {"data/**/*.jsonl", "data/**/*.txt"}
     mixed = {place for proposal in recognize(["data/sub/*"]) for place in proposal.places}
     assert mixed == {"data/sub/b.jsonl", "data/sub/c.txt"}
-
-
-@contextmanager
-def unlistable(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
-    """Let a folder be one that may not be listed. Root may list every folder, so modes do not help."""
-    scandir: Callable[..., Any] = os.scandir
-
-    def refusing(path: Any = ".") -> Any:
-        if os.path.abspath(path) == str(folder):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return scandir(path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "scandir", refusing)
-        yield
-
-
-@pytest.mark.parametrize("pattern", ["**/*.jsonl", "*/*.jsonl", "*/**/*.jsonl", "p*/*.jsonl"])
-def test_a_folder_that_may_not_be_listed_is_an_error_and_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
-) -> None:
-    write(tmp_path / "data/open/a.jsonl"), write(tmp_path / "data/private/b.jsonl")
-    with unlistable(monkeypatch, tmp_path / "data/private"):
-        assert [file.name for file in find_files([str(tmp_path / "data/open/*.jsonl")])] == ["a.jsonl"]
-        for find in (lambda: find_files([str(tmp_path / "data" / pattern)]), lambda: files_below(str(tmp_path / "data"))):
-            with pytest.raises(NielsCacheError, match="data/private: cannot be listed"):
-                find()
 
 
 @pytest.mark.parametrize(

@@ -17,19 +17,14 @@ from pydantic import ValidationError
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.corpus import store, text_export
-from niels_cache_assets.corpus.layout import DOCUMENTS
+from niels_cache_assets.corpus import text_export
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.corpus.store import CorpusWriter, DocumentRow, document_hash
 from niels_cache_assets.corpus.text_export import FileType, TextExport
-from niels_cache_assets.disk.journal import SCRATCH_NAME
 from niels_cache_assets.disk.table_file import tables
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
-from niels_cache_assets.sources.reading import keep as reading_keep
 from niels_cache_assets.sources.reading.keep import kept_values
-from niels_cache_assets.sources.text import Text
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.loader import TokenLoader
 from tests.corpora import articles, nearly
@@ -79,14 +74,6 @@ def test_values_stay_with_the_rows_that_where_keeps(tmp_path: Path) -> None:
         assert {document.source_id: kept_values(document.kept) for document in documents} == expected, source
 
 
-def test_without_the_key_nothing_is_kept_and_no_fingerprint_changes(tmp_path: Path) -> None:
-    for source in every_kind(tmp_path, rows_of(["a text"] * 3)):
-        assert "keep" not in source.identity()
-        assert all(document.kept is None for document in read(source)[0])
-        again = type(source)(**{**source.model_dump(exclude_unset=True), "keep": ["url"]})
-        assert again.identity() == {**source.identity(), "keep": ["url"]}
-
-
 @pytest.mark.parametrize("kind", range(5))
 def test_an_unknown_column_names_the_nearest(tmp_path: Path, kind: int) -> None:
     source = every_kind(tmp_path, rows_of(["a text"] * 3), keep=["ulr"])[kind]
@@ -102,15 +89,6 @@ def test_names_that_cannot_be_kept_are_refused(keep: list[Any]) -> None:
         Jsonl(files=["a.jsonl"], keep=keep)
 
 
-def test_kinds_without_columns_have_no_such_key() -> None:
-    with pytest.raises(ValidationError, match="keep"):
-        Text(files=["a.txt"], keep=["url"])  # type: ignore[call-arg]
-
-
-def test_no_kept_column_has_the_name_of_another_column_of_an_export() -> None:
-    assert set(text_export.COLUMNS) == set(reading_keep.EXPORTED)
-
-
 def test_values_that_json_does_not_know_become_text_or_null(tmp_path: Path) -> None:
     moment = datetime.datetime(2026, 1, 2, 3, 4, 5)
     row = {"text": "a text", "when": moment, "day": moment.date(), "score": math.nan, "scores": [1.0, -math.inf]}
@@ -123,13 +101,6 @@ def test_values_that_json_does_not_know_become_text_or_null(tmp_path: Path) -> N
         "score": None,
         "scores": [1.0, None],
     }
-
-
-def test_half_a_surrogate_pair_can_be_written(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a text", "url": "a\\ud800b\\u0000"}\n')
-    (document,), _ = read(Jsonl(files=[str(tmp_path / "a.jsonl")], keep=["url"]))
-    assert kept_values(document.kept) == {"url": "a?b\0"}
-    assert document.kept.isprintable()
 
 
 def test_binary_data_and_long_values_are_one_line(tmp_path: Path) -> None:
@@ -213,38 +184,6 @@ def test_a_column_of_parquet_has_a_type_that_holds_all_values(tmp_path: Path, va
     assert kinds == {"x": kind}
     stored = [text_export.as_kind(value, kinds["x"]) for value in values]
     assert [json.loads(each) if kind == "json" else each for each in stored] == values
-
-
-def test_a_corpus_without_the_key_has_the_bytes_of_before(tmp_path: Path) -> None:
-    prepared = prepared_of(registry_of(tmp_path, articles(12), table='prepare = ["clean"]'), tmp_path / "cache")
-    assert "keep" not in prepared.meta
-    assert pq.read_schema(prepared.directory / "documents_00000.parquet").names == [*DOCUMENTS]
-    row = DocumentRow("text", None, "id", "file", 3, None, 4, 4)
-    assert document_hash(row) == document_hash(row._replace(kept=None)) != document_hash(row._replace(kept="{}"))
-
-
-def test_a_corpus_that_resumes_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "TEXT_BYTES_PER_GROUP", 1_000)
-    rows = [
-        DocumentRow(text, None, f"d{row}", "f", row, None, len(text), len(text), f'{{"url":"{row}"}}')
-        for row, text in enumerate(articles(9))
-    ]
-
-    def write(writer: CorpusWriter, some: list[DocumentRow]) -> None:
-        writer.write(some, b"".join(map(document_hash, some)), None, None)
-
-    for name, stops in (("whole", ()), ("cut", (2, 5))):
-        folder, there = tmp_path / name, None
-        (folder / SCRATCH_NAME).mkdir(parents=True)
-        for first, last in zip((0, *stops), (*stops, 9), strict=True):
-            with CorpusWriter(folder, num_perm=None, there=there, keeps=True) as writer:
-                write(writer, rows[first:last])
-                there, _ = writer.checkpoint()
-                if last == 9:
-                    writer.seal()
-    whole, cut = ((tmp_path / name / "documents_00000.parquet").read_bytes() for name in ("whole", "cut"))
-    assert whole == cut
-    assert pq.read_table(tmp_path / "cut" / "documents_00000.parquet")["kept"].to_pylist() == [row.kept for row in rows]
 
 
 def kept_in_lineage(cache: Path) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import json
 import pickle
 import shutil
-import warnings
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,15 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.chats.templates import Template
-from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.documents import Conversation
-from niels_cache_assets.show.plots.measures import measure_cache
-from niels_cache_assets.show.samples import notable
 from niels_cache_assets.sources.messages import WEIGHT_KEYS, masked_messages, plain_messages, template_messages, weight_problem
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader
@@ -31,7 +26,7 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.verify import verify_dataset
 from tests.chat_models import MARKED, UNMARKED, chatml, model_folder, opened_model, template_of
-from tests.hand_made import learned_tokens, rewrite_meta
+from tests.hand_made import rewrite_meta
 from tests.tiny import sentences
 
 IGNORED = -100
@@ -274,19 +269,6 @@ def test_rows_of_json_lines_and_parquet_give_the_same_and_columns_of_a_row_count
     assert metas[0]["content_sha256"] == metas[1]["content_sha256"]
 
 
-def test_a_build_and_show_give_the_number_of_masked_messages(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"messages": each}) + "\n" for each in chats(12)), encoding="utf-8")
-    registry = project(tmp_path, model, ["x.jsonl"])
-    build_tokenizer(registry, root=tmp_path / "cache")
-    build_dataset(registry, "jsonl", root=tmp_path / "cache")
-    place = ["--config", str(tmp_path / "niels_cache.toml"), "--cache-dir", str(tmp_path / "cache")]
-    assert main(["show", "jsonl", *place]) == 0
-    assert "masked" in capsys.readouterr().out
-    assert main(["export", "npy", "jsonl", "--out", str(tmp_path / "out"), *place]) != 0
-    assert "jsonl" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     """A data set with sentinels and masked messages, in a cache root."""
@@ -302,25 +284,6 @@ def expected(cache: Path, model: Path) -> list[Example]:
     found = [(ids, by_tokens[tuple(ids)]) for ids, _ in on_disk(cache, "train")]
     assert len(found) == 32
     return found
-
-
-@pytest.mark.parametrize("overflow", ["truncate_right", "truncate_left", "drop"])
-@pytest.mark.parametrize("loss_on", ["assistant", "last_assistant", "all"])
-def test_packed_rows_agree_with_a_token_by_token_reading(cache: Path, expected: list[Example], loss_on: Any, overflow: Any) -> None:
-    for T in (30, 60, 200):
-        wanted = learned_tokens(expected, T, loss_on=loss_on, overflow=overflow)
-        if not wanted:
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            source = PackedExamples(str(cache / "train"), T=T, seed=3, loss_on=loss_on, overflow=overflow)
-        numbers = np.arange(source.samples)
-        rows, origins = source.read(numbers, epoch=0), source.origins(numbers, epoch=0)
-        assert rows.targets is not None
-        learned: dict[int, list[int]] = {}
-        for row, column in zip(*np.nonzero(rows.targets), strict=True):
-            learned.setdefault(int(origins.documents[row, column + 1]), []).append(int(rows.tokens[row, column + 1]))
-        assert [learned[number] for number in sorted(learned)] == wanted
 
 
 def test_the_sampler_reads_the_spans_beside_its_two_files(cache: Path, expected: list[Example]) -> None:
@@ -372,37 +335,6 @@ def test_without_meta_json_the_spans_are_read_too(tmp_path: Path, cache: Path, e
         bounds[0, 0] += 1
         np.save(tmp_path / "x" / "train_targets.npy", bounds)
     assert prints[0] != prints[1]
-
-
-def test_the_loader_trace_sample_measures_and_hf_read_the_spans(cache: Path, expected: list[Example], model: Path) -> None:
-    loader = TokenLoader(str(cache / "train"), T=120, B=2, seed=0, epochs=1)
-    trace, batch = loader.trace(0), next(iter(loader))
-    assert batch.y_masked is not None  # type: ignore[union-attr]
-    compared = set()
-    for row, item in enumerate(loader.as_dataset(2)[index] for index in range(2)):
-        assert torch.equal(item["y_masked"], batch.y_masked[row])  # type: ignore[union-attr,index]
-        for column in range(120):
-            origin = trace.token(row, column + 1)
-            if origin.document is not None and origin.document_offset:
-                learned = bool(batch.y_masked[row, column] != IGNORED)  # type: ignore[union-attr,index]
-                assert learned == expected[origin.document][1][origin.document_offset]
-                compared.add(learned)
-    assert compared == {True, False}
-
-    drawn = [*notable(cache, "sft", "train", length=10_000, tokenizer=opened_model(model))]
-    assert len(drawn) > 1
-    for sample in drawn:
-        assert sample.is_target.tolist() in [targets for ids, targets in expected if ids == sample.tokens.tolist()]
-    measures = measure_cache(cache, "sft", read_meta(str(cache / "meta.json"))).conversations
-    assert measures is not None
-    assert measures.target_tokens == sum(sum(targets) for split in ("train", "val") for _, targets in on_disk(cache, split))
-
-    for T in (None, 40):
-        dataset = to_hf_dataset("x", cache_dir=cache.parent.parent, T=T)
-        assert len(dataset) == len(expected)
-        for row, (ids, targets) in zip(dataset.select(range(6)), expected, strict=False):
-            assert row["input_ids"] == ids[:T]
-            assert row["labels"] == [token if target else IGNORED for token, target in zip(ids, targets, strict=True)][:T]
 
 
 def test_verify_still_checks_the_messages_between_the_spans(tmp_path: Path, cache: Path) -> None:

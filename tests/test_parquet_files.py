@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,12 +49,6 @@ registry = load_registry(profile="quickstart", config=str(folder / "c.toml"))
 build_tokenizer(registry, root=folder / "cache")
 outcome = build_dataset(registry, "big", root=folder / "cache")
 print(outcome.meta["train_tokens"], peak())
-"""
-ENCODE = """
-import sys
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-SentencePieceTokenizer(sys.argv[1]).encode_unchecked(["word " * (int(sys.argv[2]) // 5)])
-print(peak())
 """
 MEMORY = """
 import json, sys
@@ -133,15 +126,6 @@ def pretrain_table(name: str, source: str, file: str, *, tokens: int) -> str:
     return f'[pretrain.{name}]\nsource = "{source}"\nfiles = ["{file}.parquet"]\n{hub}train_tokens = {tokens}\nval_tokens = 0\n'
 
 
-def peak_of_build(folder: Path, model: Path, *, tokens: int, source: str = "parquet") -> int:
-    """MiB that a build of `big.parquet` takes, in a process of its own, with a budget of `tokens`."""
-    model_table = f"[tokenizer]\nmodel = {json.dumps(str(model))}\n"
-    (folder / "c.toml").write_text(model_table + pretrain_table("big", source, "big", tokens=tokens), encoding="utf-8")
-    built, peak = child(BUILD, folder)
-    assert built == tokens
-    return peak
-
-
 def test_of_many_long_rows_few_are_in_memory(tmp_path: Path, tiny_model: Path) -> None:
     """A sixteenth of the usual size, as are the bounds: rows of half a megabyte, and few megabytes of them decoded or encoded at once."""
     rows, tokens = 200, 3 * MEGABYTE
@@ -163,27 +147,6 @@ def test_of_many_long_rows_few_are_in_memory(tmp_path: Path, tiny_model: Path) -
     assert max(mebibytes for _, mebibytes in read.values()) < 130, "about 35, and 83 once; 220 and more where batches are of rows"
     assert ({count for count, _ in built.values()}, len(built)) == ({tokens}, 2)
     assert max(mebibytes for _, mebibytes in built.values()) < 130, "about 65; 230 and more where nothing bounds what is in flight"
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("source", ["parquet", "huggingface"])
-def test_long_rows_of_a_small_file_are_not_decoded_together(tmp_path: Path, tiny_model: Path, source: str) -> None:
-    write_long_rows(tmp_path / "big.parquet", rows=200, size=5 * MEGABYTE)  # 1 GB
-    assert peak_of_build(tmp_path, tiny_model, tokens=1000, source=source) < 1300  # 3,059 to 3,375 when batches were of rows
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("dictionary", [True, False])
-def test_400_rows_of_10_megabytes_take_less_than_a_gigabyte_and_a_half(tmp_path: Path, tiny_model: Path, dictionary: bool) -> None:
-    write_long_rows(tmp_path / "big.parquet", rows=400, size=10 * MEGABYTE, dictionary=dictionary)
-    assert peak_of_build(tmp_path, tiny_model, tokens=20 * MEGABYTE) < 1500
-
-
-@pytest.mark.torture
-def test_reading_rows_of_100_megabytes_adds_little_to_encoding_one(tmp_path: Path, tiny_model: Path) -> None:
-    write_long_rows(tmp_path / "big.parquet", rows=40, size=100 * MEGABYTE)
-    (alone,) = child(ENCODE, tiny_model, 100 * MEGABYTE)
-    assert peak_of_build(tmp_path, tiny_model, tokens=1000) < alone + 600
 
 
 def decoded(path: Path, **settings: Any) -> list[tuple[int, int]]:
@@ -225,22 +188,6 @@ def test_a_batch_holds_no_more_than_its_bytes_or_one_row(kind: str, tmp_path: Pa
     monkeypatch.setattr(parquet_files, "_WORST_BYTES", limit)
     monkeypatch.setattr(parquet_files, "_AVERAGE_BYTES", limit // 64)
     assert max(size for _, size in decoded(tmp_path / "a.parquet")) < 1.1 * limit
-
-
-def test_a_file_that_says_no_sizes_is_read(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["a", "b", "a"]}), tmp_path / "a.parquet")
-    table = ParquetTable(str(tmp_path / "a.parquet"), "a.parquet")
-    column = SimpleNamespace(
-        path_in_schema="text", total_uncompressed_size=0, num_values=3, physical_type="BYTE_ARRAY", encodings=("RLE_DICTIONARY",)
-    )
-    group = SimpleNamespace(num_rows=3, num_columns=1, column=lambda index: column)
-    table._parquet = SimpleNamespace(
-        metadata=SimpleNamespace(row_group=lambda index: group),
-        num_row_groups=1,
-        iter_batches=table._parquet.iter_batches,
-        reader=table._parquet.reader,
-    )
-    assert [text for _, batch in table.batches(["text"], most_rows=2) for text in batch["text"].to_pylist()] == ["a", "b", "a"]
 
 
 def test_short_rows_are_decoded_by_the_thousand(tmp_path: Path) -> None:
@@ -306,13 +253,6 @@ def test_a_large_batch_is_decoded_alone_and_keeps_its_place(monkeypatch: pytest.
     assert read == [*range(8)]
 
 
-def test_nothing_is_decoded_ahead_of_a_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", 1000)
-    batches = Batches([2000] * 5)
-    found = [(number_of(batch), batches.decoded) for batch in decoded_ahead(iter(batches))]
-    assert found == [(number, number + 1) for number in range(5)]
-
-
 @pytest.mark.parametrize("most", [0, 1 << 20])
 def test_an_error_comes_after_the_batches_before_it(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", most)
@@ -359,13 +299,6 @@ def test_the_rows_before_an_error_come_first() -> None:
     require_rows([next(read)], [6], [*range(6)])
     with pytest.raises(NielsCacheError, match="damaged"):
         next(read)
-
-
-def test_a_reader_that_stops_early_leaves_no_thread() -> None:
-    read = decoded_ahead(iter(Batches([1] * 9)))
-    next(read)
-    read.close()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("decode")]
 
 
 def test_a_shuffled_stream_has_the_same_order_however_long_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from docs.cleaning import s_curve
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.dedup.bands import bands_for_recall, choose_bands
@@ -169,22 +168,6 @@ def test_verified_bands_find_nearly_every_pair_and_keep_every_pair_that_is_not_n
     assert len(far) > 100
     assert near.count(False) <= 1
     assert not any(far)
-
-
-def test_unverified_bands_find_as_many_pairs_as_the_curve_says(
-    edited_pairs: tuple[list[str], list[str], list[float]], tmp_path: Path
-) -> None:
-    one, other, similarities = edited_pairs
-    dropped = dropped_pairs(one, other, tmp_path, verified=False, similarities=similarities)
-    bands, rows = choose_bands(0.85, 128)
-    import numpy as np
-
-    for low, high in ((0.6, 0.75), (0.75, 0.85), (0.85, 0.9), (0.9, 0.95)):
-        chosen = [index for index, similarity in enumerate(similarities) if low <= similarity < high]
-        assert len(chosen) > 50
-        expected = s_curve(bands, rows, np.array([similarities[index] for index in chosen]))
-        sigma = float(np.sqrt((expected * (1 - expected)).sum()))
-        assert abs(sum(dropped[index] for index in chosen) - expected.sum()) <= 3 * max(sigma, 1)
 
 
 @pytest.mark.parametrize(

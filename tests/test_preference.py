@@ -4,7 +4,6 @@ import json
 import pickle
 import re
 import runpy
-import shutil
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +16,7 @@ import torch
 
 from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
-from niels_cache_assets.artifacts.forecast.volumes import sample_of_source
 from niels_cache_assets.build_cache import Resume, build_sft_cache
-from niels_cache_assets.build_cache.conversations import paired
-from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.config.registry import Registry, load_registry
@@ -151,19 +147,6 @@ def test_pairs_that_are_none_are_dropped_with_their_reasons(tmp_path: Path, mode
             build(tmp_path / "y", model, [item for item in items if item.source_id == reason])
     with pytest.raises(NielsCacheError, match="preference pair"):
         build(tmp_path / "y", model, items[-1:], on_invalid="drop", max_tokens=20)
-
-
-def test_targets_of_the_prompt_are_found_by_tokens_and_places() -> None:
-    def chat(ids: list[int], spans: list[tuple[int, int]]) -> EncodedChat:
-        return EncodedChat(np.array(ids), np.array(spans))
-
-    chosen, rejected = chat([1, 2, 3, 4, 5, 9], [(1, 3), (4, 6)]), chat([1, 2, 3, 4, 5, 9, 7], [(1, 3), (4, 7)])
-    made = paired(chosen, rejected, most=None)
-    assert not isinstance(made, str)
-    assert [side.spans.tolist() for side in made] == [[[4, 6]], [[4, 7]]]
-    assert paired(chosen, chosen, most=None) == "equal_sides"
-    assert paired(chosen, rejected, most=6) == "too_long"
-    assert paired(chat([1, 2, 3], [(1, 2)]), chat([1, 2, 4], [(1, 2)]), most=None) == "no_target"
 
 
 ASK, GOOD, BAD = message("user", "q"), message("assistant", "good"), message("assistant", "bad")
@@ -558,14 +541,6 @@ def test_keys_of_the_other_kind_are_refused(tmp_path: Path, model: Path) -> None
         project(tmp_path, model, [], more='messages_field = "x"\n')
 
 
-def test_a_forecast_counts_both_sides(tmp_path: Path, model: Path) -> None:
-    items = pairs(20)
-    source = project(tmp_path, model, rows_of(items), more='template = "chatml"\n').source("pairs")
-    found = sample_of_source(source, [], seed=0, encoder=None)
-    assert found is not None
-    assert found.text_bytes == sum(len(each["content"]) for item in items for each in [*item.messages, *(item.rejected or [])])
-
-
 @pytest.mark.walk
 def test_the_example_of_trl_lowers_the_loss(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("trl", reason="trl is not installed: pip install trl")
@@ -579,13 +554,3 @@ def test_the_example_of_trl_lowers_the_loss(tmp_path: Path, model: Path, capsys:
     found = re.search(r"^loss ([\d.]+) at the start, ([\d.]+) at the end$", capsys.readouterr().out, re.MULTILINE)
     assert found is not None
     assert float(found[2]) < 0.5 * float(found[1])
-
-
-@pytest.mark.walk
-def test_the_example_names_a_missing_data_set_in_one_line(tmp_path: Path, cache: Path) -> None:
-    pytest.importorskip("trl", reason="trl is not installed: pip install trl")
-    (tmp_path / "sft").mkdir()
-    shutil.copytree(cache, tmp_path / "sft" / "x")
-    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "dpo_trl.py"))["main"]
-    with pytest.raises(SystemExit, match=r"^[^\n]*'y'[^\n]*$"):
-        example(["--cache", str(tmp_path), "--data", "y"])

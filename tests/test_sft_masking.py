@@ -117,20 +117,6 @@ def test_examples_without_a_target_are_left_out_and_reported_once(tmp_path: Path
     assert bool((y_masked != PAD).any(dim=1).all())
 
 
-def test_every_example_found_to_have_a_target_has_one_and_no_other_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("niels_cache_runtime.loader.packing.kept._SCAN_TOKENS", 7)
-    lengths = torch.randint(1, 12, (200,), generator=generator()).tolist()
-    tokens = torch.randint(1, 9, (sum(lengths),), generator=generator(1)).tolist()
-    examples = [[tokens.pop() for _ in range(length)] for length in lengths]
-    T = 5
-    expected = [any(by_hand(example[: T + 1])) for example in examples]
-    assert 20 < sum(expected) < 180
-    with pytest.warns(UserWarning, match="left out"):
-        dataset = SFTExampleDataset(*write_pair(tmp_path, "train", examples), T=T, device="cpu", eot_id=EOT, asst_id=ASST)
-    starts = np.cumsum([0, *lengths[:-1]])
-    assert dataset._rows._kept.starts.tolist() == starts[expected].tolist()
-
-
 def test_the_assistant_id_comes_from_meta_beside_the_tokens(tmp_path: Path) -> None:
     folder = write_sft(tmp_path / "chats")
     paths = str(folder / "train_tokens.bin"), str(folder / "train_idx.npy")
@@ -201,15 +187,6 @@ def test_an_id_that_no_token_can_have_is_refused_when_opened(tmp_path: Path, tok
     write_meta_of(tmp_path, kind="sft", special_token_ids={"asst": token})
     with pytest.raises(NielsCacheError, match=f"asst={token}: "):
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT)
-
-
-def test_numbers_from_numpy_are_numbers(tmp_path: Path) -> None:
-    paths = write_pair(tmp_path, "train", [[USR, U, EOT, ASST, A, EOT]])
-    dataset = SFTExampleDataset(*paths, T=np.int64(8), device="cpu", eot_id=np.uint16(EOT), asst_id=np.int32(ASST))  # type: ignore[arg-type]
-    x, _, y_masked = dataset.get_batch(B=np.int64(2), generator=generator())  # type: ignore[arg-type]
-    assert x[0].tolist() == [USR, U, EOT, ASST, A, EOT, EOT, EOT]
-    assert y_masked[0].tolist() == [PAD, PAD, PAD, A, EOT, PAD, PAD, PAD]
-    assert {type(dataset.T), type(dataset.eot_id), type(dataset.asst_id)} == {int}
 
 
 def test_a_pair_without_an_example_to_sample_is_refused(tmp_path: Path) -> None:

@@ -216,13 +216,6 @@ def test_val_files_are_a_split_of_their_own(tmp_path: Path) -> None:
     }
 
 
-def test_null_text_is_dropped_and_counted_and_the_only_field_of_text_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(parquet([{"n": 1, "body": "one text"}, {"n": 2, "body": None}, {"n": 3, "body": " "}]))
-    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.parquet")], shuffle_buffer=0))
-    assert [(document.text, document.source_id) for document in documents] == [("one text", "a.parquet#0")]
-    assert context.report.dropped == {"null_text": 1, "empty": 1}
-
-
 def test_a_damaged_mirror_names_the_file(tmp_path: Path) -> None:
     write_mirror(tmp_path)
     damaged = tmp_path / "train-1.parquet"
@@ -272,11 +265,6 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_stream_has_the_order_of_plain_load_dataset(streams: dict[str, Any]) -> None:
     assert len(streams["plain"]) == FINEWEB_FILES * FINEWEB_ROWS
     assert streams["ours"] == streams["plain"]
-
-
-def test_closing_a_shuffled_stream_early_is_quick(streams: dict[str, Any]) -> None:
-    assert len(streams["seconds"]) == 5
-    assert max(streams["seconds"]) < 5, "Hugging Face's own five seconds of sleep are off"
 
 
 def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:

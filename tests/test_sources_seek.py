@@ -13,8 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.corpus import store
@@ -23,7 +21,6 @@ from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.huggingface import Huggingface
-from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.mediawiki import dump as mediawiki
@@ -272,18 +269,6 @@ def test_what_lies_before_a_place_is_not_looked_at(tmp_path: Path, name: str) ->
     assert [*batches_of(source, started_at(place, *counted))] == expected
 
 
-def test_markup_before_a_place_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
-
-    (tmp_path / "a.xml.bz2").write_bytes(bz2.compress(wiki_dump(17)))
-    source = Wikipedia(files=[str(tmp_path / "a.xml.bz2")])
-    place, *counted = places_of(source)[-2]
-    parsed: list[str] = []
-    monkeypatch.setattr(wikipedia_markup, "text_or_list", lambda text, form: (parsed.append(text) or text, False))
-    left = sum(map(len, batches_of(source, started_at(place, *counted))))
-    assert len(parsed) == left > 0
-
-
 def test_other_files_than_those_of_the_place_are_an_error(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_bytes(json_file([{"text": text} for text in texts(18)]))
@@ -372,43 +357,3 @@ def test_a_place_where_no_row_group_of_a_corpus_begins_is_an_error_not_a_gap(tmp
     find_duplicates(registry, root=tmp_path)
     with pytest.raises(NielsCacheError, match=r"row group.*document 7"):
         next(batches_of(with_prepared(registry, tmp_path)["notes"], started_at({"file": "notes", "row": 7}, {}, {})))
-
-
-def test_a_mix_has_no_place_of_a_member(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(json_file([{"text": text} for text in texts(19)]))
-    member = Jsonl(files=[str(tmp_path / "a.jsonl")], train_tokens=100)
-    context = StreamContext(seed=1, siblings={"member": member})
-    mix = Interleave(members={"member": 1})
-    assert sum(map(len, mix.documents(context))) == 14
-    assert context.report.place is None
-
-
-ROW = st.one_of(
-    st.fixed_dictionaries({"text": st.text(max_size=8)}),
-    st.fixed_dictionaries({"text": st.sampled_from([None, 3, " ", "x\n\u2028y"]), "id": st.integers(0, 9)}),
-    st.just({"other": "z"}),
-)
-
-
-@given(st.lists(st.lists(ROW, max_size=12), min_size=1, max_size=4), st.sampled_from([*COMPRESS]))
-def test_any_rows_start_at_every_place(tmp_path: Path, files: list[list[dict[str, Any]]], suffix: str) -> None:
-    folder = tmp_path / "rows"
-    folder.mkdir(exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
-    for number, values in enumerate(files):
-        (folder / f"{number}.jsonl{suffix}").write_bytes(COMPRESS[suffix](json_file([{"text": "first"}, *values])))
-    require_every_place_is_exact(Jsonl(files=[str(folder / "*")]), at_least=0)
-
-
-@given(st.lists(st.text(alphabet="ab é\n\r\t\x00\u2028", max_size=60).map(str.encode) | st.binary(max_size=30), min_size=1, max_size=3))
-@example([b"a\n\nb\n \r\nc\n\nd", b"", b"\n\ne"])
-def test_any_text_starts_at_every_place(tmp_path: Path, contents: list[bytes]) -> None:
-    folder = tmp_path / "texts"
-    folder.mkdir(exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
-    for number, content in enumerate(contents):
-        (folder / f"{number}.txt").write_bytes(content)
-    for sample_by in ("document", "paragraph", "line"):
-        require_every_place_is_exact(Text(files=[str(folder / "*")], sample_by=sample_by), at_least=0)  # type: ignore[arg-type]

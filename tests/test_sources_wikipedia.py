@@ -2,17 +2,12 @@
 
 import bz2
 import gzip
-import json
 import lzma
 import os
-import pickle
 import re
-import time
 import tracemalloc
-from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import lru_cache
-from html import unescape
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -33,7 +28,6 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
 from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
-from niels_cache_assets.sources.mediawiki.templates import template_text
 from niels_cache_assets.sources.reading.compressed import DamagedFile
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
@@ -121,17 +115,6 @@ def test_redirects_are_facts_and_not_documents_even_without_their_element(tmp_pa
     assert context.report.facts["redirects"] == 5
 
 
-def test_converting_elsewhere_gives_the_same_documents(tmp_path: Path) -> None:
-    files = file(tmp_path, "w.xml", dump(page(number, f"'''{noise(number, 40)}''' {{{{Stub}}}}") for number in range(300)))
-    source = Wikipedia(files=files)
-    elsewhere = pickle.loads(pickle.dumps(source))
-    batches = list(source.unconverted(StreamContext(seed=1)))
-    assert len(batches) > 1
-    converted = [document for batch in batches for document in elsewhere.convert(pickle.loads(pickle.dumps(batch)))[0]]
-    assert converted == read(source)[0]
-    assert converted[7].text == noise(7, 40)
-
-
 def test_of_a_page_with_a_history_the_last_revision_counts(tmp_path: Path) -> None:
     revisions = "".join(f"<revision><id>{number}</id><text>Version {number}.</text></revision>" for number in range(3))
     files = file(tmp_path, "w.xml", dump([f"<page><title>T</title><ns>0</ns><id>5</id>{revisions}</page>"]))
@@ -191,12 +174,6 @@ def test_a_damaged_tail_fails_or_is_left_out_and_counted(tmp_path: Path, suffix:
     assert len(messages) == 1
 
 
-def test_a_key_that_is_not_set_leaves_older_caches_current() -> None:
-    for kind in (Jsonl, Text):
-        assert "keep_damaged" not in kind(files=["a"]).identity()
-        assert kind(files=["a"], keep_damaged=True).identity()["keep_damaged"] is True
-
-
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -239,13 +216,6 @@ def test_broken_characters_in_a_dump_are_replaced_and_a_page_with_a_nul_is_dropp
     assert context.report.facts["replaced"] == {"bytes": 5, "files": 1, "by_file": {"w.xml": 5}}
 
 
-def test_half_surrogate_pairs_in_lines_become_documents_that_can_be_written(tmp_path: Path) -> None:
-    line = json.dumps({"id": "a\ud800", "title": "t\ud800", "text": "x\ud800y"}).encode() + b"\n"
-    (document,) = read(Jsonl(files=file(tmp_path, "w.jsonl", line)))[0]
-    assert (document.source_id, document.title) == ("a?", "t?")
-    assert document.text == "x\ud800y", "texts are left to the cleaning, as of every source"
-
-
 def test_the_memory_of_reading_a_dump_does_not_grow_with_it(tmp_path: Path) -> None:
     peaks = []
     for pages in (600, 1500):  # from 600 pages on, whole batches are in memory
@@ -256,17 +226,6 @@ def test_the_memory_of_reading_a_dump_does_not_grow_with_it(tmp_path: Path) -> N
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
-
-
-def test_one_large_page_takes_a_few_times_its_size(tmp_path: Path) -> None:
-    text = ("Some [[oak]]s grow in {{convert|5|km}} of a wood. " + "Words about the wood. " * 200 + "\n") * 100
-    files = file(tmp_path, "w.xml", dump([page(0, text)]))
-    tracemalloc.start()
-    (document,) = read(Wikipedia(files=files))[0]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert document.text.count("oaks grow in 5 km of") == 100
-    assert peak < 25 * len(text)
 
 
 @pytest.mark.parametrize(
@@ -423,18 +382,6 @@ WORDS = st.sampled_from(["oak ", "elm", "\n", "\n\n", "|", "=", " ", "a=b"])
 PIECES = st.lists(st.one_of(WORDS, st.sampled_from([*MARKS, "<b>", "'''", "*", "==", "[http://x.org ", "]", "{{{", "<nowiki>", "&amp;"])))
 
 
-@cases(100)
-@given(PIECES)
-@example(["[[", "]", "oak ", "]]"])  # no link, because of the bracket in it
-def test_no_mark_of_a_link_or_template_is_left_however_they_are_mixed(pieces: list[str]) -> None:
-    wikitext = "".join(pieces)
-    made = plain_text(wikitext)
-    if "<nowiki>" not in wikitext:
-        assert not re.search(r"\[\[|\{\{|\}\}|'''", made) or "{{{" in wikitext or "'''" in wikitext
-    counted = Counter(re.findall("oak|elm", made))
-    assert counted <= Counter(re.findall("oak|elm", wikitext)), "nothing is made up or said twice"
-
-
 TABLE_PIECES = st.sampled_from(
     ["{|", "\n|}", "\n|-", "\n|", "\n!", "||", "<table>", "</table>", "<tr>", "<td>", "<br>", "<ref>", "</ref>", "{{{"]
 )
@@ -471,15 +418,6 @@ def test_plain_links_and_entities_give_without_the_parser_what_it_gives(line: st
     assert shown in (None, parsed)
 
 
-@pytest.mark.real_data
-@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
-def test_the_lines_of_real_pages_give_without_the_parser_what_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    articles, _ = read(Wikipedia(files=[str(DATA / "wikipedia/*.xml.bz2")]))
-    monkeypatch.setattr(wikipedia_markup, "simple_text", lambda line: None)
-    parsed, _ = read(Wikipedia(files=[str(DATA / "wikipedia/*.xml.bz2")]))
-    assert articles == parsed
-
-
 HOSTILE = """{{ [[ < {{a| <b> <ref> <ref~name= {|; <table> [http://a~ [[a| <!-- <nowiki> {{{ }} ]] ''' & ( ~ = ==a==; *~ {{lang|de|
 {{[[<ref> <a~href=' http:// <math> -{ [[File: |};{|;"""  # ~ is a blank, ; a new line
 
@@ -501,30 +439,6 @@ def test_hostile_pages_cost_the_parser_no_more_than_their_length(unit: str, monk
     made = plain_text(hostile)
     assert sum(given_to_parser) <= len(hostile)
     assert len(made) <= len(hostile)
-
-
-def test_the_time_for_a_line_of_templates_grows_with_its_length() -> None:
-    """Eight times the line: quadratic code would take 64 times as long. The best of three tries, so that a busy machine does not matter."""
-
-    def seconds(templates: int) -> float:
-        started = time.process_time()
-        plain_text("{{x}} " * templates)
-        return time.process_time() - started
-
-    ratios = (seconds(16_000) / max(seconds(2_000), 2e-3) for _ in range(3))
-    assert any(ratio < 28 for ratio in ratios)
-
-
-def test_blanks_around_the_name_of_a_template_take_the_time_of_letters() -> None:
-    """Tried in every division they took a thousand times that."""
-
-    def seconds(blank: str) -> float:
-        started = time.process_time()
-        for _ in range(100):
-            assert template_text(blank * 98 + "x" * 20 + blank * 98 + "{", "") is None
-        return time.process_time() - started
-
-    assert any(seconds(" ") < 100 * max(seconds("a"), 1e-4) for _ in range(3))
 
 
 def test_a_line_that_is_a_book_is_parsed_in_parts_without_a_trace() -> None:
@@ -571,19 +485,6 @@ def test_the_text_of_a_real_dump_holds_what_wikiextractor_made_of_it() -> None:
     assert sorted(shares)[6] > 0.99
 
 
-@pytest.mark.real_data
-@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
-def test_calls_of_known_templates_on_real_pages_keep_their_words() -> None:
-    """The first argument with a letter or digit is the text, or stands in the text, for these templates."""
-    known = "convert|nowrap|langx|lang-[a-z]+|IAST|math|zh|sqrt|circa|fl\\.|reign|abbr|ship|ubl|sortname|height|script/[A-Za-z]+|angbr|frac"
-    call = re.compile(rf"\{{\{{(?:{known})\|[^{{}}]{{0,300}}\}}\}}", re.IGNORECASE)
-    with bz2.open(next((DATA / "wikipedia").glob("*.xml.bz2")), "rt", encoding="utf-8") as pages:
-        calls = call.findall(unescape(pages.read()))
-    assert len(calls) > 200
-    lost = [each for each in calls if re.search(r"\|[^=|]*\w", each) and not plain_text(each)]
-    assert lost == []
-
-
 LIST_ONLY = "== Mills ==\n" + "".join(f"* [[Mill {number}]]\n" for number in range(40)) + "== References ==\n* a book\n"
 
 
@@ -621,22 +522,3 @@ def test_list_pages_of_the_source_and_of_cleaning_are_masked_examples_in_one_chu
     assert sorted((row["reason"], row["title"]) for row in report.rows()) == [("list_page", f"Page {row}") for row in range(3)]
     assert sum("[email]" in row["excerpt"] for row in report.rows()) == 2
     assert not any("mill@example.org" in row["excerpt"] for row in report.rows())
-
-
-@pytest.mark.parametrize(
-    ("heading", "file"),
-    [
-        ("Einzelnachweise", "Datei"),
-        ("Notes et références", "Fichier"),
-        ("Véase también", "Archivo"),
-        ("Altri progetti", "File"),
-        ("Ligações externas", "Ficheiro"),
-        ("Zie ook", "Bestand"),
-        ("Källor", "Fil"),
-        ("Linki zewnętrzne", "Plik"),
-        ("Примечания", "Файл"),
-    ],
-)
-def test_end_matter_and_files_of_other_wikipedias_show_no_text(heading: str, file: str) -> None:
-    page = f"[[{file}:a.jpg|thumb|a picture]]Prose.\n== {heading} ==\nA source of it.\n== History ==\nMore prose."
-    assert plain_text(page).split() == ["Prose.", "History", "More", "prose."]

@@ -1,11 +1,9 @@
 """Dumps of other wikis: what <siteinfo> names, words of redirects and end matter by language; headings and titles as Markdown."""
 
 import bz2
-import os
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 from xml.sax.saxutils import escape
 
 import fsspec
@@ -16,14 +14,13 @@ from niels_cache_assets.sources import wikipedia
 from niels_cache_assets.sources.mediawiki.dump import read_site
 from niels_cache_assets.sources.mediawiki.languages import END_MATTER_OF, REDIRECT_WORDS
 from niels_cache_assets.sources.mediawiki.markup import Form
-from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
+from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site
 from niels_cache_assets.sources.reading.files import SourceFile, find_files, find_splits
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from tests.read_sources import read
 from tests.wiki_text import plain_text
 
-DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))
 XMLNS = "http://www.mediawiki.org/xml/export-0.11/"
 # Language, and its namespaces of media, talk, files, templates and categories.
 WIKIS = {
@@ -211,11 +208,6 @@ def test_end_matter_of_every_language_shows_no_text(language: str) -> None:
     assert plain_text(page_text, Form(Site(language))) == "Prose."
 
 
-def test_language_of_a_wiki_without_a_language_is_empty() -> None:
-    assert language_of("", "", "") == ""
-    assert Site("xx").end_matter == NO_SITE.end_matter
-
-
 def test_headings_keep_their_level_and_the_title_is_in_front(tmp_path: Path) -> None:
     text = "Start.\n== A ==\n=== ''B'' ===\nx\n= C =\ny"
     source = files(tmp_path, w=dump([page(1, text, title="Oak & Elm"), page(2, "{{only}}")]))
@@ -234,11 +226,3 @@ def test_headings_keep_their_level_and_the_title_is_in_front(tmp_path: Path) -> 
 def test_levels_of_headings_are_refused_for_texts_without_markup() -> None:
     with pytest.raises(ValueError, match=r"headings.*files"):
         Wikipedia(headings="markdown")
-
-
-def test_keys_at_their_defaults_leave_older_caches_current() -> None:
-    identity = Wikipedia(files=["a.xml"]).identity()
-    assert not {"headings", "title"} & identity.keys()
-    changed: list[dict[str, Any]] = [{"headings": "markdown"}, {"title": True}]
-    for settings in changed:
-        assert Wikipedia(files=["a.xml"], **settings).identity() == {**identity, **settings}

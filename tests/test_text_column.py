@@ -2,19 +2,15 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
@@ -22,7 +18,7 @@ from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.references import questions
 from niels_cache_assets.sources.reading.rows import parquet_rows
-from niels_cache_assets.sources.text_column import ROWS, Column, choose_text_field, kind_of_name
+from niels_cache_assets.sources.text_column import ROWS, Column, kind_of_name
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import json_lines, parquet
@@ -118,15 +114,6 @@ def test_rows_that_do_not_decide_are_one_error_that_lists_the_fields(
             use(source(files=[str(file)]))
         assert missing(str(caught.value), file.name, "no field 'text'", *said) == []
         assert "\n" not in str(caught.value)
-
-
-@of_each_kind
-def test_an_explicit_field_is_used_as_it_is(tmp_path: Path, source: Any, write: Any) -> None:
-    log: list[str] = []
-    rows = [{**row, "text": "not this"} for row in IDS]
-    texts, _ = read(source(files=[str(write(tmp_path / "a", rows))], text_field="url"), log)
-    assert texts == [row["url"] for row in rows]
-    assert log == []
 
 
 @of_each_kind
@@ -267,11 +254,6 @@ def test_rows_of_chats_have_text_in_place_of_bytes_but_pictures_stay(tmp_path: P
     (first, second) = (row for _, row in parquet_rows(SourceFile(str(tmp_path / "a.parquet"), "a.parquet"), encoding="latin-1"))
     assert first == {"messages": [{"role": "user", "content": "é"}], "image": {"bytes": picture}, "id": "a"}
     assert second["messages"][0]["content"] == "è and more"
-
-
-def test_pictures_are_not_the_text(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"image": [b"\x89PNG\r\n\0\xff" * 20] * 3, "caption": ["a cat", "a dog", "a tree"]}), tmp_path / "a.parquet")
-    assert read(Parquet(files=[str(tmp_path / "a.parquet")]))[0] == ["a cat", "a dog", "a tree"]
 
 
 def test_columns_of_bytes_are_compared_and_kept(tmp_path: Path) -> None:
@@ -432,33 +414,6 @@ def test_init_writes_the_field_and_asks_for_it_where_rows_do_not_decide(in_folde
     assert 'text_field = "body"' in (in_folder / "niels_cache.toml").read_text()
     assert main(["init", "--force", "b.jsonl", "--text-field", "bdy"]) != DONE
     assert missing(capsys.readouterr().err, "'bdy'", "title, body") == []
-
-
-VALUES = st.sampled_from(["en", "2024-01-01", "http://a.b/c", "a/b.txt", "x-17", "a text of words", "noch ein Text", "", "это", None, 3])
-NAMES = st.sampled_from(["id", "content", "body", "Text", "lang", "meta", "title"])
-INNER = st.dictionaries(st.sampled_from(["content", "id"]), VALUES, min_size=1, max_size=2)
-
-
-@settings(max_examples=60, deadline=None)
-@given(rows=st.lists(st.dictionaries(NAMES, VALUES | INNER, min_size=1, max_size=4), min_size=1, max_size=4))
-def test_init_and_builds_choose_the_same_field(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> None:
-    path = tmp_path_factory.mktemp("rows", numbered=True) / "a.jsonl"
-    path.write_bytes(json_lines(rows))
-    chosen = of_build = None
-    with suppress(NielsCacheError):
-        (proposal,) = recognize([str(path)])
-        if proposal.kind.family == "sft":  # a question and its answer
-            return
-        ((_, chosen),) = proposal.kind.keys
-    with suppress(NielsCacheError):
-        of_build = Jsonl(files=[str(path)]).text_field_of([SourceFile(str(path), "a.jsonl")])
-    assert chosen == of_build
-
-
-def test_a_column_of_ids_is_never_chosen() -> None:
-    for name in ("id", "key", "ref"):
-        with pytest.raises(NielsCacheError):
-            choose_text_field([{name: f"{number}-a", "data": {"content": "a text"}} for number in range(300)], "a.jsonl")
 
 
 def test_the_error_of_a_build_shows_no_values_of_rows(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 import logging
 import re
-import sys
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -153,18 +151,6 @@ def test_a_range_that_is_counted_from_the_end_is_asked_for_as_it_is_or_not_again
         ask()
 
 
-@pytest.mark.parametrize("whole_bytes", [100, 1 << 20])
-def test_a_server_without_ranges_that_is_asked_for_all_from_the_first_byte_goes_on(
-    whole_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transport, "WHOLE_BYTES", whole_bytes)
-    requests: list[str] = []
-    answer = breaking(requests, tags=['"a"'], ranges=False)
-    with network.patience(0.1):
-        assert client(answer).get("http://example.test/a", headers={"Range": "bytes=0-"}).content == CONTENT
-    assert len(requests) == 2
-
-
 @pytest.mark.parametrize(
     "media_type", ["application/json", "application/jsonl", "application/json-lines", "application/json; charset=utf-8"]
 )
@@ -210,39 +196,6 @@ def test_a_server_without_ranges_that_always_cuts_at_the_same_byte_ends_patience
     with network.patience(0.1), pytest.raises(SourceUnavailable, match=r"ReadError \(gone\), \d+ tries"):
         client(answer).get("http://example.test/a")
     assert asked > 1
-
-
-def test_a_web_server_may_be_silent_as_long_as_the_hub() -> None:
-    """The five seconds of the HTTP library are too short for a busy server."""
-    asked: list[dict[str, float]] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.extensions["timeout"])
-        return httpx.Response(200)
-
-    with transport._client.__wrapped__(0) as web:
-        web._transport._inner = httpx.MockTransport(answer)  # type: ignore[attr-defined]
-        web.get("http://example.test/a")
-    assert asked == [dict.fromkeys(("connect", "read", "write", "pool"), transport.READ_SECONDS)]
-
-
-def test_a_part_that_nobody_asked_for_is_not_the_file() -> None:
-    requests: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        requests.append(request.headers.get("Range", ""))
-        if len(requests) > 1:
-            return httpx.Response(200, content=CONTENT)
-        return httpx.Response(206, headers={"Content-Range": f"bytes 0-99/{len(CONTENT)}"}, content=CONTENT[:100])
-
-    assert client(answer).get("http://example.test/a").content == CONTENT
-    assert requests == ["", ""]
-
-
-def test_a_body_that_nothing_tells_the_version_of_is_asked_for_again_while_none_of_it_was_given() -> None:
-    requests: list[str] = []
-    assert client(breaking(requests, tags=[None], ranges=True)).get("http://example.test/a").content == CONTENT
-    assert requests == ["", ""]
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -327,18 +280,6 @@ def test_once_patience_has_ended_other_requests_are_tried_once() -> None:
     assert before > 1
     assert asked == before + 1
     assert f"HTTP 500, {asked} tries in 0 s" in str(caught.value)
-
-
-def test_a_wait_imports_nothing_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)  # an import of it fails
-    waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    tries = network.Tries("http://example.test/a")
-    with network.patience(60):
-        for _ in range(20):
-            tries.failed("gone")
-    assert len(set(waited)) > 15
-    assert max(waited) <= 1.5 * network.LONGEST_WAIT
 
 
 def test_a_server_that_redirects_for_ever_is_no_matter_of_the_network_at_the_hub_or_elsewhere() -> None:

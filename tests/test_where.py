@@ -272,10 +272,3 @@ def test_a_wrong_condition_names_the_file_and_the_key(tmp_path: Path) -> None:
     path.write_text('[pretrain.web]\nsource = "parquet"\nfiles = ["a.parquet"]\nwhere = "score = 3"\n')
     with pytest.raises(NielsCacheError, match=r"niels_cache\.toml.*pretrain\.web.*where"):
         load_registry(config=str(path))
-
-
-def test_at_its_default_the_key_is_in_no_fingerprint(tmp_path: Path) -> None:
-    keys = {"files": [str(tmp_path / "a.parquet")]}
-    for kind in (Parquet, Jsonl):
-        assert "where" not in kind(**keys).identity()
-        assert kind(**keys, where="a > 1").identity()["where"] == "a > 1"

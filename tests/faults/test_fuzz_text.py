@@ -156,14 +156,6 @@ def test_roam_exports(tmp_path: Path, content: bytes) -> None:
     check_roam(tmp_path, content)
 
 
-def test_what_is_no_text_of_a_block_is_counted(tmp_path: Path) -> None:
-    page = {"title": "t", "children": [{"string": {"a": "object"}, "children": [{"string": "inner"}]}, {"string": 7}, {"string": "outer"}]}
-    path = written(tmp_path, "graph.json", encoded([page]))
-    (document,), context = read(Roam(path=path))
-    assert document.text == "t\n\n  - inner\n- outer"
-    assert context.report.dropped == {"malformed_block": 2}
-
-
 def test_an_outline_that_indents_its_way_to_gigabytes_is_refused(tmp_path: Path) -> None:
     block: dict[str, Any] = {"string": "a\n" * 20_000 + "b"}
     for _ in range(200):
@@ -216,12 +208,6 @@ def check_trees(tmp_path: Path, content: bytes) -> None:
 @example(encoded({"prompt": {}, "message_tree_id": "\ud800"}))
 def test_message_trees(tmp_path: Path, content: bytes) -> None:
     check_trees(tmp_path, content)
-
-
-def test_replies_that_are_no_list_are_counted(tmp_path: Path) -> None:
-    tree = {"prompt": {"message_id": "a", "role": "prompter", "text": "x", "replies": {"message_id": "b"}}}
-    _, context = read(Oasst1(files=[written(tmp_path, "a.trees.jsonl", encoded(tree))]))
-    assert context.report.dropped == {"malformed_message": 1, "no_assistant": 1}
 
 
 # Chats
