@@ -13,7 +13,7 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, Refusal
 from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
-from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.inputs import input_problems
@@ -22,7 +22,7 @@ from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.chat_models import UNMARKED, chatml, model_folder, opened_model, template_of
+from tests.chat_models import UNMARKED, chat_project, chatml, opened_model, template_of
 
 BODY = "{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}"
 LOOP = "{% for message in messages %}" + BODY + "{% endfor %}"
@@ -39,11 +39,6 @@ def assistant(content: str, **others: Any) -> dict[str, Any]:
 
 
 TURNS = [user("first question"), assistant("first answer"), user("second question"), assistant("second answer")]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model") / "model")
 
 
 def encode(text: str, tokenizer: HuggingFaceTokenizer, *chats: Chat) -> list[EncodedChat]:
@@ -90,8 +85,9 @@ def test_a_prompt_at_the_end_that_is_not_exactly_the_header_is_refused(model: Pa
 
 
 @pytest.mark.parametrize("text", [LOOP + IF_ASKED, chatml().text])
-def test_the_line_break_after_the_end_of_a_turn_is_no_target(text: str, model: Path) -> None:
+def test_the_line_break_after_the_end_of_a_turn_and_an_ignored_message_are_no_target(text: str, model: Path) -> None:
     assert learned(text, opened_model(model)) == WORDS
+    assert learned(text, opened_model(model), ignored={1}) == WORDS[1:]
     marked = text.replace("'<|im_end|>' }}{% endgeneration %}", "'<|im_end|>\\n' }}{% endgeneration %}")
     assert learned(marked, opened_model(model)) == WORDS
 
@@ -119,11 +115,6 @@ def test_each_target_has_the_number_of_its_message() -> None:
             (found,) = rendering.render([Chat(TURNS, "example 1")])
         assert isinstance(found, Rendered)
         assert found.owners == wanted
-
-
-def test_ignored_messages_give_no_target(model: Path) -> None:
-    for text in (chatml().text, LOOP + IF_ASKED):
-        assert learned(text, opened_model(model), ignored={1}) == WORDS[1:]
 
 
 def source_of(folder: Path, *rows: list[dict[str, Any]], **keys: Any) -> ChatJsonl:
@@ -258,13 +249,8 @@ def test_a_resumed_build_of_turns_gives_the_same_bytes(tmp_path: Path, model: Pa
 
 
 def project(folder: Path, model: Path, lines: str) -> Registry:
-    folder.mkdir(exist_ok=True)
-    rows = "".join(json.dumps({"messages": each.messages}) + "\n" for each in conversations(12))
-    (folder / "chats.jsonl").write_text(rows, encoding="utf-8")
-    config = f'[tokenizer]\nmodel = {json.dumps(str(model))}\nspecial_tokens = {{ eot = "<|endoftext|>" }}\n'
-    config += f'[sft.chats]\nsource = "chat_jsonl"\nfiles = ["chats.jsonl"]\n{lines}\n'
-    (folder / "niels_cache.toml").write_text(config, encoding="utf-8")
-    return load_registry(profile="quickstart", config=str(folder / "niels_cache.toml"))
+    rows = [{"messages": each.messages} for each in conversations(12)]
+    return chat_project(folder, model, f'[sft.chats]\nsource = "chat_jsonl"\nfiles = ["chats.jsonl"]\n{lines}\n', chats=rows)
 
 
 def test_turns_count_for_the_fingerprint_only_if_they_are_set(tmp_path: Path, model: Path) -> None:

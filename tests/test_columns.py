@@ -203,26 +203,6 @@ def test_a_buffer_of_columns_becomes_one_of_python_strings(most: int, monkeypatc
     assert [each for batch in shuffled(given, buffer_size=90, seed=1) for each in batch] == expected
 
 
-def test_the_memory_of_a_buffer_is_used_again_only_when_nothing_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle_buffers, "_ROOM_BYTES", 0)
-    monkeypatch.setattr(shuffle_buffers, "_ROOM_ROWS", 0)
-    documents = [Document(f"{number} text" * 9, f"id {number}", "file", number) for number in range(4_000)]
-    first, *rest = batches_of(documents, of=50)
-    buffer = shuffle_buffers.buffer_of([first])
-    kept, addresses = [], []
-    for number, batch in enumerate(rest):
-        leaving = buffer.exchange(batch, np.arange(50))
-        assert leaving is not None
-        assert isinstance(leaving.text, Strings)
-        addresses.append(leaving.text.values.buffers()[2].address)
-        if number % 20 == 3:  # these are read at the end
-            kept.append((50 * number, leaving))
-    assert 1 < len(set(addresses)) < len(rest) / 4
-    assert len(kept) == 4
-    for start, leaving in kept:
-        assert [*leaving] == documents[start : start + 50]
-
-
 # ---- random numbers
 
 

@@ -389,12 +389,3 @@ def test_files_and_path_are_one_key_and_a_folder_is_what_it_holds(tmp_path: Path
     for line, message in (('files = ["a", "b"]', "path is one place; give one, not 2"), ('files = "a"\npath = "a"', "are one key")):
         with pytest.raises(NielsCacheError, match=message):
             configured(f'[pretrain.n]\nsource = "markdown_folder"\n{line}\n')
-
-
-def test_an_option_that_says_path_replaces_the_files_of_the_table(tmp_path: Path) -> None:
-    configured('[pretrain.rows]\nsource = "jsonl"\nfiles = ["a.jsonl"]\n')
-    registry = load_registry(overrides={"pretrain": {"rows": {"path": "b.jsonl"}}})
-    assert registry.pretrain["rows"].files == [str(tmp_path / "b.jsonl")]  # type: ignore[attr-defined]
-    option = {"pretrain.rows.path": "command line: --set"}
-    with pytest.raises(NielsCacheError, match="command line: --set:"):
-        load_registry(overrides={"pretrain": {"rows": {"path": 5}}}, options=option)

@@ -23,16 +23,6 @@ def chat(tmp_path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[list[
     return conversations, dict(context.report.dropped)
 
 
-def test_openai_and_sharegpt_rows_become_conversations(tmp_path: Path) -> None:
-    sharegpt = [{"from": "system", "value": ""}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
-    conversations, dropped = chat(tmp_path, [{"messages": [USER, ASSISTANT]}, {"messages": sharegpt, "id": "c7"}])
-    assert [conversation.messages for conversation in conversations] == [[USER, ASSISTANT]] * 2
-    assert [(conversation.source_id, conversation.row) for conversation in conversations] == [("chats.jsonl.gz#0", 0), ("c7", 1)]
-    assert not dropped
-    conversations, _ = chat(tmp_path, [{"conversations": sharegpt}], messages_field="conversations")
-    assert conversations[0].messages == [USER, ASSISTANT]
-
-
 def test_chat_rows_that_cannot_be_trained_on_are_counted_by_reason(tmp_path: Path) -> None:
     rows = [
         {"messages": [USER, ASSISTANT]},

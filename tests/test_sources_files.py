@@ -1,6 +1,5 @@
 """Row and text files: what is found, what is read, and what a mistake in them says."""
 
-import bz2
 import errno
 import gzip
 import lzma
@@ -30,32 +29,9 @@ from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import fineweb_row, json_lines
-from tests.read_sources import read
+from tests.read_sources import COMPRESS, one_file, read
 
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": zstandard.compress,
-}
 ROWS = [fineweb_row(0, row) for row in range(7)]
-
-
-def one_file(tmp_path: Path, name: str, content: bytes) -> list[str]:
-    (tmp_path / name).write_bytes(content)
-    return [str(tmp_path / name)]
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_json_lines_are_read_whatever_their_compression(tmp_path: Path, suffix: str) -> None:
-    compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
-    files = one_file(tmp_path, f"web.jsonl{suffix}", compress(json_lines(ROWS)))
-    documents, context = read(Jsonl(files=files))
-    assert [(document.text, document.source_id, document.row) for document in documents] == [
-        (row["text"], row["id"], index) for index, row in enumerate(ROWS)
-    ]
-    assert {document.file for document in documents} == {f"web.jsonl{suffix}"}
-    assert not context.report.dropped
 
 
 @pytest.mark.parametrize("suffix", [*COMPRESS, ".GZ", ".Bz2", ".XZ", ".ZST"])
