@@ -26,7 +26,6 @@ from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.dolly15k import Dolly15k
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.huggingface import Huggingface
-from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.mediawiki import dump as mediawiki
@@ -34,7 +33,6 @@ from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import encodings, rows
 from niels_cache_assets.sources.reading.encodings import DecodesText, decoding_warning
-from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source
@@ -259,14 +257,6 @@ def test_every_source_of_files_counts_drops_and_decodes_alike(tmp_path: Path) ->
         assert not {"replaced", "not_text"} & context.report.facts.keys(), kind
 
 
-def test_a_nul_that_json_escapes_is_a_nul(tmp_path: Path) -> None:
-    found, context = read(Jsonl(files=one_file(tmp_path, "a.jsonl", b'{"text": "a\\u0000b"}\n{"text": "ok"}\n')))
-    assert [document.text for document in found] == ["ok"]
-    assert context.report.dropped == {"not_text": 1}
-    pq.write_table(pa.table({"text": ["a\0b", "ok"]}), tmp_path / "a.parquet")
-    assert read(Parquet(files=[str(tmp_path / "a.parquet")]))[1].report.dropped == {"not_text": 1}
-
-
 @pytest.mark.parametrize("encoding", ["cp1252", "utf-16-le"])
 def test_a_replaced_byte_leaves_the_rest_of_its_line_as_it_is_written(tmp_path: Path, encoding: str) -> None:
     broken = b"\x81" if encoding == "cp1252" else b"\0\xd8"
@@ -276,45 +266,6 @@ def test_a_replaced_byte_leaves_the_rest_of_its_line_as_it_is_written(tmp_path: 
         (document,), context = read(make(files=files, encoding=encoding))
         assert document.text == FRENCH * 4 + "\ufffd"
         assert context.report.facts["replaced"]["bytes"] == len(broken)
-
-
-def test_bytes_of_parquet_that_are_no_string_are_not_replaced(tmp_path: Path) -> None:
-    bad = pa.array([b"q\xff" + b"x" * 200], pa.binary()).view(pa.string())
-    table = pa.table({"instruction": bad, "output": ["a"], "image": pa.array([b"\x89PNG\xff\xfe"], pa.binary())})
-    pq.write_table(table, tmp_path / "a.parquet")
-    path = str(tmp_path / "a.parquet")
-    ((_, row),) = rows.parquet_rows(SourceFile(path, "a.parquet"))
-    assert row["image"] == b"\x89PNG\xff\xfe"
-    _, context = read(ChatJsonl(files=[path], instruction_field="instruction", output_field="output"))
-    assert context.report.facts["replaced"]["bytes"] == 1
-
-
-def test_a_surrogate_that_a_parquet_file_holds_as_bytes_is_no_mark(tmp_path: Path) -> None:
-    content = b"x" * 1000 + b" \xed\xb0\x80 \xed\xb0\x81"
-    pq.write_table(pa.table({"text": pa.array([content], pa.binary()).view(pa.string())}), tmp_path / "a.parquet")
-    files = [str(tmp_path / "a.parquet")]
-    sources: list[Source] = [Parquet(files=files), Huggingface(dataset="a/b", files=files)]
-    for source in sources:
-        (document,), context = read(source)
-        assert document.text == content.decode(errors="replace")
-        assert context.report.facts["replaced"]["bytes"] == 6
-
-
-def test_a_page_that_is_damaged_from_end_to_end_is_one_entry_a_block(tmp_path: Path) -> None:
-    assert len(mediawiki._readable("a\0\udc01" * 1000)[1]) == 1
-    text = b"a\0\xff" * 100_000
-    pages = b"<page><title>T</title><ns>0</ns><id>1</id><revision><text>%b</text></revision></page>" % text
-    (tmp_path / "a.xml").write_bytes(b"<mediawiki>" + pages + pages.replace(b"\0", b"-") + b"</mediawiki>")
-    first, second = mediawiki.read_pages(SourceFile(str(tmp_path / "a.xml"), "a.xml"))
-    assert (first.replaced_bytes, first.replaced, first.has_nul) == (200_000, 200_000, True)
-    assert (second.replaced_bytes, second.replaced, second.has_nul) == (100_000, 100_000, False)
-
-
-def test_json_with_escaped_surrogates_and_private_characters_is_counted_exactly(tmp_path: Path) -> None:
-    line = b'{"text": "\\udc01 \\ufdd0 \xef\xb7\x91 \xff' + b"x" * 200 + b'"}\n'
-    (document,), context = read(Jsonl(files=one_file(tmp_path, "a.jsonl", line)))
-    assert document.text == "\udc01 \ufdd0 \ufdd1 \ufffd" + "x" * 200
-    assert context.report.facts["replaced"]["bytes"] == 1
 
 
 @pytest.fixture
@@ -365,16 +316,6 @@ def test_facts_name_the_worst_files_and_count_the_rest(tmp_path: Path) -> None:
     warning = decoding_warning({"facts": context.report.facts, "source": {}})
     assert warning is not None
     assert missing(warning, "(17.txt: 40, 34.txt: 39, 11.txt: 38, ", "37 more") == []
-
-
-def test_members_of_a_mixture_name_their_files_apart(tmp_path: Path) -> None:
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "x.txt").write_bytes(b"x" * 1000 + b"\xff")
-    members = {name: Text(files=[str(tmp_path / name / "x.txt")], val_frac=0.0) for name in "ab"}
-    _, context = read(Interleave(members={"a": 1.0, "b": 1.0}), siblings=members)
-    assert set(context.report.facts["replaced"]["by_file"]) <= {"a/x.txt", "b/x.txt"}
-    assert context.report.facts["replaced"]["by_file"]
 
 
 Project = Callable[..., Registry]

@@ -125,21 +125,11 @@ def test_the_order_in_which_a_file_system_lists_names_does_not_matter(
 
 
 ROW = json.dumps({"text": "one text"}) + "\n"
-CHAT = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}) + "\n"
-DUMP = (
-    '<mediawiki xml:lang="en"><siteinfo><dbname>enwiki</dbname></siteinfo><page><title>T</title><ns>0</ns><id>1</id>'
-    "<revision><id>2</id><text>One article.</text></revision></page></mediawiki>"
-)
-ROAM = json.dumps([{"title": "Page", "children": [{"string": "a block"}]}])
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # by kind of source: name and content of a file, and further keys
     "jsonl": ("a.jsonl", ROW, {}),
     "text": ("a.txt", "one text", {}),
     "markdown_folder": ("a.md", "one text", {}),
-    "roam": ("a.json", ROAM, {}),
-    "gutenberg": ("a.txt", "one text", {}),
-    "wikipedia": ("a.xml", DUMP, {}),
     "huggingface": ("a.jsonl", ROW, {"dataset": "a/b"}),
-    "chat_jsonl": ("a.jsonl", CHAT, {}),
     "parquet": ("a.parquet", "", {}),
 }
 
@@ -153,7 +143,7 @@ def test_each_kind_of_source_reads_a_linked_file_once_and_a_hard_link_again(tmp_
     (tmp_path / "data/latest").symlink_to("v1")
     (tmp_path / "data/v1" / f"b{name}").symlink_to(name)
     (tmp_path / "data/v1/loop").symlink_to("..")
-    place = "path" if kind in ("markdown_folder", "roam", "gutenberg") else "files"
+    place = "path" if kind == "markdown_folder" else "files"
     value: Any = str(tmp_path / "data") if place == "path" else [str(tmp_path / "data/**" / f"*{name[1:]}")]
     source = {**PRETRAIN_SOURCES, **SFT_SOURCES}[kind](source=kind, **{place: value}, **keys)
     items, _ = read(source)

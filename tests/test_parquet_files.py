@@ -195,17 +195,6 @@ def number_of(batch: pa.RecordBatch) -> int:
     return int(batch["number"][0].as_py())
 
 
-def test_a_few_small_batches_are_decoded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "_BATCHES_AHEAD", 2)
-    batches = Batches([1] * 7)
-    read = decoded_ahead(iter(batches))
-    for taken in (1, 2, 3):
-        next(read)
-        with batches.changed:
-            assert batches.changed.wait_for(lambda taken=taken: batches.decoded == taken + 2, timeout=60)
-    assert [*map(number_of, read)] == [3, 4, 5, 6]
-
-
 def test_a_large_batch_is_decoded_alone_and_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", 1000)
     batches = Batches([1, 1, 2000, 1, 2000, 2000, 1, 1])
@@ -243,18 +232,6 @@ def test_small_batches_are_joined_and_no_row_is_lost() -> None:
     require_rows([*joined(given, most_rows=5, of=4)], [4, 4, 4, 3], [*range(9), *range(20, 26)])
     require_rows([*joined(given[:1], most_rows=3, of=4)], [3], [*range(3)])
     assert [*joined([], most_rows=8, of=4)] == []
-
-
-def test_the_rows_before_an_error_come_first() -> None:
-    def damaged() -> Iterator[tuple[int, pa.RecordBatch]]:
-        yield rows_of(0, 3)
-        yield rows_of(3, 3)
-        raise NielsCacheError("damaged")
-
-    read = joined(damaged(), most_rows=100, of=2)
-    require_rows([next(read)], [6], [*range(6)])
-    with pytest.raises(NielsCacheError, match="damaged"):
-        next(read)
 
 
 def test_a_shuffled_stream_has_the_same_order_however_long_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,17 +324,3 @@ def test_few_long_items_are_in_flight_and_a_very_long_one_is_alone() -> None:
     assert most_in_flight([most // 4] * 50) == (4, most)
     assert most_in_flight([most * 6] * 5) == (1, most * 6)
     assert most_in_flight([1, most * 6, 1, 1, most * 6])[1] <= most * 6 + 3
-
-
-def test_nothing_is_read_ahead_of_a_very_long_item() -> None:
-    taken: list[int] = []
-
-    def items() -> Iterator[int]:
-        for size in [5, in_flight.MOST_LONG_CHARACTERS + 1, 6, 7]:
-            taken.append(size)
-            yield size
-
-    results = results_in_order(Late, items(), most=10, size_of=lambda size: size)
-    assert [next(results), next(results)] == [5, in_flight.MOST_LONG_CHARACTERS + 1]
-    assert len(taken) == 2
-    assert list(results) == [6, 7]

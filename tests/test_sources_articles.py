@@ -32,7 +32,6 @@ EQUATION = "1 rad / s and a nominal impedance k"
         (" = E = mc2 = \n", "E = mc2"),
         ("= Bare =", "Bare"),
         (" = = Career = = \n", None),
-        (" = = = Early life = = = \n", None),
         (f" = {EQUATION} = \n", EQUATION),  # told apart by the rows around it
         (" A sentence with = in it \n", None),
         (" = \n", None),

@@ -63,11 +63,6 @@ def test_instruction_rows_become_conversations(tmp_path: Path) -> None:
     assert "output_field" in (ChatJsonl(files=["x"], instruction_field="q").missing_setting() or "")
 
 
-def test_a_field_that_no_chat_row_has_is_an_error_that_lists_the_fields(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match=r"""no field 'messages'.*messages_field .*: prompt, reply"""):
-        chat(tmp_path, [{"prompt": "Hi", "reply": "Hello"}] * 3)
-
-
 @pytest.mark.parametrize("key", ["input_field", "output_field", "system_field"])
 def test_every_field_that_no_row_has_is_an_error(tmp_path: Path, key: str) -> None:
     keys = {"instruction_field": "q", "output_field": "a"} | {key: "mispelt"}
@@ -226,16 +221,6 @@ def test_long_threads_keep_their_first_messages_and_deep_trees_do_not_recurse(tm
     assert ids(conversations) == ["t1"], "three messages end with a question, so two are kept"
 
 
-def test_messages_without_an_id_or_with_one_again_neither_loop_nor_multiply(tmp_path: Path) -> None:
-    rows = [message("t", None, "prompter"), message("a", "t", "assistant"), message("", None, "prompter") | {"message_id": None}]
-    conversations, dropped = oasst(tmp_path, rows)
-    assert (ids(conversations), dropped) == (["a"], {"missing_message_id": 1})
-    (tmp_path / "x.jsonl").write_bytes(json_lines(chain(60)))
-    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(json_lines(chain(60))))
-    conversations, context = read(Oasst1(files=[str(tmp_path / "x.jsonl*")]))
-    assert (len(conversations), context.report.dropped) == (1, {"duplicate_message": 60})
-
-
 def test_tree_rows_that_are_no_trees_are_counted(tmp_path: Path) -> None:
     question = {"message_id": "q", "text": "Why?", "role": "prompter"}
     nameless = {"text": "So.", "role": "assistant", "replies": [question | {"message_id": "below"}]}
@@ -266,14 +251,6 @@ def test_flat_rows_whose_ids_are_no_strings_are_counted(tmp_path: Path, field: s
     conversations, context = read(Oasst1(files=[str(tmp_path / "x.jsonl")]))
     assert ids(conversations) == ["a"]
     assert context.report.dropped == {"malformed_message": 1}
-
-
-def test_a_tree_too_deep_for_json_is_an_error_that_says_so(tmp_path: Path) -> None:
-    depth = 200_000
-    line = '{"prompt": ' + '{"message_id": "m", "replies": [' * depth + "]}" * depth + "}"
-    (tmp_path / "x.trees.jsonl").write_text(line)
-    with pytest.raises(NielsCacheError, match=r"x\.trees\.jsonl: line 1 .*nested"):
-        read(Oasst1(files=[str(tmp_path / "x.trees.jsonl")]))
 
 
 def test_oasst_rows_without_the_needed_fields_are_an_error(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from tests import programs
-from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, card, fineweb_row, hub_repositories, json_lines, parquet
+from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, hub_repositories, json_lines, parquet
 from tests.loopback_faults import ByName, Faults
 from tests.loopback_hub import LoopbackHub
 from tests.messages import missing
@@ -34,8 +34,6 @@ FINEWEB = "HuggingFaceFW/fineweb-edu"
 
 
 WIDE_ROWS = 40
-WIKIPEDIA = "20231101.en"
-PAGES = [{"id": str(number), "url": "u", "title": f"Title {number}", "text": f"Text {number}." if number else ""} for number in range(5)]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +43,8 @@ def hub_reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Loop
     noise = random.Random(1)  # test data only: incompressible, so that the column is as wide on disk
     rows = [{"text": f"text {row}", "wide": noise.randbytes(800_000)} for row in range(WIDE_ROWS)]
     hub.repositories["example/wide"] = {"data/train-00000-of-00001.parquet": parquet(rows, row_group_size=20)}
-    hub.repositories["wikimedia/wikipedia"] = {
-        "README.md": card({WIKIPEDIA: {"train": f"{WIKIPEDIA}/train-*"}}),
-        f"{WIKIPEDIA}/train-00000-of-00001.parquet": parquet(PAGES),
-    }
     tables = [{"source": "fineweb_edu", "shuffle_buffer": 20}, {"source": "wikitext"}, {"source": "dolly15k"}]
-    more = [{"source": "oasst1", "val_split": "validation"}, {"source": "wikipedia"}]
+    more = [{"source": "oasst1", "val_split": "validation"}]
     wide = {"source": "huggingface", "dataset": "example/wide", "shuffle_buffer": 0}
     yield hub, read_from(hub, *tables, *more, wide)
     hub.close()
@@ -191,18 +185,6 @@ def test_json_and_text_mirrors_are_read_in_order_with_their_rows(tmp_path: Path)
     assert context.report.dropped == {"empty": 1}
     shuffled, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")], shuffle_buffer=4))
     assert {(document.text, document.row) for document in shuffled} == {("first", 0), ("second", 1), ("third", 3)}
-
-
-def test_val_files_are_a_split_of_their_own(tmp_path: Path) -> None:
-    write_mirror(tmp_path)
-    source = FinewebEdu(files=[str(tmp_path / "train-[01].parquet")], val_files=[str(tmp_path / "train-2.parquet")])
-    assert source.has_own_splits
-    documents, _ = read(source)
-    assert {(document.file, document.split) for document in documents} == {
-        ("train-2.parquet", "val"),
-        ("train-0.parquet", "train"),
-        ("train-1.parquet", "train"),
-    }
 
 
 def test_a_damaged_mirror_names_the_file(tmp_path: Path) -> None:

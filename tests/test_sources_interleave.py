@@ -66,16 +66,6 @@ def test_repeated_documents_cannot_have_a_val_split(keys: dict[str, float]) -> N
     Interleave(members={"web": 1}, stopping_strategy="all_exhausted", train_tokens=5, val_tokens=0)
 
 
-def test_what_members_keep_for_val_is_left_out_and_their_splits_do_not_count(siblings: dict[str, PretrainSource], tmp_path: Path) -> None:
-    rows = [fineweb_row(2, row) for row in range(5)]
-    (tmp_path / "val.parquet").write_bytes(parquet(rows))
-    split = FinewebEdu(files=[str(tmp_path / "mirror.parquet")], val_files=[str(tmp_path / "val.parquet")], shuffle_buffer=0)
-    documents, context = read(Interleave(members={"split": 1}), siblings={"split": split})
-    assert {(document.file, document.split) for document in documents} == {("split/mirror.parquet", None)}
-    assert len(documents) == 40
-    assert context.report.dropped == {"member_val": 5}
-
-
 @pytest.mark.parametrize("rule", [{"val_frac": 0}, {"train_tokens": 9, "val_tokens": 3}])
 def test_the_seeded_val_of_members_is_left_out_as_their_own_build_chooses_it(
     siblings: dict[str, PretrainSource], tmp_path: Path, rule: dict[str, float]

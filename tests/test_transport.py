@@ -284,15 +284,3 @@ def test_the_hubs_library_does_not_log_an_address_with_its_secrets(tmp_path: Pat
     monitored.removeHandler(caplog.handler)
     hub.close()
     assert "secret" not in str(caught.value) + caplog.text
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
-def test_refusals_are_the_callers(status: int) -> None:
-    requests = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        requests.append(request)
-        return httpx.Response(status, text="why")
-
-    response = client(answer).get("http://example.test/a")
-    assert (response.status_code, response.text, len(requests)) == (status, "why", 1)
