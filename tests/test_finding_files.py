@@ -73,9 +73,8 @@ def test_without_linked_folders_a_glob_means_what_it_means_in_python(tree: Path,
 
 def loops(folder: Path, count: int) -> None:
     """Links that lead to the folder above, and to one another: the number of paths has no bound."""
-    for number in range(count):
-        (folder / f"link{number}").symlink_to(folder)
-        (folder / "sub" / f"up{number}").symlink_to(folder)
+    for name in (f"{place}link{number}" for number in range(count) for place in ("", "sub/")):
+        (folder / name).symlink_to(folder)
 
 
 @pytest.mark.parametrize("pattern", ["**/*.jsonl", "**/sub/**/*.jsonl", "**"])

@@ -119,9 +119,7 @@ def test_with_sentinels_a_masked_message_brings_spans_and_its_absence_does_not(t
     items, tokenizer = chats(30), opened_model(model)
     meta = build(tmp_path / "x", model, items)
     plain = build(tmp_path / "plain", model, without_weights(items))
-    ones = [
-        [message if message["role"] != "assistant" else {**message, "weight": 1} for message in each] for each in without_weights(items)
-    ]
+    ones = [[{**each, "weight": 1} if each["role"] == "assistant" else each for each in messages] for messages in without_weights(items)]
     assert build(tmp_path / "ones", model, ones) == plain
     assert not plain.keys() & {"targets"}
     assert plain["forms"] == []

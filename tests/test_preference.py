@@ -4,6 +4,7 @@ import json
 import pickle
 import re
 import runpy
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,8 @@ def pairs(count: int, *, prompts: int = 0, seed: int = 3) -> list[Conversation]:
         if number % 3 == 0:
             prompt = [message("user", "first"), message("assistant", "noted"), *prompt]
         chosen, rejected = (" ".join(next(lines) for _ in range(1 + (number + side) % 3)) for side in range(2))
-        made.append(
-            Conversation(
-                [*prompt, message("assistant", chosen)],
-                source_id=str(number),
-                row=number,
-                rejected=[*prompt, message("assistant", rejected + "!")],
-            )
-        )
+        sides = [*prompt, message("assistant", chosen)], [*prompt, message("assistant", rejected + "!")]
+        made.append(Conversation(sides[0], source_id=str(number), row=number, rejected=sides[1]))
     return made
 
 
@@ -69,8 +64,8 @@ def build(folder: Path, model: Path, items: Sequence[Conversation] | None = None
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """A cache that no test changes."""
-    folder = tmp_path_factory.mktemp("pairs") / "x"
+    """A data set in a cache root, which no test changes."""
+    folder = tmp_path_factory.mktemp("root") / "sft" / "x"
     build(folder, model)
     return folder
 
@@ -195,18 +190,13 @@ def test_text_without_a_prompt_is_no_pair() -> None:
     assert dialogue("So\n\nHuman: a") is None
 
 
-def sides_in(batch: PreferenceBatch) -> list[tuple[list[int], list[int], list[int]]]:
-    """For each row and pair of a batch: its targets of both sides, and the row."""
+def sides_in(batch: Any) -> list[tuple[list[int], ...]]:
+    """For each pair of a batch, its targets of both sides."""
     found = []
     for row, count in enumerate(batch.pairs.tolist()):
         for number in range(count):
-            learned = []
-            for side in (batch.chosen, batch.rejected):
-                assert side.document_ids is not None
-                assert side.y_masked is not None
-                mine = side.y_masked[row][side.document_ids[row] == number]
-                learned.append(mine[mine != IGNORED].tolist())
-            found.append((learned[0], learned[1], [row]))
+            mine = [side.y_masked[row][side.document_ids[row] == number] for side in (batch.chosen, batch.rejected)]
+            found.append(tuple(side[side != IGNORED].tolist() for side in mine))
     return found
 
 
@@ -218,7 +208,7 @@ def test_rows_hold_whole_pairs_on_both_sides(cache: Path, model: Path, packing: 
     ]
     loader = TokenLoader(str(cache / "train"), T=300, B=2, seed=1, epochs=1, sft=SFT(packing=packing))
     batches: list[Any] = list(loader)
-    found = [(chosen, rejected) for batch in batches for chosen, rejected, _ in sides_in(batch)]
+    found = [pair for batch in batches for pair in sides_in(batch)]
     assert sorted(found) == sorted(expected)
     counts = [count for batch in batches for count in batch.pairs.tolist()]
     assert (max(counts) > 1) == packing
@@ -328,15 +318,13 @@ def test_inputs_are_padded_to_the_longest_side_or_a_multiple(cache: Path) -> Non
         batch.padded_inputs(padding="long")  # type: ignore[union-attr,arg-type]
 
 
-def test_readers_of_another_kind_refuse_pairs_and_pairs_refuse_chats(tmp_path: Path, model: Path) -> None:
-    build(tmp_path / "x", model)
-    folder = tmp_path / "x"
+def test_readers_of_another_kind_refuse_pairs_and_pairs_refuse_chats(tmp_path: Path, cache: Path, model: Path) -> None:
     with pytest.raises(NielsCacheError, match="preference pairs"):
-        SFTExampleDataset(str(folder / "train_tokens.bin"), str(folder / "train_idx.npy"), T=20, device="cpu", eot_id=2)
+        SFTExampleDataset(str(cache / "train_tokens.bin"), str(cache / "train_idx.npy"), T=20, device="cpu", eot_id=2)
     chats = [pair._replace(rejected=None) for pair in pairs(10)]
     build(tmp_path / "y", model, chats, preference=False)
     with pytest.raises(NielsCacheError, match="x holds preference pairs, and y does not"):
-        TokenLoader({"x": str(folder), "y": str(tmp_path / "y")}, T=200, B=1, seed=0, weights={"x": 1, "y": 1})
+        TokenLoader({"x": str(cache), "y": str(tmp_path / "y")}, T=200, B=1, seed=0, weights={"x": 1, "y": 1})
     with pytest.raises(NielsCacheError, match="no preference pairs"):
         PreferenceDataset(str(tmp_path / "y" / "train"), T=20)
     with pytest.raises(NielsCacheError, match="packing"):
@@ -345,8 +333,8 @@ def test_readers_of_another_kind_refuse_pairs_and_pairs_refuse_chats(tmp_path: P
         TokenLoader(str(tmp_path / "y" / "train"), T=20, B=1, seed=0).trace(0, side="chosen")
 
 
-def test_damage_is_found(tmp_path: Path, model: Path) -> None:
-    build(tmp_path / "x", model)
+def test_damage_is_found(tmp_path: Path, cache: Path) -> None:
+    shutil.copytree(cache, tmp_path / "x")
     path = tmp_path / "x" / "train_idx.npy"
     starts = np.load(path)
     np.save(path, starts[:-1])
@@ -359,29 +347,25 @@ def test_damage_is_found(tmp_path: Path, model: Path) -> None:
     assert any("sides" in str(finding) for finding in verify_dataset(tmp_path / "x"))
 
 
-def test_hf_samples_and_the_catalog_show_both_sides(tmp_path: Path, model: Path) -> None:
-    folder = tmp_path / "cache" / "sft" / "x"
-    folder.parent.mkdir(parents=True)
-    meta = build(folder, model)
-    expected = by_hand(folder, "train")
+def test_hf_samples_and_the_catalog_show_both_sides(cache: Path, model: Path) -> None:
+    meta, expected, root = read_meta(str(cache / "meta.json")), by_hand(cache, "train"), cache.parent.parent
     for T in (None, 30):
-        dataset = to_hf_dataset("x", cache_dir=tmp_path / "cache", T=T)
+        dataset = to_hf_dataset("x", cache_dir=root, T=T)
         assert len(dataset) == len(expected)
         for row, pair in zip(dataset.select(range(5)), expected, strict=False):
             for (ids, targets), side in zip(pair, ("chosen", "rejected"), strict=True):
                 assert row[f"{side}_input_ids"] == ids[:T]
                 assert row[f"{side}_labels"] == [token if target else IGNORED for token, target in zip(ids, targets, strict=True)][:T]
         assert pickle.loads(pickle.dumps(dataset))[3] == dataset[3]
-    measures = measure_cache(folder, "sft", meta)
+    measures = measure_cache(cache, "sft", meta)
     assert (measures.noun, measures.items) == ("sides", 2 * (meta["train_examples"] + meta["val_examples"]))
-    drawn = [*notable(folder, "sft", "train", length=1000, tokenizer=opened_model(model))]
-    drawn += examples(folder, "train", count=3, length=1000, generator=torch.Generator().manual_seed(0), tokenizer=None)
+    drawn = [*notable(cache, "sft", "train", length=1000, tokenizer=opened_model(model))]
+    drawn += examples(cache, "train", count=3, length=1000, generator=torch.Generator().manual_seed(0), tokenizer=None)
     known = [side for pair in expected for side in pair]
-    assert len(drawn) % 2 == 0
     assert len(drawn) >= 12
     assert all((each.tokens.tolist(), each.is_target.tolist()) in known for each in drawn)
     assert [("chosen" in each.title, "rejected" in each.title) for each in drawn[:2]] == [(True, False), (False, True)]
-    split = open_cache(tmp_path / "cache").sft["x"].train
+    split = open_cache(root).sft["x"].train
     assert len(split) == split.rows == len(expected)
     assert split[2].tolist() == expected[2][0][0] + expected[2][1][0]
     assert isinstance(split.sampler(T=80), PreferenceDataset)

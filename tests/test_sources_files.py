@@ -7,8 +7,7 @@ import os
 import pwd
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -175,29 +174,23 @@ def test_a_folder_where_files_are_expected_says_what_to_write(tmp_path: Path) ->
         find_files([str(tmp_path)])
 
 
-@contextmanager
-def as_another_user() -> Iterator[None]:
-    """Run the block as another user, because root may read every file."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(pwd.getpwnam("nobody").pw_uid)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-
-
-@pytest.mark.parametrize("pattern", ["*.txt", "a.txt", "*/a.txt", "**/*.txt"])
-def test_a_folder_that_may_not_be_read_is_named(pattern: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+@pytest.mark.parametrize("pattern", ["closed/*.txt", "closed/a.txt", "*/a.txt", "closed/**/*.txt", "open.txt"])
+def test_a_folder_or_file_that_may_not_be_read_is_named(pattern: str) -> None:
+    """Read as another user, because root may read every file."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own is closed to other users
         os.chmod(folder, 0o755)
-        closed = Path(folder, "closed")
-        closed.mkdir()
-        one_file(closed, "a.txt", b"secret")
-        os.chmod(closed, 0)
-        with as_another_user(), pytest.raises(NielsCacheError, match=r"closed: .*Permission denied"):
-            find_files([str((closed if pattern != "*/a.txt" else closed.parent) / pattern)])
+        Path(folder, "closed").mkdir()
+        one_file(Path(folder), "closed/a.txt", b"secret")
+        one_file(Path(folder), "open.txt", b"secret")
+        for name in ("closed", "open.txt"):
+            os.chmod(Path(folder, name), 0)
+        root = os.geteuid()
+        os.seteuid(pwd.getpwnam("nobody").pw_uid if root == 0 else root)
+        try:
+            with pytest.raises(NielsCacheError, match=rf"{pattern if pattern == 'open.txt' else 'closed'}: .*Permission denied"):
+                read(Text(files=[f"{folder}/{pattern}"]))
+        finally:
+            os.seteuid(root)
 
 
 def test_a_file_that_vanishes_after_it_was_found_is_named(tmp_path: Path) -> None:

@@ -67,17 +67,7 @@ def test_the_default_data_sets_come_from_the_hub_at_a_pinned_commit(hub_reading:
     ]
     assert len(dolly["items"]) == 30
     assert dolly["items"][0]["messages"][0]["content"] == "What is 0 plus 0?\n\ncontext:\n0 is a number."
-    assert dolly["items"][1] == {
-        "messages": [{"role": "user", "content": "What is 1 plus 1?"}, {"role": "assistant", "content": "It is 2."}],
-        "source_id": "databricks-dolly-15k.jsonl#1",
-        "file": "databricks-dolly-15k.jsonl",
-        "row": 1,
-        "group": None,
-        "category": "open_qa",
-        "split": None,
-        "rejected": None,
-        "tools": None,
-    }
+    assert [dolly["items"][1][key] for key in ("file", "row", "category")] == ["databricks-dolly-15k.jsonl", 1, "open_qa"]
     assert oasst["facts"] == {"trees": 14}
     assert [item["split"] for item in oasst["items"]] == ["val"] * 4 + ["train"] * 24
 
