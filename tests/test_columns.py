@@ -26,7 +26,6 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.strings import Strings, as_objects, join_strings, repeated
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
@@ -257,13 +256,3 @@ def test_a_build_from_columns_has_the_bytes_of_a_build_from_python_strings(
     (first, *_) = source.documents(StreamContext(seed=1))
     assert not isinstance(first.text, Strings)
     assert build("objects") == found
-
-
-def test_the_engine_for_words_gives_a_column_the_ids_of_a_list(tiny_model: Path) -> None:
-    engine = UnigramWords.load(SentencePieceTokenizer(str(tiny_model)))
-    assert engine is not None
-    for texts in ([], [""], sentences(50), [*sentences(50), "", *ODD], ["x" * 5_000, "a", "x" * 2_000], ["é", "Ö – …", "a"]):
-        ids, lengths = engine.encode_flat(texts)
-        found, found_lengths = engine.encode_flat(column(texts))
-        assert found.tolist() == ids.tolist()
-        assert found_lengths.tolist() == lengths.tolist()

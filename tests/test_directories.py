@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import threading
 from pathlib import Path
 from unittest import mock
 
@@ -239,28 +238,6 @@ def test_what_the_lock_of_another_says_is_not_believed_where_it_cannot_be(tmp_pa
         with pytest.raises(Busy, match="unknown process"):
             build(tmp_path / "x", "one")
     build(tmp_path / "x", "one")
-
-
-def test_a_build_that_waits_goes_on_when_the_other_has_ended_and_says_for_whom(tmp_path: Path) -> None:
-    said: list[str] = []
-    waiting, entered = threading.Event(), threading.Event()
-
-    def wait_for_the_second() -> None:
-        entered.set()
-        waiting.wait(60)
-
-    def log(message: str) -> None:
-        said.append(message)
-        waiting.set()
-
-    first = Line(folder=tmp_path / "x", before=wait_for_the_second)
-    thread = threading.Thread(target=materialize, args=(first,))
-    thread.start()
-    assert entered.wait(60)
-    assert materialize(Line(folder=tmp_path / "x"), wait=True, log=log).state == "cache_hit"
-    thread.join()
-    [line] = said
-    assert missing(line, "waiting", f"{tmp_path / 'x'}: process {os.getpid()} on ") == []
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

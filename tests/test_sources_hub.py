@@ -148,20 +148,6 @@ def write_mirror(folder: Path) -> list[str]:
     return [str(path) for path in paths]
 
 
-@pytest.mark.parametrize("buffer", [7, 1000])
-def test_a_local_mirror_shuffles_as_load_dataset_does_and_rows_are_right(tmp_path: Path, buffer: int) -> None:
-    import datasets
-
-    paths = write_mirror(tmp_path)
-    documents, _ = read(FinewebEdu(files=[str(tmp_path / "*.parquet")], shuffle_buffer=buffer))
-    plain = datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
-    assert [document.text for document in documents] == [row["text"] for row in plain.shuffle(seed=42, buffer_size=buffer)]
-    assert len({(document.file, document.row) for document in documents}) == FINEWEB_FILES * FINEWEB_ROWS
-    for document in documents:
-        row = fineweb_row(int(document.file[6]), document.row)
-        assert (document.text, document.source_id) == (row["text"], row["id"])
-
-
 def test_json_and_text_mirrors_are_read_in_order_with_their_rows(tmp_path: Path) -> None:
     rows = [fineweb_row(0, row) for row in range(5)]
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json_lines(rows)))

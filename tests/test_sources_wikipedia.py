@@ -2,7 +2,6 @@
 
 import os
 import re
-import tracemalloc
 from collections.abc import Iterable
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,7 +23,6 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
 from niels_cache_assets.sources.reading.compressed import DamagedFile
 from niels_cache_assets.sources.text import Text
-from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import articles
@@ -167,18 +165,6 @@ def test_a_dump_that_is_no_whole_xml_is_named_with_the_place(tmp_path: Path, con
 def test_other_xml_is_refused_even_where_damage_is_kept(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(NielsCacheError, match=r"w\.xml: .*MediaWiki.*pages-articles\.xml"):
         read(Wikipedia(files=one_file(tmp_path, "w.xml", content), keep_damaged=True))
-
-
-def test_the_memory_of_reading_a_dump_does_not_grow_with_it(tmp_path: Path) -> None:
-    peaks = []
-    for pages in (600, 1500):  # from 600 pages on, whole batches are in memory
-        files = one_file(tmp_path, f"w{pages}.xml", dump(page(number, "Some oaks grow. " * 400) for number in range(pages)))
-        stream = Wikipedia(files=files).unconverted(StreamContext(seed=1))
-        tracemalloc.start()
-        assert sum(len(batch) for batch in stream) == pages
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert peaks[1] < 1.2 * peaks[0]
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,30 @@
-"""Fuzzed binary files and meta.json. For all bytes, a reader refuses the file with the project's error, or reads the true content.
+"""Fuzzed binary files, meta.json and states of loaders. A reader refuses them with the project's error, or reads the true content.
 
-Seeded and small in CI; `make torture` runs 100,000 cases of each format. Cases that found mistakes are in tests/test_hostile_files.py.
+Seeded and small in CI; `make torture` runs 100,000 cases of each. Cases that found mistakes are in tests/test_hostile_files.py and
+tests/test_hostile_states.py.
 """
 
 import io
 import json
 import struct
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset
+from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.cache.mmap import map_doc_ends, map_example_starts
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, META_NAME
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
+from niels_cache_runtime.loader import blend
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.megatron import IndexedDataset
 from niels_cache_runtime.verify import verify_dataset
 from tests import megatron_core
-from tests.hand_made import EOT, write_cache
+from tests.hand_made import EOT, write_cache, write_meta_of, write_pair, write_stream
 from tests.hostile import CASES, Draws, fuzz, mutated_bytes, mutated_json
 
 _SHAPES = ["()", "(5,)", "(4,)", "(6,)", "(5)", "(5, 1)", "(0,)", "(-5,)", "(5.0,)", "(2305843009213693952,)", "(2305843009213693957,)"]
@@ -198,4 +201,50 @@ def test_an_index_of_megatrons_is_refused_or_read_as_its_format_says(tmp_path: P
         return mutated_bytes(draws, index, fields), tokens if draws.integer(0, 1) else mutated_bytes(draws, tokens)
 
     fuzz(cases, both, check)
+    assert accepted
+
+
+# States of loaders, in JSON
+
+
+def write_sources(root: Path) -> dict[str, str]:
+    write_pair(root / "sft" / "chats", "train", [[2, 10, 4, 3, 11 + number, 4] for number in range(20)])
+    write_pair(root / "sft" / "chats", "val", [])
+    write_meta_of(root / "sft" / "chats", kind="sft")
+    return {"notes": write_stream(root / "pretrain" / "notes", np.arange(10_000, 10_201)), "chats": str(root / "sft" / "chats" / "train")}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cases", CASES)
+def test_a_state_of_the_loader_is_refused_or_gives_the_batch_it_stands_before(
+    tmp_path: Path, cases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly all states have the same weights, and to interleave these takes most of the time of opening a loader: it is done once."""
+    monkeypatch.setattr(blend, "_interleave", lru_cache(8)(blend._interleave))
+    sources, accepted = write_sources(tmp_path), 0
+    settings: dict[str, Any] = {"T": 8, "B": 2, "seed": 7, "weights": [(0, {"notes": 1, "chats": 1}), (40, {"notes": 2, "chats": 1})]}
+    loader = TokenLoader(sources, **settings)
+    iterator = iter(loader)
+    for _ in range(30):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+
+    def check(drawn: Any) -> None:
+        nonlocal accepted
+        for resume in (lambda: TokenLoader.from_state(drawn), lambda: loaded(drawn)):
+            try:
+                resumed = resume()
+                batch = next(iter(resumed))
+            except (NielsCacheError, StopIteration):
+                continue
+            accepted += 1
+            position = resumed.position
+            assert (position.samples, position.step) == (drawn["samples"] + len(batch.x) * resumed.world_size, drawn["step"] + 1)
+
+    def loaded(drawn: Any) -> TokenLoader:
+        fresh = TokenLoader(sources, **settings)
+        fresh.load_state_dict(drawn)
+        return fresh
+
+    fuzz(cases, lambda draws: mutated_json(draws, state), check)
     assert accepted
