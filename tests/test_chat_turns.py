@@ -136,15 +136,10 @@ SYSTEM_AT_THE_END = (
     "{% if message.role == 'user' %}{{ '[INST] ' ~ before ~ message.content ~ '[/INST]' }}"
     "{% else %}{{ ' ' ~ message.content ~ eos_token }}{% endif %}{% endfor %}"
 )
-END_IF_NOT_ASKED = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|usr|>' if message.role == 'user' else '<|asst|>' }}{{ message.content }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|asst|>' }}{% else %}{{ eos_token }}{% endif %}"
-)
 OTHER_PROMPT = LOOP + IF_ASKED.replace("assistant\\n", "assistant\\n<think>\\n</think>\\n")
-CURRENT = {  # the form of Qwen3, of Mistral, of Metharme, and of Gemma 4 without thinking
+CURRENT = {  # the form of Qwen3, of Mistral, and of Gemma 4 without thinking
     "thinking that disappears": (THINKING, "<think>so</think>second answer<|im_end|>"),
     "the system at the end": (SYSTEM_AT_THE_END, " second answer<|im_end|>"),
-    "an end if no reply is asked": (END_IF_NOT_ASKED, "second answer<|im_end|>"),
     "a prompt that replies do not have": (OTHER_PROMPT, "second answer<|im_end|>"),
 }
 SPOKEN = [

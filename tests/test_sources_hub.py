@@ -1,6 +1,5 @@
 """Hub sources against a hub on the loopback interface, and the same loading code on local files."""
 
-import gzip
 import itertools
 import json
 import random
@@ -146,21 +145,6 @@ def write_mirror(folder: Path) -> list[str]:
     for file, path in enumerate(paths):
         path.write_bytes(parquet([fineweb_row(file, row) for row in range(FINEWEB_ROWS)]))
     return [str(path) for path in paths]
-
-
-def test_json_and_text_mirrors_are_read_in_order_with_their_rows(tmp_path: Path) -> None:
-    rows = [fineweb_row(0, row) for row in range(5)]
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json_lines(rows)))
-    (tmp_path / "b.txt").write_text("first\nsecond\n\nthird")
-    documents, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.jsonl.gz")], shuffle_buffer=0))
-    assert [(document.text, document.file, document.row) for document in documents] == [
-        (row["text"], "a.jsonl.gz", index) for index, row in enumerate(rows)
-    ]
-    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")], shuffle_buffer=0))
-    assert [(document.text, document.row) for document in documents] == [("first", 0), ("second", 1), ("third", 3)]
-    assert context.report.dropped == {"empty": 1}
-    shuffled, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")], shuffle_buffer=4))
-    assert {(document.text, document.row) for document in shuffled} == {("first", 0), ("second", 1), ("third", 3)}
 
 
 def test_a_damaged_mirror_names_the_file(tmp_path: Path) -> None:

@@ -211,24 +211,6 @@ def test_a_patience_that_is_no_number_of_seconds_is_refused(value: str, monkeypa
         pass
 
 
-def test_once_patience_has_ended_other_requests_are_tried_once() -> None:
-    asked = 0
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        nonlocal asked
-        asked += 1
-        return httpx.Response(500)
-
-    with network.patience(0.05):
-        for _ in range(2):
-            before = asked
-            with pytest.raises(SourceUnavailable, match="HTTP 500") as caught:
-                client(answer).get("http://example.test/a")
-    assert before > 1
-    assert asked == before + 1
-    assert f"HTTP 500, {asked} tries in 0 s" in str(caught.value)
-
-
 def test_a_server_that_redirects_for_ever_is_no_matter_of_the_network_at_the_hub_or_elsewhere() -> None:
     def loop(request: httpx.Request) -> httpx.Response:
         return httpx.Response(302, headers={"Location": "/loop?key=secret"})
