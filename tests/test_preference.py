@@ -300,20 +300,20 @@ def test_the_dataset_draws_one_pair_a_row(cache: Path) -> None:
 
 
 def test_inputs_are_padded_to_the_longest_side_or_a_multiple(cache: Path) -> None:
-    loader = TokenLoader(str(cache / "train"), T=400, B=3, seed=0, epochs=1, sft=SFT(packing=False))
+    loader = TokenLoader(str(cache / "train"), T=399, B=3, seed=0, epochs=1, sft=SFT(packing=False))
     widths = set()
     for batch in loader:
         whole = batch.padded_inputs()  # type: ignore[union-attr]
         longest = int(whole["attention_mask"].sum(dim=1).max())
-        assert whole["input_ids"].shape[1] == 401
+        assert whole["input_ids"].shape[1] == 400
         for multiple, width in ((None, longest), (16, -(-longest // 16) * 16)):
             found = batch.padded_inputs(padding="longest", pad_to_multiple_of=multiple)  # type: ignore[union-attr]
             assert found.keys() == whole.keys()
             assert all(torch.equal(found[name], whole[name][:, :width]) for name in whole)
             widths.add(width)
     assert len(widths) > 3
-    with pytest.raises(NielsCacheError, match=r"pad_to_multiple_of=8.*T=407"):
-        batch.padded_inputs(padding="longest", pad_to_multiple_of=8)  # type: ignore[union-attr]
+    with pytest.raises(NielsCacheError, match=r"pad_to_multiple_of=7.*T=405"):
+        batch.padded_inputs(padding="longest", pad_to_multiple_of=7)  # type: ignore[union-attr]
     with pytest.raises(NielsCacheError, match=r"padding='long'.*longest"):
         batch.padded_inputs(padding="long")  # type: ignore[union-attr,arg-type]
 
