@@ -91,24 +91,18 @@ def test_a_cache_without_its_tokenizer_is_told_how_to_build_it(capsys: pytest.Ca
     assert missing(errors, "cache/tokenizer/meta.json: ", "niels-cache build-all --only tokenizer") == []
 
 
-def test_a_file_that_is_no_model_says_so_without_words_of_a_library() -> None:
-    Path("my.model").write_text("hello")
-    Path("niels_cache.toml").write_text('[tokenizer]\nmodel = "my.model"\n')
-    with pytest.raises(NielsCacheError, match=r"my\.model: not [^()/]*SentencePiece[^()/]* \.model [^()/]*$"):
-        build_tokenizer(load_registry(), root=Path("cache"))
-
-
-def test_data_sets_without_any_text_are_named() -> None:
-    Path("empty.txt").touch()
-    Path("niels_cache.toml").write_text('[pretrain.books]\nsource = "text"\nfiles = ["empty.txt"]\n')
-    with pytest.raises(NielsCacheError, match=r"books: no text "):
-        build_tokenizer(load_registry(), root=Path("cache"))
-
-
-def test_bytes_of_another_encoding_come_with_the_key_to_type() -> None:
-    Path("letters.txt").write_bytes("Grüße aus Köln. ".encode("latin-1") * 100)
-    Path("niels_cache.toml").write_text('[pretrain.letters]\nsource = "text"\nfiles = ["letters.txt"]\n')
-    with pytest.raises(NielsCacheError, match=r'encoding = "latin-1"'):
+@pytest.mark.parametrize(
+    ("content", "table", "message"),
+    [
+        (b"hello", '[tokenizer]\nmodel = "FILE"', r"FILE: not [^()/]*SentencePiece[^()/]* \.model [^()/]*$"),  # without words of a library
+        (b"", '[pretrain.books]\nsource = "text"\nfiles = ["FILE"]', "books: no text "),
+        ("Grüße aus Köln. ".encode("latin-1") * 99, '[pretrain.letters]\nsource = "text"\nfiles = ["FILE"]', 'encoding = "latin-1"'),
+    ],
+)
+def test_a_file_of_no_use_to_a_tokenizer_is_named_with_what_to_type(content: bytes, table: str, message: str) -> None:
+    Path("FILE").write_bytes(content)
+    Path("niels_cache.toml").write_text(f"{table}\n")
+    with pytest.raises(NielsCacheError, match=message):
         build_tokenizer(load_registry(), root=Path("cache"))
 
 
