@@ -18,7 +18,15 @@ from tests.tiny import train_tiny_tokenizer
 
 TESTS = Path(__file__).parent
 
-pytest_plugins = ["tests.built_project", "tests.copied_caches", "tests.golden", "tests.left_out", "tests.remote_caches", "tests.workers"]
+pytest_plugins = [
+    "tests.built_project",
+    "tests.chat_models",
+    "tests.copied_caches",
+    "tests.golden",
+    "tests.left_out",
+    "tests.remote_caches",
+    "tests.workers",
+]
 
 gc.set_threshold(50_000)  # with 700, looking for garbage takes a twentieth of the time of tests
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and so do its children
