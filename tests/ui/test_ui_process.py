@@ -35,7 +35,7 @@ def ui(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[R
         patched.setenv(BYTES_VARIABLE, "200000")
         with running_ui(folder, tiny_model) as ui:
             assert ui.project.build_tokenizer().success
-            ui.project.write_notes(sentences(60) * 5_000)
+            ui.project.write_notes(sentences(60) * 3_500)
             yield ui
 
 
