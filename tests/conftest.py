@@ -77,7 +77,6 @@ LONGEST = (
     "test_network.py",
     "test_remote_copy.py",
     "ui/test_ui_strangers.py",
-    "test_dagster_cli.py",
     "test_loader_workers.py",
     "test_remote_push.py",
     "test_dagster_corpus.py",
@@ -120,7 +119,6 @@ LONGEST_TORTURE = (
     "test_hostile_config.py",
     "faults/test_fuzz_text.py",
     "faults/test_bit_flips.py",
-    "faults/test_concurrency_ui.py",
     "test_loader_blocks.py",
     "test_loader_resume.py",
 )
