@@ -1,4 +1,4 @@
-"""Every benchmark runs with little data, without the real samples and without other projects' environments, and prints its rows."""
+"""Benchmarks run with little data, without the real samples and without other projects' environments, and prints its rows."""
 
 import json
 import os
@@ -20,9 +20,7 @@ BENCHMARKS = ROOT / "benchmarks"
 # The command line and the words that it must print. MODEL is a small tokenizer.json, and PICTURE a file to draw into.
 RUNS = {
     "block_order.py --quick --picture PICTURE": ("whole split", "blocks of 16 shards, shuffled corpus", "8 lanes"),
-    "build.py --megabytes 1 --rounds 1 --bytes 390 --no-memory": ("390",),
     "chats.py --quick": ("rendering, ChatML", "rendering, without marks", "build, sentinels", "build, ChatML", "build, without marks"),
-    "decontaminate.py --megabytes 1 --val-tokens 5000 --rounds 1": ("near",),
     "dedup.py --quick --only signatures whole corpus": ("canonical words, datasketch", "corpus of 500 documents", 'verify = "jaccard"'),
     "engines.py --models MODEL --megabytes 1 --rounds 1 --bytes 390 --build": ("tokenizer.json", "fastokens", "build of 1 MB"),
     "engines.py --models MODEL --equality 600": ("real: 300 texts, 0 differ", "made: 300 texts, 0 differ"),
@@ -108,7 +106,7 @@ runpy.run_path({str(BENCHMARKS / "peers.py")!r})["main"]()
     assert [row[0] for row in rows] == ["writer", "niels-cache", "script", "reader", "niels-cache", "script"]
 
 
-def test_the_page_about_scaling_shows_the_table_of_the_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_about_scaling_shows_the_table_of_the_formulas() -> None:
     rows = run(str(BENCHMARKS / "scale.py"), "--only", "table").splitlines()
     shown = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     table = [row for row in rows if row.startswith("| ")]
