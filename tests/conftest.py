@@ -100,7 +100,6 @@ LONGEST = (
     "faults/test_hub.py",
     "test_corpus_prepare.py",
     "test_import_rules.py",
-    "test_mutants.py",
     "test_examples_runtime.py",
     "test_corpus_resume.py",
 )
