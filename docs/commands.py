@@ -21,11 +21,12 @@ INTRODUCTION = f"""\
 `{PROGRAM}` lists the commands, and `{PROGRAM} COMMAND --help` explains one command.
 Results go to stdout; progress, warnings and errors go to stderr.
 An error is one line that says what to do.
+`--json` prints one JSON document on stdout and does not change the exit code.
 On a terminal, the output has tables, colours and progress bars; elsewhere it is plain lines.
 `NO_COLOR` turns colours off.
 
-To complete commands, options and data set names with TAB, add `eval "$(register-python-argcomplete {PROGRAM})"` to `~/.bashrc`,
-or to `~/.zshrc` after `compinit`.
+TAB completes commands, options and data set names.
+For bash, add `eval "$(register-python-argcomplete {PROGRAM})"` to `~/.bashrc`; for zsh, add it to `~/.zshrc` after `compinit`.
 For fish, run `register-python-argcomplete --shell fish {PROGRAM} > ~/.config/fish/completions/{PROGRAM}.fish`.
 
 niels-cache is tested on Linux.

@@ -49,15 +49,17 @@ files = ["data/*.jsonl.gz"]
 * niels-cache reads `niels_cache.toml` in the working directory, or the file that `NIELS_CACHE_CONFIG` or `--config` names.
   In the web UI, click "Reload definitions" after an edit.
 * `--set KEY=VALUE` and other options override single keys.
-* Paths are relative to the folder of the file. `~` and `$VARIABLES` are expanded; fsspec addresses such as `s3://...` stay unchanged.
+* Paths are relative to the folder of the file.
+  `~` and `$VARIABLES` are expanded; fsspec addresses such as `s3://...` stay unchanged.
 * `NIELS_CACHE_ROOT` or `--cache-dir` overrides the cache directory.
 * The name of a data set becomes a directory: use letters, digits, `_`, `-` and `.`, without a leading dot.
 
 ## What is the catalog?
 
 Some data sets ship with the package, and `niels-cache init --list` shows them.
-`niels-cache init --from wikitext dolly15k` writes a file with two of them, and `niels-cache init --list wikitext` prints a table to add to
-your file.
+`niels-cache init --from wikitext dolly15k` writes a file with two of them.
+`niels-cache init --list wikitext` prints a table to add to your file.
+
 A table with the name of a catalog data set and no `source` inherits the keys of the catalog, which your keys override.
 A table with a `source` inherits nothing.
 
@@ -77,8 +79,7 @@ Without a file, `build-all` and Dagster use the default profile, and say so.
 
 Only on request: `niels-cache build-all --only tokenizer --force`, after which every cache is rebuilt.
 Adding or removing data sets does not change the tokenizer, and `status` shows which data sets it was trained on.
-Before the first training, `build-all` checks the paths, columns, conversations and hub names of all data sets, and reports all problems at
-once.
+Before the first training, `build-all` checks the inputs of all data sets, and reports all problems at once.
 
 ## How are documents split into train and val?
 
@@ -86,7 +87,6 @@ The first rule that applies decides:
 
 1. A document that has a split upstream keeps it.
 2. With token budgets, documents go to val until it has `val_tokens`, and then to train until it has `train_tokens`.
-   Reading ends when both are full.
 3. Otherwise, the seed selects a share `val_frac` of the documents for val.
    This reads the source twice, because the first pass counts the documents.
 """
