@@ -46,9 +46,7 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {  # by field of an esti
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", metavar="NAME", nargs="+", help="build only these data sets (and a missing tokenizer)")
     parser.add_argument("--force", action="store_true", help="rebuild finished data sets")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="build and write nothing; print what would be built, why, and the estimated cost"
-    )
+    parser.add_argument("--dry-run", action="store_true", help="print what would be built, why, and the estimated cost; write nothing")
     parser.add_argument(
         "--wait", action="store_true", help="if a process with another Dagster home is building a data set, wait instead of failing"
     )
@@ -77,8 +75,7 @@ cleaned and deduplicated first, and the tokenizer is trained on the remaining do
 
 A data set that was built from the same settings, tokenizer and upstream revision is a cache hit. A
 failed data set does not stop the others, and its last good cache stays unchanged. A data set that lacks
-a setting (roam without a folder) is skipped. If a source ends before its token budget is met, the table
-shows the percentage reached.
+a setting (roam without a folder) is skipped.
 
 With --only, a tokenizer whose settings have changed is replaced only if no other cache uses it, or with
 --force; the other caches then become stale.

@@ -49,8 +49,8 @@ data sets name, the cache directory, DAGSTER_HOME, and each data set on the hub.
 every problem. It builds nothing and leaves no file behind.
 
 --text lists every location that holds text of documents, for example before a takedown: caches,
-unfinished builds, original files, copies of the hub's files, published caches. It cannot know where you
-put exports, pulled caches and local copies. Dagster's home, its logs and report pages hold no text.
+unfinished builds, original files, copies of the hub's files, published caches, pages of `report NAME`. It
+cannot know where you put exports, pulled caches and local copies. Dagster's home and logs hold no text.
 
 exit codes: 0 no problem (notes are allowed), 1 at least one problem.""",
     examples="""\

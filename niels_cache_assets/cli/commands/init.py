@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         nargs="*",
         dest="listed",
-        help="write no file: list the data sets that ship with niels-cache, or print the tables of NAME",
+        help="list the data sets that ship with niels-cache, or print the tables of NAME; write no file",
     )
     start.add_argument(
         "--profile",

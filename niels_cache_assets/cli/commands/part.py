@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--range", action="store_true", help="find duplicates in this range of hashes, if [dedup] sets ranges")
     what.add_argument("--seal", action="store_true", help="join the finished parts")
     what.add_argument("--add", metavar="PATTERN", nargs="+", help="add new files to the data set; PATTERN as in the key `files`")
-    what.add_argument("--prune", action="store_true", help="remove parts that the complete cache no longer needs")
+    what.add_argument("--prune", action="store_true", help="remove parts of earlier plans")
     parser.add_argument("--parts", type=int, metavar="N", help="with --add: the number of parts for the new files (default: 1)")
     parser.add_argument("--train-tokens", type=int, metavar="N", help="with --add: a token budget for the new files (default: all of them)")
     parser.add_argument("--no-wait", action="store_true", help="exit with 75 instead of waiting for another process that builds this part")
@@ -61,8 +61,8 @@ COMMAND = Command(
     description="""\
 Build one part of a data set in this process, without Dagster or a database. Any number of machines that
 share the cache directory can do this at the same time, under any scheduler. The first command also makes
-the tokenizer and the plan. A finished part is a cache hit. If another process is building the part, the
-command waits for it, and takes over if that process dies.
+the tokenizer and the plan. If another process is building the part, the command waits for it, and takes
+over if that process dies.
 
 --corpus builds a part of the corpus, for a data set with prepare. --range finds duplicates in one range
 of hashes, across all data sets with dedup.
