@@ -107,7 +107,6 @@ LONGEST = (
 
 # The same for `make torture`, where a file takes minutes.
 LONGEST_TORTURE = (
-    "faults/test_fuzz_states.py",
     "faults/test_fuzz_binary.py",
     "faults/test_hub.py",
     "faults/test_parts.py",

@@ -30,13 +30,11 @@ from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.verify import verify_cache, verify_dataset
-from tests.chat_models import MARKED, UNMARKED, chat_project, chatml, opened_model
+from tests.chat_models import MARKED, UNMARKED, chat_project, chatml, examples_on_disk, opened_model
 from tests.hand_made import learned_tokens, rewrite_meta
 from tests.tiny import sentences
 
 IGNORED = -100
-LOSSES = ("assistant", "last_assistant", "all")
-OVERFLOWS = ("truncate_right", "truncate_left", "drop")
 FILES = {f"{split}_{what}" for split in ("train", "val") for what in ("targets.npy", "target_ends.npy")}
 
 
@@ -89,31 +87,27 @@ def by_hand(folder: Path, split: str, tokenizer: HuggingFaceTokenizer) -> list[t
     return examples
 
 
-def test_a_cache_has_spans_its_template_and_a_newer_schema(tmp_path: Path, model: Path) -> None:
-    meta = build(tmp_path / "x", model)
+def test_a_cache_has_spans_and_its_template(cache: Path, model: Path) -> None:
+    meta = read_meta(str(cache / "meta.json"))
     assert meta["forms"] == ["spans"]
     assert {*meta["files"]} >= FILES | {"chat_template.jinja"}
-    assert (tmp_path / "x" / "chat_template.jinja").read_text(encoding="utf-8") == chatml().text
+    assert (cache / "chat_template.jinja").read_text(encoding="utf-8") == chatml().text
     assert meta["template"] == {"name": "chatml", "sha256": chatml().sha256, "marks": True}
     for split in ("train", "val"):
-        bounds, ends = np.load(tmp_path / "x" / f"{split}_targets.npy"), np.load(tmp_path / "x" / f"{split}_target_ends.npy")
+        bounds, ends = np.load(cache / f"{split}_targets.npy"), np.load(cache / f"{split}_target_ends.npy")
         assert bounds.dtype == ends.dtype == np.uint64
         assert bounds.shape == (meta["targets"][split], 2)
-        assert len(ends) == meta[f"{split}_examples"]
-        expected = by_hand(tmp_path / "x", split, opened_model(model))
-        mask = np.zeros(meta[f"{split}_tokens"], dtype=bool)
-        for start, end in bounds.tolist():
-            mask[start:end] = True
-        assert mask.tolist() == [target for _, targets in expected for target in targets]
-        assert [int(end) for end in ends] == np.cumsum([len(example) > 0 and spans(targets) for example, targets in expected]).tolist()
+        expected = by_hand(cache, split, opened_model(model))
+        assert examples_on_disk(cache, split) == expected
+        assert ends.tolist() == np.cumsum([spans(targets) for _, targets in expected]).tolist()
 
 
 def spans(targets: list[bool]) -> int:
     return sum(target and not before for before, target in zip([False, *targets], targets, strict=False))
 
 
-@pytest.mark.parametrize("overflow", OVERFLOWS)
-@pytest.mark.parametrize("loss_on", LOSSES)
+@pytest.mark.parametrize("overflow", ["truncate_right", "truncate_left", "drop"])
+@pytest.mark.parametrize("loss_on", ["assistant", "last_assistant", "all"])
 def test_packed_rows_agree_with_a_token_by_token_reading(cache: Path, model: Path, loss_on: str, overflow: str) -> None:
     expected = by_hand(cache, "train", opened_model(model))
     lengths = sorted(len(example) for example, _ in expected)
@@ -146,7 +140,6 @@ def test_the_loader_trace_sample_plots_and_hf_read_the_spans(cache: Path, model:
             origin = trace.token(row, column + 1)
             if origin.document is not None and origin.document_offset:
                 assert (batch.y_masked[row, column] != IGNORED) == expected[origin.document][1][origin.document_offset]
-
     for drawn in notable(cache, "sft", "train", length=10_000, tokenizer=tokenizer):
         assert drawn.is_target.tolist() in [targets for example, targets in expected if example == drawn.tokens.tolist()]
     measures = measure_cache(cache, "sft", read_meta(str(cache / "meta.json")))
@@ -154,7 +147,6 @@ def test_the_loader_trace_sample_plots_and_hf_read_the_spans(cache: Path, model:
     wanted = expected + by_hand(cache, "val", tokenizer)
     assert measures.conversations.target_tokens == sum(sum(targets) for _, targets in wanted)
     assert sum(replies * count for replies, count in measures.conversations.turns.items()) == sum(spans(targets) for _, targets in wanted)
-
     for T in (None, 9):
         dataset = to_hf_dataset("x", cache_dir=cache.parent.parent, T=T)
         assert len(dataset) == len(expected)
@@ -239,16 +231,14 @@ def built(folder: Path, registry: Registry, name: str = "chats") -> Any:
 
 
 def test_a_template_is_part_of_the_fingerprint_and_its_place_is_not(tmp_path: Path, model: Path) -> None:
-    (tmp_path / "p").mkdir()
-    (tmp_path / "p" / "own.jinja").write_text(UNMARKED, encoding="utf-8")
-    registry = project(tmp_path / "p", model, "own.jinja")
-    assert built(tmp_path / "p", registry).state == "built"
-    assert built(tmp_path / "p", registry).state == "cache_hit"
-    (tmp_path / "p" / "own.jinja").rename(tmp_path / "p" / "other.jinja")
-    assert built(tmp_path / "p", project(tmp_path / "p", model, "other.jinja")).state == "cache_hit"
-    (tmp_path / "p" / "other.jinja").write_text(MARKED, encoding="utf-8")
-    assert built(tmp_path / "p", project(tmp_path / "p", model, "other.jinja")).state == "built"
-    assert verify_cache(tmp_path / "p" / "cache") == []
+    (tmp_path / "own.jinja").write_text(UNMARKED, encoding="utf-8")
+    registry = project(tmp_path, model, "own.jinja")
+    assert [built(tmp_path, registry).state for _ in range(2)] == ["built", "cache_hit"]
+    (tmp_path / "own.jinja").rename(tmp_path / "other.jinja")
+    assert built(tmp_path, project(tmp_path, model, "other.jinja")).state == "cache_hit"
+    (tmp_path / "other.jinja").write_text(MARKED, encoding="utf-8")
+    assert built(tmp_path, project(tmp_path, model, "other.jinja")).state == "built"
+    assert verify_cache(tmp_path / "cache") == []
 
 
 def test_a_wrong_template_is_one_line(tmp_path: Path, model: Path) -> None:
@@ -318,9 +308,8 @@ def test_a_broken_row_stops_a_build_that_then_goes_on_without_it(tmp_path: Path,
     assert at_once.meta["content_sha256"] == outcome.meta["content_sha256"]
     assert built(tmp_path / "b", opened(tmp_path / "b", dirty)).state == "cache_hit"
     without = built(tmp_path / "c", opened(tmp_path / "c", lines))
-    assert [without.directory.joinpath(name).read_bytes() for name in ("train_tokens.bin", "val_tokens.bin")] == [
-        outcome.directory.joinpath(name).read_bytes() for name in ("train_tokens.bin", "val_tokens.bin")
-    ]
+    for name in ("train_tokens.bin", "val_tokens.bin"):
+        assert (without.directory / name).read_bytes() == (outcome.directory / name).read_bytes()
 
 
 def test_init_names_the_template_of_the_model(

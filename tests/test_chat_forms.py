@@ -111,10 +111,8 @@ def test_further_input_follows_the_last_question_of_a_prompt_of_messages(tmp_pat
     keys = proposed(write(tmp_path / "y.jsonl", [pair]))
     assert keys == {"kind": "preference", "prompt_field": "prompt", "input_field": "input"}
     (found,), _ = read(tmp_path / "y.jsonl", **keys)
-    assert (found.messages, found.rejected) == (
-        [*asked[:2], user("three\n\nmore"), bot("a")],
-        [*asked[:2], user("three\n\nmore"), bot("b")],
-    )
+    prompt = [*asked[:2], user("three\n\nmore")]
+    assert (found.messages, found.rejected) == ([*prompt, bot("a")], [*prompt, bot("b")])
     for no_place in ({**pair, "prompt": asked[:2]}, {**pair, "prompt": None, "chosen": [*asked, bot("a")], "rejected": [*asked, bot("b")]}):
         found_rows, context = read(write(tmp_path / "z.jsonl", [no_place, pair]), **keys)
         assert (len(found_rows), dict(context.report.dropped)) == (1, {"no_place_for_input": 1})
@@ -227,28 +225,16 @@ def test_a_late_label_stops_the_build_and_labels_that_are_none_are_refused(tmp_p
         for use in (lambda: table(path, **COMPLETION, kto="positives").check_input({}), lambda: read(path, **COMPLETION, kto="drop")):
             with pytest.raises(NielsCacheError, match="label or kto_tag"):
                 use()
-
-
-def test_the_key_of_kto_is_for_chats_and_in_the_fingerprint_only_if_set(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.jsonl", KTO)
     with pytest.raises(ValueError, match="kto"):
         table(path, kind="preference", kto="drop")
-    plain, positives, drop = (table(path, **COMPLETION, **more).identity() for more in ({}, {"kto": "positives"}, {"kto": "drop"}))
-    assert "kto" not in plain
-    assert plain != positives != drop != plain
 
 
 def test_a_prompt_of_several_turns_is_whole_or_only_its_system_is_left_out() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
     in_text = {**call, "content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"x":1}'}}]}
     prompt, result = [system("s"), user("q"), call, {"role": "tool", "content": "1"}], {"role": "tool", "content": " 1"}
-    assert continued(prompt, [system("s"), user("q"), in_text, result, bot("a")], template_messages) == [
-        system("s"),
-        user("q"),
-        in_text,
-        result,
-        bot("a"),
-    ]
+    whole = [system("s"), user("q"), in_text, result, bot("a")]
+    assert continued(prompt, whole, template_messages) == whole
     assert continued(prompt[:2], [user("q"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
     assert continued([user("q")], [system("s"), user("q"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
     assert continued([user("q")], [system("s"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
@@ -303,12 +289,8 @@ def test_pairs_in_the_form_of_openai_and_with_a_field_for_the_system_are_read(tm
     }
     for name in ("x.jsonl", "x.parquet"):
         keys = proposed(write(tmp_path / name, [openai] * 3))
-        assert keys == {
-            "kind": "preference",
-            "prompt_field": "input",
-            "chosen_field": "preferred_output",
-            "rejected_field": "non_preferred_output",
-        }
+        fields = {"prompt_field": "input", "chosen_field": "preferred_output", "rejected_field": "non_preferred_output"}
+        assert keys == {"kind": "preference", **fields}
         found, _ = read(tmp_path / name, **keys)
         assert [(each.messages, each.rejected, each.tools) for each in found] == [([user("q"), bot("a")], [user("q"), bot("b")], tools)] * 3
     keys = proposed(write(tmp_path / "y.jsonl", [{"system": "s", "question": "q", "chosen": "a", "rejected": "b"}] * 3))

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,13 @@ from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.config.tables import TokenizerSettings
 from niels_cache_assets.documents import Conversation
-from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
-from tests.chat_models import MARKED, ROLES, SPECIAL, UNMARKED, chatml, opened_model, template_of
+from tests.chat_models import MARKED, ROLES, UNMARKED, chatml, opened_model, template_of
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -99,60 +97,7 @@ def test_ids_and_masks_are_those_of_transformers(name: str, real: tuple[Any, Any
     assert learned > 100
 
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "weather", "description": "é", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
-    }
-]
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
-WITH_TOOLS: list[dict[str, Any]] = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Is it raining in Köln?", "name": "ann"},
-    {"role": "assistant", "tool_calls": [CALL]},
-    {"role": "tool", "name": "weather", "content": '{"rain": true}'},
-    {"role": "assistant", "content": "It is.", "reasoning_content": "The tool says so."},
-]
-
-
-def test_rows_with_tools_give_what_transformers_gives(real: tuple[Any, Any, list[list[dict[str, Any]]]], tmp_path: Path) -> None:
-    ours, theirs, _ = real
-    assert _FOLDER is not None
-    path = tmp_path / "chats.jsonl"
-    in_text = {**CALL, "function": {"name": "weather", "arguments": json.dumps(CALL["function"]["arguments"])}}  # type: ignore[dict-item]
-    with_null = [{**each, "content": None, "tool_calls": [in_text]} if "tool_calls" in each else each for each in WITH_TOOLS]
-    rows = [{"messages": WITH_TOOLS, "tools": TOOLS}, {"messages": WITH_TOOLS, "tools": json.dumps(TOOLS)}, {"messages": WITH_TOOLS}]
-    rows.append({"messages": with_null, "tools": TOOLS})
-    with_object = [{**each, "content": None} if "tool_calls" in each else each for each in WITH_TOOLS]  # templates of the test expect it
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": "model"})
-    ((with_tools, decoded, without, null),) = source.conversations(StreamContext(seed=0))
-    assert with_tools.tools == decoded.tools == TOOLS
-    assert without.tools is None
-    equal = 0
-    for name in COMPARED:
-        text = (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
-        template = Template(name=name, text=text, variables={"bos_token": BOS, "eos_token": EOS}, where=name)
-        chats, wanted_rows = [], []
-        for row, given, tools in ((with_tools, WITH_TOOLS, TOOLS), (without, WITH_TOOLS, None), (null, with_object, TOOLS)):
-            settings: dict[str, Any] = {"chat_template": text, "return_dict": True, "return_assistant_tokens_mask": True}
-            with suppress(Exception):  # a template that knows no tools
-                wanted_rows.append(theirs.apply_chat_template(given, tools=tools, **settings))
-                chats.append(Chat(row.messages, "row", row.tools))
-        with ChatEncoder(template, ours) as encoder:
-            found_rows = encoder.encode(chats)
-        for found, wanted in zip(found_rows, wanted_rows, strict=True):
-            if isinstance(found, Refusal):
-                assert not any(wanted["assistant_masks"]) or found.reason == "special_token_collision", (name, found)
-                continue
-            mask = np.zeros(len(found.ids), dtype=int)
-            for start, end in found.spans.tolist():
-                mask[start:end] = 1
-            assert found.ids.tolist() == wanted["input_ids"], name
-            if not name.startswith("diffusion_gemma"):  # its empty mark is inside of a token, which transformers then counts as a target
-                assert mask.tolist() == wanted["assistant_masks"], name
-                equal += 1
-    assert equal > 24
 
 
 def test_chatml_refuses_calls_because_it_would_lose_them(model: Path) -> None:
@@ -406,32 +351,3 @@ def test_a_marker_of_the_template_is_guarded_even_if_it_is_not_special(model: Pa
         encoded_once(template, tokenizer, {"role": "user", "content": text}, ANSWER) for text in ("a<｜User｜>b", "a<｜Other｜>b", "ab")
     ]
     assert [getattr(each, "reason", None) for each in asked] == ["special_token_collision", None, None]
-
-
-def test_tags_of_thinking_in_a_text_are_no_forgery(model: Path, tmp_path: Path) -> None:
-    tokenizer = with_added(model, tmp_path, "<think>", "</think>")
-    template = TURN.replace(
-        "{{ message.content ~ '<|im_end|>' }}",
-        "{% set parts = message.content.split('</think>') %}{% if parts|length > 1 %}"
-        "{{ '<think>' ~ parts[0].split('<think>')[-1] ~ '</think><|im_end|><|im_start|>final\\n' }}{% endif %}"
-        "{{ parts[-1] ~ '<|im_end|>' }}",
-    ).replace("TEXT", "message.content")
-    asked = {"role": "user", "content": "What is <think>?"}
-    for text in ("plain", "<think>so</think>yes"):
-        found = encoded_once(template, tokenizer, asked, {"role": "assistant", "content": text})
-        assert isinstance(found, EncodedChat), found
-    assert tokenizer.decode(found.ids).count(START) == 3  # a structure that depends on the text is the same with neutral words
-    forged = encoded_once(template, tokenizer, asked, {"role": "assistant", "content": "<|im_</think>end|>"})
-    assert isinstance(forged, EncodedChat)  # the tag stays between the pieces
-    assert {"<|im_start|>", "<|im_end|>"} <= {*SPECIAL}
-
-
-@pytest.mark.parametrize(
-    "wrapped", ["{% set x %}TURN{% endset %}{{ x }}", "{% macro x() %}TURN{% endmacro %}{{ x() }}", "{% filter trim %}TURN{% endfilter %}"]
-)
-def test_a_mark_whose_place_is_not_known_is_refused(wrapped: str, model: Path) -> None:
-    from niels_cache_runtime.errors import NielsCacheError
-
-    turn = "{% generation %}{{ messages[1].content }}{% endgeneration %}"
-    with pytest.raises(NielsCacheError, match=r"line 1: .*generation block is inside"):
-        encoded_once(wrapped.replace("TURN", turn), opened_model(model), {"role": "user", "content": "q"}, ANSWER)

@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import threading
 from pathlib import Path
 from unittest import mock
 
@@ -63,10 +62,6 @@ def whole(content: str) -> dict[str, str]:
     return {"meta.json": content, "train/shard_00000.bin": content}
 
 
-def unfinished(content: str) -> dict[str, str]:
-    return {**whole(content), JOURNAL_NAME: "{}", f"{SCRATCH_NAME}/spool": content}
-
-
 def begin(target: Path, error: BaseException, *, journal: bool) -> None:
     with atomic_directory(target, resumable=True) as partial:
         write(partial / "begun", "half")
@@ -112,30 +107,6 @@ def test_a_build_without_a_journal_or_that_none_goes_on_with_vanishes(tmp_path: 
     leave(tmp_path / "x", KeyboardInterrupt(), journal=True)
     with atomic_directory(tmp_path / "x") as partial:
         assert files(partial) == {}
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "x"]
-
-
-def test_an_exchange_that_fails_leaves_the_journal_to_the_next_build_and_an_interrupt_there_does_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def failing(first: Path, second: Path) -> bool:
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(second))
-
-    def interrupted(first: Path, second: Path) -> bool:
-        exchange(first, second)
-        raise KeyboardInterrupt
-
-    exchange = commit.exchange
-    build(tmp_path / "x", "one")
-    monkeypatch.setattr(commit, "exchange", failing)
-    with pytest.raises(NielsCacheError, match=r"/x: Input/output error; .* unchanged"):
-        build(tmp_path / "x", "two")
-    assert files(tmp_path / "x") == whole("one")
-    assert files(partial_directory(tmp_path / "x")) == unfinished("two")
-    monkeypatch.setattr(commit, "exchange", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        build(tmp_path / "x", "three")
-    assert files(tmp_path / "x") == whole("three")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "x"]
 
 
@@ -199,28 +170,6 @@ def test_killed_at_any_call_there_is_a_whole_cache_and_the_next_build_ends_well(
     assert without == aside
 
 
-def test_whichever_call_the_disk_refuses_the_cache_is_whole_and_the_failure_names_a_path(tmp_path: Path) -> None:
-    (tmp_path / "calls").mkdir()
-    calls = calls_of_a_rebuild(tmp_path / "calls")
-    refused = 0
-    for number, call in enumerate(calls):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        build(folder / "x", "old")
-        with Disk(folder, at=number, fault=errno.ENOSPC).installed():
-            try:
-                build(folder / "x", "new")
-            except NielsCacheError as error:
-                refused += 1
-                problem = str(error)
-                assert missing(problem, str(folder), os.strerror(errno.ENOSPC)) == [], call
-        assert files(folder / "x") in (whole("old"), whole("new")), call
-        assert writer_of(folder / "x") is None
-        build(folder / "x", "new")
-        assert sorted(path.name for path in folder.iterdir()) == [".x.lock", "x"], call
-    assert refused > len(calls) / 2
-
-
 def test_leftovers_are_swept_only_where_nobody_builds(tmp_path: Path) -> None:
     build(tmp_path / "x", "one")
     partial = partial_directory(tmp_path / "x")
@@ -233,19 +182,6 @@ def test_leftovers_are_swept_only_where_nobody_builds(tmp_path: Path) -> None:
     leave(tmp_path / "x", KeyboardInterrupt(), journal=True)
     sweep_leftovers(tmp_path / "x")
     assert files(partial) == {"begun": "half", JOURNAL_NAME: "{}"}
-
-
-@pytest.mark.parametrize("host", [os.uname().nodename, "another"])
-def test_who_only_looks_at_a_lock_is_not_taken_for_the_killed_owner_that_it_still_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
-) -> None:
-    pid = os.getpid() if host == os.uname().nodename else 999_999  # alive, or not to be asked
-    lock_path(tmp_path / "x").write_text(json.dumps({"pid": pid, "host": host, "since": "2026-01-01T00:00:00Z", "command": "build-all"}))
-    looking = [os.open(lock_path(tmp_path / "x"), os.O_RDONLY)]
-    fcntl.flock(looking[0], fcntl.LOCK_SH)
-    monkeypatch.setattr(commit.time, "sleep", lambda seconds: os.close(looking.pop()) if looking else None)
-    with writer_lock(tmp_path / "x"):
-        assert not looking
 
 
 def test_what_cannot_be_swept_is_told_and_no_cache_hit_fails_for_it(tmp_path: Path) -> None:
@@ -302,28 +238,6 @@ def test_what_the_lock_of_another_says_is_not_believed_where_it_cannot_be(tmp_pa
         with pytest.raises(Busy, match="unknown process"):
             build(tmp_path / "x", "one")
     build(tmp_path / "x", "one")
-
-
-def test_a_build_that_waits_goes_on_when_the_other_has_ended_and_says_for_whom(tmp_path: Path) -> None:
-    said: list[str] = []
-    waiting, entered = threading.Event(), threading.Event()
-
-    def wait_for_the_second() -> None:
-        entered.set()
-        waiting.wait(60)
-
-    def log(message: str) -> None:
-        said.append(message)
-        waiting.set()
-
-    first = Line(folder=tmp_path / "x", before=wait_for_the_second)
-    thread = threading.Thread(target=materialize, args=(first,))
-    thread.start()
-    assert entered.wait(60)
-    assert materialize(Line(folder=tmp_path / "x"), wait=True, log=log).state == "cache_hit"
-    thread.join()
-    [line] = said
-    assert missing(line, "waiting", f"{tmp_path / 'x'}: process {os.getpid()} on ") == []
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

@@ -37,17 +37,6 @@ def documents_of(doc_ends: np.ndarray, positions: np.ndarray, T: int) -> list[li
 
 
 @given(windows())
-def test_boundaries_are_where_counting_token_by_token_finds_them(case: tuple[np.ndarray, np.ndarray, int]) -> None:
-    doc_ends, positions, T = case
-    found = find_boundaries(doc_ends, positions, T=T)
-    documents = documents_of(doc_ends, positions, T)
-    starts = [(r, j) for r, row in enumerate(documents) for j in range(1, T) if row[j] != row[j - 1]]
-    assert list(zip(found.rows.tolist(), found.columns.tolist(), strict=True)) == starts
-    assert found.continues.tolist() == [row[T] == row[T - 1] for row in documents]
-    assert (found.rows.dtype, found.columns.dtype, found.continues.dtype) == (np.int64, np.int64, np.bool_)
-
-
-@given(windows())
 def test_every_array_is_what_counting_token_by_token_gives(case: tuple[np.ndarray, np.ndarray, int]) -> None:
     doc_ends, positions, T = case
     rows = len(positions)

@@ -100,20 +100,8 @@ def _no_tokenizer(folder: Path) -> None:
     change(folder / "niels_cache.toml", 'model = "spm.model"', 'vocab_size = 380\ntrain_on = ["letters"]')
 
 
-def _one_cache_missing(folder: Path) -> None:
-    shutil.rmtree(folder / "cache/pretrain/letters")
-
-
 def _another_val(folder: Path) -> None:
     change(folder / "niels_cache.toml", "val_frac = 0.1", "val_frac = 0.2")
-
-
-def _another_file(folder: Path) -> None:
-    write_jsonl(folder / "letters.jsonl", articles(61, seed=5))
-
-
-def _another_corpus(folder: Path) -> None:
-    write_jsonl(folder / "notes.jsonl", articles(40, seed=6))
 
 
 def _a_damaged_shard(folder: Path) -> None:
@@ -124,11 +112,11 @@ def _a_damaged_shard(folder: Path) -> None:
     ("prepare", "built_now"),
     [
         (_no_tokenizer, 8),
-        (_another_file, 2),
-        (_another_corpus, 5),
+        (lambda folder: write_jsonl(folder / "letters.jsonl", articles(61, seed=5)), 2),
+        (lambda folder: write_jsonl(folder / "notes.jsonl", articles(40, seed=6)), 5),
         (_a_damaged_shard, 1),
     ],
-    ids=lambda value: getattr(value, "__name__", str(value)),
+    ids=["no tokenizer", "another file", "another corpus", "a damaged shard"],
 )
 def test_a_build_does_what_the_dry_run_says(folder: Path, prepare: Callable[[Path], None], built_now: int) -> None:
     prepare(folder)
@@ -211,16 +199,12 @@ def test_a_line_that_no_build_can_read_fails(folder: Path) -> None:
 def test_a_sample_of_everything_gives_the_numbers_of_the_build(folder: Path) -> None:
     metas = {name: read_meta(str(folder / "cache" / name / "meta.json")) for name in ("pretrain/letters", "sft/chats")}
     _nothing_built(folder)
-    steps = {step.key: step for step in forecast(of(folder))}
-    for key, meta in metas.items():
-        estimate = steps[key].estimate
-        assert estimate is not None
+    steps = forecast(of(folder))
+    letters, chats = estimated(steps, "letters"), estimated(steps, "chats")
+    for estimate, meta in zip((letters, chats), metas.values(), strict=True):
         assert estimate.tokens == meta["train_tokens"] + meta["val_tokens"]
         assert (estimate.seconds or 0) > 0
-        assert estimate.disk_bytes == 2 * (estimate.tokens or 0) or key == "sft/chats"
-    letters = steps["pretrain/letters"].estimate
-    assert letters is not None
-    assert letters.bytes_to_read == (folder / "letters.jsonl").stat().st_size
+    assert (letters.bytes_to_read, letters.disk_bytes) == ((folder / "letters.jsonl").stat().st_size, 2 * (letters.tokens or 0))
 
 
 def test_a_short_sample_is_extrapolated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +360,7 @@ def test_more_parts_than_files_fail_with_one_line(parts: PartsProject) -> None:
 
 
 def test_the_command_prints_and_writes_nothing(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    _one_cache_missing(folder)
+    shutil.rmtree(folder / "cache/pretrain/letters")
     monkeypatch.setenv("DAGSTER_HOME", str(folder / "home"))
     given = ["--dry-run", "--config", str(folder / "niels_cache.toml"), "--cache-dir"]
     before = tree(folder)

@@ -47,20 +47,9 @@ def tree(tmp_path: Path) -> Path:
 
 
 PATTERNS = (
-    *(
-        "*",
-        "**",
-        "*.jsonl",
-        "**/*.jsonl",
-        "a/**/b/*.jsonl",
-        "**/**/z.jsonl",
-        "a/b/../x.jsonl",
-        "[[]v1]/*.jsonl",
-        "?/x.jsonl",
-        "[!a]/x.jsonl",
-    ),
+    *("*", "**", "*.jsonl", "**/*.jsonl", "a/**/b/*.jsonl", "**/**/z.jsonl", "a/b/../x.jsonl", "[[]v1]/*.jsonl", "?/x.jsonl"),
     *(".h*/*.jsonl", "**/.h*", "a**/x.jsonl", "*/*/c/*", "a/*.JSONL", "missing/**/*", "top.jsonl/*", "b*.jsonl", "s*.jsonl", "./a/*"),
-    *("**/dir.jsonl", "ü*/*", "a[*]b/*"),
+    *("**/dir.jsonl", "ü*/*", "a[*]b/*", "[!a]/x.jsonl"),
 )
 
 
@@ -73,9 +62,8 @@ def test_without_linked_folders_a_glob_means_what_it_means_in_python(tree: Path,
 
 def loops(folder: Path, count: int) -> None:
     """Links that lead to the folder above, and to one another: the number of paths has no bound."""
-    for number in range(count):
-        (folder / f"link{number}").symlink_to(folder)
-        (folder / "sub" / f"up{number}").symlink_to(folder)
+    for name in (f"{place}link{number}" for number in range(count) for place in ("", "sub/")):
+        (folder / name).symlink_to(folder)
 
 
 @pytest.mark.parametrize("pattern", ["**/*.jsonl", "**/sub/**/*.jsonl", "**"])
@@ -125,21 +113,11 @@ def test_the_order_in_which_a_file_system_lists_names_does_not_matter(
 
 
 ROW = json.dumps({"text": "one text"}) + "\n"
-CHAT = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}) + "\n"
-DUMP = (
-    '<mediawiki xml:lang="en"><siteinfo><dbname>enwiki</dbname></siteinfo><page><title>T</title><ns>0</ns><id>1</id>'
-    "<revision><id>2</id><text>One article.</text></revision></page></mediawiki>"
-)
-ROAM = json.dumps([{"title": "Page", "children": [{"string": "a block"}]}])
 KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {  # by kind of source: name and content of a file, and further keys
     "jsonl": ("a.jsonl", ROW, {}),
     "text": ("a.txt", "one text", {}),
     "markdown_folder": ("a.md", "one text", {}),
-    "roam": ("a.json", ROAM, {}),
-    "gutenberg": ("a.txt", "one text", {}),
-    "wikipedia": ("a.xml", DUMP, {}),
     "huggingface": ("a.jsonl", ROW, {"dataset": "a/b"}),
-    "chat_jsonl": ("a.jsonl", CHAT, {}),
     "parquet": ("a.parquet", "", {}),
 }
 
@@ -153,7 +131,7 @@ def test_each_kind_of_source_reads_a_linked_file_once_and_a_hard_link_again(tmp_
     (tmp_path / "data/latest").symlink_to("v1")
     (tmp_path / "data/v1" / f"b{name}").symlink_to(name)
     (tmp_path / "data/v1/loop").symlink_to("..")
-    place = "path" if kind in ("markdown_folder", "roam", "gutenberg") else "files"
+    place = "path" if kind == "markdown_folder" else "files"
     value: Any = str(tmp_path / "data") if place == "path" else [str(tmp_path / "data/**" / f"*{name[1:]}")]
     source = {**PRETRAIN_SOURCES, **SFT_SOURCES}[kind](source=kind, **{place: value}, **keys)
     items, _ = read(source)

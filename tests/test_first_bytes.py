@@ -87,35 +87,20 @@ def table(kind: str, path: Path, **keys: Any) -> Any:
     return {**PRETRAIN_SOURCES, **SFT_SOURCES}[kind](source=kind, **{place: value}, **keys)
 
 
-@pytest.mark.parametrize("content", CONTENTS)
-def test_json_lines_that_are_something_else_say_what_they_are(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [*((content, "a.jsonl") for content in CONTENTS), *((content, "a.parquet") for content in ("gzip", "pointer", "html", "arrow"))],
+)
+def test_rows_that_are_something_else_say_what_they_are(tmp_path: Path, content: str, name: str) -> None:
     make, facts = CONTENTS[content]
-    path = tmp_path / "a.jsonl"
+    path = tmp_path / name
     path.write_bytes(make(LINES))
-    for read_it in (
-        lambda: read(table("jsonl", path)),
-        lambda: table("chat_jsonl", path).check_input({}),
-        lambda: [*questions(str(path))],
-        lambda: recognize([str(path)]),
-    ):
+    lines = (lambda: read(table("jsonl", path)), lambda: table("chat_jsonl", path).check_input({}), lambda: [*questions(str(path))])
+    parquet = (lambda: read(table("parquet", path)), lambda: read(table("huggingface", path, dataset="a/b")))
+    for read_it in (*(lines if name == "a.jsonl" else parquet), lambda: recognize([str(path)])):
         with pytest.raises(NielsCacheError) as raised:
             read_it()
-        assert missing(str(raised.value), "a.jsonl", *facts) == []
-
-
-@pytest.mark.parametrize("content", ["gzip", "pointer", "html", "array", "arrow"])
-def test_parquet_that_is_something_else_says_what_it_is(tmp_path: Path, content: str) -> None:
-    make, facts = CONTENTS[content]
-    path = tmp_path / "a.parquet"
-    path.write_bytes(make(LINES))
-    for read_it in (
-        lambda: read(table("parquet", path)),
-        lambda: read(table("huggingface", path, dataset="a/b")),
-        lambda: recognize([str(path)]),
-    ):
-        with pytest.raises(NielsCacheError) as raised:
-            read_it()
-        assert missing(str(raised.value), "a.parquet", facts[0]) == []
+        assert missing(str(raised.value), name, *(facts if name == "a.jsonl" else facts[:1])) == []
 
 
 @pytest.mark.parametrize("kind", ["text", "gutenberg", "markdown_folder", "roam", "huggingface", "wikipedia", "jsonl"])

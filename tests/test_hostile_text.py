@@ -77,15 +77,6 @@ def test_a_small_file_that_becomes_one_huge_line_is_refused(tmp_path: Path, bomb
     require_refused(LINE_READERS[kind]([str(path)]), r"bomb\.jsonl")
 
 
-@pytest.mark.parametrize("kind", LINE_READERS)
-def test_a_line_of_two_gigabytes_is_refused(tmp_path: Path, kind: str) -> None:
-    with open(tmp_path / "huge.jsonl", "wb") as stream:
-        stream.write(b"\n\n")
-        stream.truncate(2 << 30)  # NULs, which take no space
-    where = r"huge\.jsonl" if kind in ("document", "trees") else r"huge\.jsonl: .*line 3"
-    require_refused(LINE_READERS[kind]([str(tmp_path / "huge.jsonl")]), where)
-
-
 def test_a_paragraph_without_an_end_is_refused(tmp_path: Path) -> None:
     files = write(tmp_path / "a.txt", b"first\n\n" + b"fifteen letters\n" * (1 << 17))
     require_refused(Text(files=files, sample_by="paragraph", max_document_mib=1), r"a\.txt: the paragraph at line 65539")

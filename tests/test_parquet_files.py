@@ -35,39 +35,27 @@ MEGABYTE = 1_000_000
 MEMORY = """
 import json, sys
 from pathlib import Path
-from niels_cache_assets.artifacts.builds import build_dataset
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.sources.hub import tables as hub_tables
+from niels_cache_assets.sources.huggingface import Huggingface
+from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import parquet_files
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.streaming import in_flight
-from niels_cache_assets.artifacts.builds import build_tokenizer
 
 def mebibytes(key):
     return int(Path("/proc/self/status").read_text().partition(f"{key}:")[2].split()[0]) >> 10
 
-folder, scale = Path(sys.argv[1]), int(sys.argv[2])
-for module, names in ((parquet_files, "BATCH_BYTES _AVERAGE_BYTES _WORST_BYTES"), (in_flight, "LONG_CHARACTERS MOST_LONG_CHARACTERS")):
-    for name in names.split():
-        setattr(module, name, getattr(module, name) // scale)
-hub_tables.BATCH_BYTES = parquet_files.BATCH_BYTES
-registry = load_registry(profile="quickstart", config=str(folder / "c.toml"))
-build_tokenizer(registry, root=folder / "cache")
-
-def read(name):
-    return sum(map(len, registry.source(name).documents(StreamContext(seed=1))))
-
-def build(name):
-    return build_dataset(registry, name, root=folder / "cache").meta["train_tokens"]
-
-grown = {read: {}, build: {}}
-for act, names in ((read, registry.pretrain), (build, ("parquet_dictionary", "parquet_plain"))):
-    act("little")  # which imports all that the others need
-    before = mebibytes("VmRSS")
-    for name in sorted(set(names) - {"little", "python_docs"}):
+def read(file):
+    files = [str(Path(sys.argv[1]) / file)]
+    for source in (Parquet(files=files), Huggingface(dataset="a/b", files=files, shuffle_buffer=0)):
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM is the peak from here on
-        grown[act][name] = act(name), mebibytes("VmHWM") - before
-print(json.dumps([*grown.values()]))
+        yield sum(map(len, source.documents(StreamContext(seed=1)))), mebibytes("VmHWM")
+
+for name in ("BATCH_BYTES", "_AVERAGE_BYTES", "_WORST_BYTES"):
+    setattr(parquet_files, name, getattr(parquet_files, name) // 16)
+hub_tables.BATCH_BYTES = parquet_files.BATCH_BYTES
+[*read("little.parquet")]  # which imports all that the others need
+before = mebibytes("VmRSS")
+print(json.dumps([(rows, peak - before) for file in ("dictionary.parquet", "plain.parquet") for rows, peak in read(file)]))
 """
 READERS: dict[str, tuple[Callable[[list[str]], Source], str]] = {
     "parquet": (lambda files: Parquet(files=files), "text"),
@@ -96,32 +84,14 @@ def write_long_rows(path: Path, *, rows: int, size: int, dictionary: bool = True
     assert pq.read_metadata(path).num_row_groups == 1
 
 
-def pretrain_table(name: str, source: str, file: str, *, tokens: int) -> str:
-    hub = 'dataset = "a/b"\nshuffle_buffer = 0\n' if source == "huggingface" else ""
-    return f'[pretrain.{name}]\nsource = "{source}"\nfiles = ["{file}.parquet"]\n{hub}train_tokens = {tokens}\nval_tokens = 0\n'
-
-
-def test_of_many_long_rows_few_are_in_memory(tmp_path: Path, tiny_model: Path) -> None:
-    """A sixteenth of the usual size, as are the bounds: rows of half a megabyte, and few megabytes of them decoded or encoded at once."""
-    rows, tokens = 200, 3 * MEGABYTE
+def test_of_many_long_rows_few_are_in_memory(tmp_path: Path) -> None:
+    """A sixteenth of the usual size, as are the bounds: rows of half a megabyte, and few megabytes of them decoded at once."""
     pq.write_table(pa.table({"text": ["a few words"] * 9}), tmp_path / "little.parquet")
-    write_long_rows(tmp_path / "dictionary.parquet", rows=rows, size=MEGABYTE // 2)
-    write_long_rows(tmp_path / "plain.parquet", rows=rows, size=MEGABYTE // 2, dictionary=False)
-    tables = [f"[tokenizer]\nmodel = {json.dumps(str(tiny_model))}\n[build]\nthreads = 8\n"]
-    tables.append(pretrain_table("little", "huggingface", "little", tokens=10))
-    tables += [
-        pretrain_table(f"{source}_{file}", source, file, tokens=tokens)
-        for source in ("parquet", "huggingface")
-        for file in ("dictionary", "plain")
-    ]
-    (tmp_path / "c.toml").write_text("".join(tables), encoding="utf-8")
-    done = programs.run("-c", MEMORY, tmp_path, "16")
-    assert done.returncode == 0, done.stderr
-    read, built = json.loads(done.stdout)
-    assert ({count for count, _ in read.values()}, len(read)) == ({rows}, 4)
-    assert max(mebibytes for _, mebibytes in read.values()) < 130, "about 35, and 83 once; 220 and more where batches are of rows"
-    assert ({count for count, _ in built.values()}, len(built)) == ({tokens}, 2)
-    assert max(mebibytes for _, mebibytes in built.values()) < 130, "about 65; 230 and more where nothing bounds what is in flight"
+    write_long_rows(tmp_path / "dictionary.parquet", rows=200, size=MEGABYTE // 2)
+    write_long_rows(tmp_path / "plain.parquet", rows=200, size=MEGABYTE // 2, dictionary=False)
+    read = json.loads(programs.run("-c", MEMORY, tmp_path, check=True).stdout)
+    assert [count for count, _ in read] == [200] * 4
+    assert max(mebibytes for _, mebibytes in read) < 130, "about 35, and 83 once; 220 and more where batches are of rows"
 
 
 def decoded(path: Path, **settings: Any) -> list[tuple[int, int]]:
@@ -195,17 +165,6 @@ def number_of(batch: pa.RecordBatch) -> int:
     return int(batch["number"][0].as_py())
 
 
-def test_a_few_small_batches_are_decoded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "_BATCHES_AHEAD", 2)
-    batches = Batches([1] * 7)
-    read = decoded_ahead(iter(batches))
-    for taken in (1, 2, 3):
-        next(read)
-        with batches.changed:
-            assert batches.changed.wait_for(lambda taken=taken: batches.decoded == taken + 2, timeout=60)
-    assert [*map(number_of, read)] == [3, 4, 5, 6]
-
-
 def test_a_large_batch_is_decoded_alone_and_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", 1000)
     batches = Batches([1, 1, 2000, 1, 2000, 2000, 1, 1])
@@ -243,18 +202,6 @@ def test_small_batches_are_joined_and_no_row_is_lost() -> None:
     require_rows([*joined(given, most_rows=5, of=4)], [4, 4, 4, 3], [*range(9), *range(20, 26)])
     require_rows([*joined(given[:1], most_rows=3, of=4)], [3], [*range(3)])
     assert [*joined([], most_rows=8, of=4)] == []
-
-
-def test_the_rows_before_an_error_come_first() -> None:
-    def damaged() -> Iterator[tuple[int, pa.RecordBatch]]:
-        yield rows_of(0, 3)
-        yield rows_of(3, 3)
-        raise NielsCacheError("damaged")
-
-    read = joined(damaged(), most_rows=100, of=2)
-    require_rows([next(read)], [6], [*range(6)])
-    with pytest.raises(NielsCacheError, match="damaged"):
-        next(read)
 
 
 def test_a_shuffled_stream_has_the_same_order_however_long_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,17 +294,3 @@ def test_few_long_items_are_in_flight_and_a_very_long_one_is_alone() -> None:
     assert most_in_flight([most // 4] * 50) == (4, most)
     assert most_in_flight([most * 6] * 5) == (1, most * 6)
     assert most_in_flight([1, most * 6, 1, 1, most * 6])[1] <= most * 6 + 3
-
-
-def test_nothing_is_read_ahead_of_a_very_long_item() -> None:
-    taken: list[int] = []
-
-    def items() -> Iterator[int]:
-        for size in [5, in_flight.MOST_LONG_CHARACTERS + 1, 6, 7]:
-            taken.append(size)
-            yield size
-
-    results = results_in_order(Late, items(), most=10, size_of=lambda size: size)
-    assert [next(results), next(results)] == [5, in_flight.MOST_LONG_CHARACTERS + 1]
-    assert len(taken) == 2
-    assert list(results) == [6, 7]

@@ -84,18 +84,6 @@ def test_an_example_that_carries_a_split_keeps_it(tmp_path: Path, tokenizer: Sen
     assert (meta["train_examples"], meta["val_examples"]) == (13, 7)
 
 
-def test_lineage_keeps_category_and_row(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    examples = [
-        Conversation(messages, source_id=f"s{row}", file="f.jsonl", row=row, category="qa") for row, messages in enumerate(chats(20))
-    ]
-    build(tmp_path / "x", examples, tokenizer)
-    rows = pyarrow.parquet.read_table(tmp_path / "x" / "val_examples.parquet").to_pylist()
-    assert len(rows) == 2
-    for row, ids in zip(rows, on_disk(tmp_path / "x", "val"), strict=True):
-        assert (row["source_id"], row["category"], row["tokens"]) == (f"s{row['row']}", "qa", len(ids))
-        assert ids == encoded(examples[row["row"]].messages, tokenizer)
-
-
 def test_one_example_makes_an_empty_val_that_is_still_a_valid_cache(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     meta = build(tmp_path / "x", chats(1), tokenizer)
     assert (meta["train_examples"], meta["val_examples"], meta["val_tokens"]) == (1, 0, 0)

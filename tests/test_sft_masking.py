@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader, assistant_target_mask, write_meta
-from niels_cache_runtime.cache import sft
 from niels_cache_runtime.format.layout import IDX_DTYPE, IGNORE_INDEX
-from tests.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
+from tests.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_meta_of, write_pair, write_sft
 
 A, B, S, U = 30, 31, 20, 21
 PAD = IGNORE_INDEX
@@ -123,17 +122,6 @@ def test_the_assistant_id_comes_from_meta_beside_the_tokens(tmp_path: Path) -> N
         pickle.loads(stored)
 
 
-def test_a_copy_of_files_without_meta_refuses_other_examples(tmp_path: Path) -> None:
-    examples = [[USR, 10, 11, EOT, ASST, 12, EOT], [SYS, 20, EOT, USR, 21, EOT, ASST, 22, 23, EOT]]
-    dataset = SFTExampleDataset(*write_pair(tmp_path, "train", examples), T=9, device="cpu", eot_id=EOT, asst_id=ASST)
-    stored = pickle.dumps(dataset)
-    assert len(pickle.loads(stored)._rows._kept.starts) == 2
-    for changed in (examples[::-1], examples[:1]):
-        write_pair(tmp_path, "train", changed)
-        with pytest.raises(NielsCacheError, match="changed since"):
-            pickle.loads(stored)
-
-
 def test_an_unknown_or_ambiguous_assistant_id_is_refused(tmp_path: Path) -> None:
     paths = write_pair(tmp_path, "train", [[USR, U, EOT, ASST, A, EOT]])
     with pytest.raises(NielsCacheError, match="pass asst_id="):
@@ -236,23 +224,3 @@ def test_a_pair_that_is_not_what_meta_says_is_refused(tmp_path: Path) -> None:
     rewrite_meta(folder, built=False)
     with pytest.raises(NielsCacheError, match="never built"):
         SFTExampleDataset(*paths, T=4, device="cpu", eot_id=EOT)
-
-
-@pytest.mark.parametrize("step", ["open_meta", "MappedTokens", "listed_files", "check_sizes", "map_example_starts"])
-def test_a_rebuild_while_opening_leaves_one_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
-    folder, other = tmp_path / "chats", tmp_path / ".chats.partial"
-    for path, answers in ((folder, [[A], [A, A, A]]), (other, [[B, B, B], [B]])):  # files of equal sizes, other offsets
-        write_pair(path, "train", [[USR, U, EOT, ASST, *answer, EOT] for answer in answers])
-        write_meta_of(path, kind="sft", answer=answers[0][0])
-    paths = str(folder / "train_tokens.bin"), str(folder / "train_idx.npy")
-    stored = pickle.dumps(SFTExampleDataset(*paths, T=9, device="cpu", eot_id=EOT))
-    exchange_before(sft, step, folder, other, monkeypatch)
-    dataset = SFTExampleDataset(*paths, T=9, device="cpu", eot_id=EOT)
-    assert dataset.meta is not None
-    assert dataset.meta["answer"] == B
-    _, _, y_masked = dataset.get_batch(B=40, generator=generator())
-    assert y_masked.unique().tolist() == [PAD, EOT, B]
-    assert {(row != PAD).sum().item() for row in y_masked} == {2, 4}
-    assert dataset._rows._kept.starts.tolist() == [0, 8]
-    with pytest.raises(NielsCacheError, match="rebuilt since"):
-        pickle.loads(stored)

@@ -16,31 +16,11 @@ from niels_cache_assets.sources.reading.places import RowsPass
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.sources.wikitext import Row, Wikitext, articles, heading_title
+from niels_cache_assets.sources.wikitext import Row, Wikitext, articles
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import parquet, wikitext_rows
 from tests.messages import missing
 from tests.read_sources import read
-
-EQUATION = "1 rad / s and a nominal impedance k"
-
-
-@pytest.mark.parametrize(
-    ("row", "title"),
-    [
-        (" = Robert Boulter = \n", "Robert Boulter"),
-        (" = E = mc2 = \n", "E = mc2"),
-        ("= Bare =", "Bare"),
-        (" = = Career = = \n", None),
-        (" = = = Early life = = = \n", None),
-        (f" = {EQUATION} = \n", EQUATION),  # told apart by the rows around it
-        (" A sentence with = in it \n", None),
-        (" = \n", None),
-        ("", None),
-    ],
-)
-def test_level_one_headings(row: str, title: str | None) -> None:
-    assert heading_title(row) == title
 
 
 def titles(texts: list[str]) -> list[tuple[str | None, int]]:

@@ -63,11 +63,6 @@ def test_instruction_rows_become_conversations(tmp_path: Path) -> None:
     assert "output_field" in (ChatJsonl(files=["x"], instruction_field="q").missing_setting() or "")
 
 
-def test_a_field_that_no_chat_row_has_is_an_error_that_lists_the_fields(tmp_path: Path) -> None:
-    with pytest.raises(NielsCacheError, match=r"""no field 'messages'.*messages_field .*: prompt, reply"""):
-        chat(tmp_path, [{"prompt": "Hi", "reply": "Hello"}] * 3)
-
-
 @pytest.mark.parametrize("key", ["input_field", "output_field", "system_field"])
 def test_every_field_that_no_row_has_is_an_error(tmp_path: Path, key: str) -> None:
     keys = {"instruction_field": "q", "output_field": "a"} | {key: "mispelt"}
@@ -78,15 +73,10 @@ def test_every_field_that_no_row_has_is_an_error(tmp_path: Path, key: str) -> No
 
 
 def test_values_that_are_no_strings_are_counted_and_not_converted(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"q": "Add", "x": 5, "a": "5"},
-        {"q": 3, "x": "y", "a": "4"},
-        {"q": "Say", "a": "hi"},
-        {"q": "Say", "x": 0, "a": "a"},
-    ]
+    rows: list[dict[str, Any]] = [{"q": "Add", "x": 5, "a": "5"}, {"q": 3, "x": "y", "a": "4"}, {"q": "Say", "a": "hi"}]
     conversations, dropped = chat(tmp_path, rows, instruction_field="q", input_field="x", output_field="a")
     assert [conversation.messages[0]["content"] for conversation in conversations] == ["Say"]
-    assert dropped == {"non_string_content": 3}
+    assert dropped == {"non_string_content": 2}
     (tmp_path / "dolly.jsonl").write_bytes(
         json_lines([*dolly_rows(1), *({**dolly_rows(1)[0], key: 7} for key in ("context", "instruction", "response"))])
     )
@@ -117,15 +107,8 @@ def test_dolly_rows_take_their_context_along(tmp_path: Path) -> None:
 
 
 def message(name: str, parent: str | None, role: str, text: str | None = "words", **more: Any) -> dict[str, Any]:
-    return {
-        "message_id": name,
-        "parent_id": parent,
-        "message_tree_id": "t",
-        "text": text,
-        "role": role,
-        "lang": "en",
-        "deleted": False,
-    } | more
+    ids = {"message_id": name, "parent_id": parent, "message_tree_id": "t"}
+    return {**ids, "text": text, "role": role, "lang": "en", "deleted": False, **more}
 
 
 def oasst(tmp_path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[list[Any], dict[str, int]]:
@@ -226,16 +209,6 @@ def test_long_threads_keep_their_first_messages_and_deep_trees_do_not_recurse(tm
     assert ids(conversations) == ["t1"], "three messages end with a question, so two are kept"
 
 
-def test_messages_without_an_id_or_with_one_again_neither_loop_nor_multiply(tmp_path: Path) -> None:
-    rows = [message("t", None, "prompter"), message("a", "t", "assistant"), message("", None, "prompter") | {"message_id": None}]
-    conversations, dropped = oasst(tmp_path, rows)
-    assert (ids(conversations), dropped) == (["a"], {"missing_message_id": 1})
-    (tmp_path / "x.jsonl").write_bytes(json_lines(chain(60)))
-    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(json_lines(chain(60))))
-    conversations, context = read(Oasst1(files=[str(tmp_path / "x.jsonl*")]))
-    assert (len(conversations), context.report.dropped) == (1, {"duplicate_message": 60})
-
-
 def test_tree_rows_that_are_no_trees_are_counted(tmp_path: Path) -> None:
     question = {"message_id": "q", "text": "Why?", "role": "prompter"}
     nameless = {"text": "So.", "role": "assistant", "replies": [question | {"message_id": "below"}]}
@@ -258,22 +231,13 @@ def test_tree_rows_that_are_no_trees_are_counted(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("field", ["parent_id", "message_tree_id"])
-@pytest.mark.parametrize("value", [["t"], {"t": 1}, 5, True])
-def test_flat_rows_whose_ids_are_no_strings_are_counted(tmp_path: Path, field: str, value: object) -> None:
-    rows = [message("t", None, "prompter"), message("a", "t", "assistant"), message("b", "t", "assistant") | {field: value}]
+def test_flat_rows_whose_ids_are_no_strings_or_missing_are_counted(tmp_path: Path) -> None:
+    rows = [message("t", None, "prompter"), message("a", "t", "assistant"), message("", None, "prompter") | {"message_id": None}]
+    rows += [message("b", "t", "assistant") | {field: value} for field in ("parent_id", "message_tree_id") for value in (["t"], 5, True)]
     (tmp_path / "x.jsonl").write_bytes(json_lines(rows))
     conversations, context = read(Oasst1(files=[str(tmp_path / "x.jsonl")]))
     assert ids(conversations) == ["a"]
-    assert context.report.dropped == {"malformed_message": 1}
-
-
-def test_a_tree_too_deep_for_json_is_an_error_that_says_so(tmp_path: Path) -> None:
-    depth = 200_000
-    line = '{"prompt": ' + '{"message_id": "m", "replies": [' * depth + "]}" * depth + "}"
-    (tmp_path / "x.trees.jsonl").write_text(line)
-    with pytest.raises(NielsCacheError, match=r"x\.trees\.jsonl: line 1 .*nested"):
-        read(Oasst1(files=[str(tmp_path / "x.trees.jsonl")]))
+    assert context.report.dropped == {"malformed_message": 6, "missing_message_id": 1}
 
 
 def test_oasst_rows_without_the_needed_fields_are_an_error(tmp_path: Path) -> None:

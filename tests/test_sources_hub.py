@@ -1,6 +1,5 @@
 """Hub sources against a hub on the loopback interface, and the same loading code on local files."""
 
-import gzip
 import itertools
 import json
 import random
@@ -23,7 +22,7 @@ from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from tests import programs
-from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, card, fineweb_row, hub_repositories, json_lines, parquet
+from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, hub_repositories, json_lines, parquet
 from tests.loopback_faults import ByName, Faults
 from tests.loopback_hub import LoopbackHub
 from tests.messages import missing
@@ -34,8 +33,6 @@ FINEWEB = "HuggingFaceFW/fineweb-edu"
 
 
 WIDE_ROWS = 40
-WIKIPEDIA = "20231101.en"
-PAGES = [{"id": str(number), "url": "u", "title": f"Title {number}", "text": f"Text {number}." if number else ""} for number in range(5)]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +42,8 @@ def hub_reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Loop
     noise = random.Random(1)  # test data only: incompressible, so that the column is as wide on disk
     rows = [{"text": f"text {row}", "wide": noise.randbytes(800_000)} for row in range(WIDE_ROWS)]
     hub.repositories["example/wide"] = {"data/train-00000-of-00001.parquet": parquet(rows, row_group_size=20)}
-    hub.repositories["wikimedia/wikipedia"] = {
-        "README.md": card({WIKIPEDIA: {"train": f"{WIKIPEDIA}/train-*"}}),
-        f"{WIKIPEDIA}/train-00000-of-00001.parquet": parquet(PAGES),
-    }
     tables = [{"source": "fineweb_edu", "shuffle_buffer": 20}, {"source": "wikitext"}, {"source": "dolly15k"}]
-    more = [{"source": "oasst1", "val_split": "validation"}, {"source": "wikipedia"}]
+    more = [{"source": "oasst1", "val_split": "validation"}]
     wide = {"source": "huggingface", "dataset": "example/wide", "shuffle_buffer": 0}
     yield hub, read_from(hub, *tables, *more, wide)
     hub.close()
@@ -73,17 +66,7 @@ def test_the_default_data_sets_come_from_the_hub_at_a_pinned_commit(hub_reading:
     ]
     assert len(dolly["items"]) == 30
     assert dolly["items"][0]["messages"][0]["content"] == "What is 0 plus 0?\n\ncontext:\n0 is a number."
-    assert dolly["items"][1] == {
-        "messages": [{"role": "user", "content": "What is 1 plus 1?"}, {"role": "assistant", "content": "It is 2."}],
-        "source_id": "databricks-dolly-15k.jsonl#1",
-        "file": "databricks-dolly-15k.jsonl",
-        "row": 1,
-        "group": None,
-        "category": "open_qa",
-        "split": None,
-        "rejected": None,
-        "tools": None,
-    }
+    assert [dolly["items"][1][key] for key in ("file", "row", "category")] == ["databricks-dolly-15k.jsonl", 1, "open_qa"]
     assert oasst["facts"] == {"trees": 14}
     assert [item["split"] for item in oasst["items"]] == ["val"] * 4 + ["train"] * 24
 
@@ -162,47 +145,6 @@ def write_mirror(folder: Path) -> list[str]:
     for file, path in enumerate(paths):
         path.write_bytes(parquet([fineweb_row(file, row) for row in range(FINEWEB_ROWS)]))
     return [str(path) for path in paths]
-
-
-@pytest.mark.parametrize("buffer", [7, 1000])
-def test_a_local_mirror_shuffles_as_load_dataset_does_and_rows_are_right(tmp_path: Path, buffer: int) -> None:
-    import datasets
-
-    paths = write_mirror(tmp_path)
-    documents, _ = read(FinewebEdu(files=[str(tmp_path / "*.parquet")], shuffle_buffer=buffer))
-    plain = datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
-    assert [document.text for document in documents] == [row["text"] for row in plain.shuffle(seed=42, buffer_size=buffer)]
-    assert len({(document.file, document.row) for document in documents}) == FINEWEB_FILES * FINEWEB_ROWS
-    for document in documents:
-        row = fineweb_row(int(document.file[6]), document.row)
-        assert (document.text, document.source_id) == (row["text"], row["id"])
-
-
-def test_json_and_text_mirrors_are_read_in_order_with_their_rows(tmp_path: Path) -> None:
-    rows = [fineweb_row(0, row) for row in range(5)]
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json_lines(rows)))
-    (tmp_path / "b.txt").write_text("first\nsecond\n\nthird")
-    documents, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.jsonl.gz")], shuffle_buffer=0))
-    assert [(document.text, document.file, document.row) for document in documents] == [
-        (row["text"], "a.jsonl.gz", index) for index, row in enumerate(rows)
-    ]
-    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")], shuffle_buffer=0))
-    assert [(document.text, document.row) for document in documents] == [("first", 0), ("second", 1), ("third", 3)]
-    assert context.report.dropped == {"empty": 1}
-    shuffled, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")], shuffle_buffer=4))
-    assert {(document.text, document.row) for document in shuffled} == {("first", 0), ("second", 1), ("third", 3)}
-
-
-def test_val_files_are_a_split_of_their_own(tmp_path: Path) -> None:
-    write_mirror(tmp_path)
-    source = FinewebEdu(files=[str(tmp_path / "train-[01].parquet")], val_files=[str(tmp_path / "train-2.parquet")])
-    assert source.has_own_splits
-    documents, _ = read(source)
-    assert {(document.file, document.split) for document in documents} == {
-        ("train-2.parquet", "val"),
-        ("train-0.parquet", "train"),
-        ("train-1.parquet", "train"),
-    }
 
 
 def test_a_damaged_mirror_names_the_file(tmp_path: Path) -> None:

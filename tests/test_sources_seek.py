@@ -29,10 +29,7 @@ from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
-from tests import programs
 from tests.corpora import articles, corpus_registry
-from tests.hub_repositories import card, parquet
-from tests.loopback_hub import LoopbackHub
 from tests.places import batches_of, places_of, require_every_place_is_exact, started_at
 from tests.read_sources import COMPRESS
 from tests.tiny import sentences
@@ -148,31 +145,6 @@ def test_conversations_start_at_every_place(tmp_path: Path, suffix: str) -> None
     require_every_place_is_exact(ChatJsonl(files=[str(tmp_path / "*.jsonl*")]), at_least=8)
 
 
-def test_a_field_that_no_row_has_is_found_missing_from_every_place(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(json_file([{"q": text, "a": "yes", "late": "x"} for text in texts(11)]))
-    for missing in ("absent", "late"):
-        source = ChatJsonl(files=[str(tmp_path / "a.jsonl")], instruction_field="q", output_field="a", system_field=missing)
-        context = StreamContext(seed=42)
-        stream = batches_of(source, context)
-        next(stream)
-        place = context.report.place
-        rest = batches_of(source, started_at(place, {}, {}))
-        if missing == "late":
-            assert sum(map(len, rest)) == 12
-        else:
-            with pytest.raises(NielsCacheError, match=r"a\.jsonl: row 0: .*'absent'.* system_field .*: q, a"):
-                list(rest)
-
-
-def test_what_is_kept_of_damaged_files_starts_at_every_place(tmp_path: Path) -> None:
-    whole = gzip.compress(json_file([{"text": text} for text in texts(12, 40)]))
-    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) * 3 // 4])
-    (tmp_path / "b.jsonl.gz").write_bytes(whole)
-    require_every_place_is_exact(Jsonl(files=[str(tmp_path / "*.gz")], keep_damaged=True), at_least=20)
-    (tmp_path / "c.xml").write_bytes(wiki_dump(13)[:-200])
-    require_every_place_is_exact(Wikipedia(files=[str(tmp_path / "c.xml")], keep_damaged=True), at_least=5)
-
-
 def test_a_file_that_is_damaged_at_the_place_where_a_pass_begins_counts_once(tmp_path: Path) -> None:
     """Its last line, which is cut, and the last pages of a block are given when the damage was met already."""
     for name, content in (("a.txt.gz", "\n".join(texts(22)).encode()), ("b.xml.gz", wiki_dump(23))):
@@ -215,22 +187,6 @@ def test_a_pass_says_how_much_of_its_files_it_has_read_where_that_is_known(tmp_p
     assert set(shares_of(one)) == {None}, "no share is made up"
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.xml"])
-def test_what_lies_before_a_place_is_not_looked_at(tmp_path: Path, name: str) -> None:
-    kind, content = (Jsonl, json_file([{"text": text} for text in texts(14)])) if name == "a.jsonl" else (Wikipedia, wiki_dump(16))
-    (tmp_path / name).write_bytes(content)
-    (tmp_path / f"0{name}").write_bytes(content)
-    source = kind(files=[str(tmp_path / f"*{name}")])
-    place, *counted = places_of(source)[-3]
-    assert place["number"] == 1
-    expected = [*batches_of(source, started_at(place, *counted))]
-    assert expected
-    kept = len(HEADER.encode()) + 20 if kind is Wikipedia else 0  # of a dump the header is read
-    (tmp_path / f"0{name}").write_bytes(b"<<<{")
-    (tmp_path / name).write_bytes(content[:kept] + b"<" * (place["offset"] - kept) + content[place["offset"] :])
-    assert [*batches_of(source, started_at(place, *counted))] == expected
-
-
 def test_other_files_than_those_of_the_place_are_an_error(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_bytes(json_file([{"text": text} for text in texts(18)]))
@@ -270,37 +226,6 @@ def test_rows_of_local_files_start_at_every_place(tmp_path: Path, monkeypatch: p
     assert {context.report.place is None for _ in Huggingface(dataset="local/files", files=val, shuffle_buffer=5).documents(context)} == {
         True
     }
-
-
-def test_rows_of_the_hub_start_at_every_place(tmp_path: Path) -> None:
-    """In a child process: the hub's address counts only before the first import."""
-    pages = [{"text": text if row % 9 else "", "id": str(row), "title": "T"} for row, text in enumerate(texts(21, 50))]
-    lines = [{"text": line} for article in PARAGRAPHS for line in article]
-    repositories = {
-        "owner/pages": {"README.md": card({"default": {"train": "data/*"}})}
-        | {f"data/{part}.parquet": parquet(pages[part::3], row_group_size=7) for part in range(3)},
-        "owner/lines": {"README.md": card({"default": {"train": "train/*", "validation": "val/*"}})}
-        | {f"{split}/{part}.parquet": parquet(lines[part * 40 :][:40]) for split in ("train", "val") for part in range(2)},
-    }
-    code = """
-from niels_cache_assets.sources import PRETRAIN_SOURCES
-from niels_cache_assets.sources.hub import tables as hub_tables
-from niels_cache_assets.sources.reading import rows
-from tests.places import require_every_place_is_exact
-hub_tables.ITER_ROWS, rows.BATCH_DOCUMENTS = 3, 2
-pages = {"dataset": "owner/pages", "config": "default"}
-for kind, table in (
-    ("wikipedia", pages),
-    ("wikitext", {"dataset": "owner/lines", "config": "default"}),
-):
-    require_every_place_is_exact(PRETRAIN_SOURCES[kind](source=kind, **table), at_least=8, every=9)
-"""
-    served = LoopbackHub(repositories, tmp_path / "hf_home")
-    try:
-        done = programs.run("-c", code, env=served.env)
-    finally:
-        served.close()
-    assert done.returncode == 0, done.stderr
 
 
 def test_prepared_documents_start_at_every_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,12 @@ def test_a_broken_head_names_nothing_and_is_left_to_the_reader_of_pages(tmp_path
     assert read_site(find_files([str(tmp_path / name)])[0]) == NO_SITE
 
 
+def test_a_head_of_a_million_namespaces_is_bounded(tmp_path: Path) -> None:
+    extra = "".join(f'<namespace key="{key}">N{key}</namespace>' for key in range(100, 5000))
+    (pattern,) = files(tmp_path, w=dump([page(1, "x")], siteinfo("de", extra)))
+    assert len(read_site(find_files([pattern])[0]).namespaces) == 1000
+
+
 def test_pages_of_an_old_dump_without_ns_get_the_namespace_of_their_title(tmp_path: Path) -> None:
     titles = ["Eiche", "Diskussion:Eiche", "Datei:Eiche.png", "Vorlage: Eiche", "template:Oak", "Category talk:Oak", "Star Trek: Picard"]
     pages = [page(number, "Text.", title=title, namespace=None) for number, title in enumerate(titles)]

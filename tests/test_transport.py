@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -111,9 +112,8 @@ def test_a_file_that_its_server_calls_json_need_not_be_json(media_type: str, ran
             start, end = asked[0], min(len(lines), len(lines) if asked[1] is None else asked[1] + 1)
         headers = {"ETag": '"a"', "Content-Type": media_type}
         if ranges and asked:
-            return httpx.Response(
-                206, headers={**headers, "Content-Range": f"bytes {start}-{end - 1}/{len(lines)}"}, content=lines[start:end]
-            )
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(lines)}"
+            return httpx.Response(206, headers=headers, content=lines[start:end])
         return httpx.Response(200, headers=headers, content=lines)
 
     monkeypatch.setattr(transport, "_client", lambda process: client(answer))
@@ -211,24 +211,6 @@ def test_a_patience_that_is_no_number_of_seconds_is_refused(value: str, monkeypa
         pass
 
 
-def test_once_patience_has_ended_other_requests_are_tried_once() -> None:
-    asked = 0
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        nonlocal asked
-        asked += 1
-        return httpx.Response(500)
-
-    with network.patience(0.05):
-        for _ in range(2):
-            before = asked
-            with pytest.raises(SourceUnavailable, match="HTTP 500") as caught:
-                client(answer).get("http://example.test/a")
-    assert before > 1
-    assert asked == before + 1
-    assert f"HTTP 500, {asked} tries in 0 s" in str(caught.value)
-
-
 def test_a_server_that_redirects_for_ever_is_no_matter_of_the_network_at_the_hub_or_elsewhere() -> None:
     def loop(request: httpx.Request) -> httpx.Response:
         return httpx.Response(302, headers={"Location": "/loop?key=secret"})
@@ -266,10 +248,7 @@ def test_a_file_is_empty_where_the_server_does_not_say_otherwise(
     said: dict[str, str], size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "_client", lambda process: client(lambda request: httpx.Response(416, headers=said)))
-    if size is None:
-        with pytest.raises(NielsCacheError, match="HTTP 416"):
-            transport.HttpFiles().info("http://example.test/a")
-    else:
+    with nullcontext() if size == 0 else pytest.raises(NielsCacheError, match="HTTP 416"):
         assert transport.HttpFiles().info("http://example.test/a")["size"] == size
 
 
@@ -284,15 +263,3 @@ def test_the_hubs_library_does_not_log_an_address_with_its_secrets(tmp_path: Pat
     monitored.removeHandler(caplog.handler)
     hub.close()
     assert "secret" not in str(caught.value) + caplog.text
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
-def test_refusals_are_the_callers(status: int) -> None:
-    requests = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        requests.append(request)
-        return httpx.Response(status, text="why")
-
-    response = client(answer).get("http://example.test/a")
-    assert (response.status_code, response.text, len(requests)) == (status, "why", 1)
