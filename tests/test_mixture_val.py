@@ -14,7 +14,6 @@ from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.config.defaults import SPECIAL_TOKENS
 from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.corpus.identity import held_out_identity
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.jsonl import Jsonl
@@ -147,16 +146,6 @@ def test_a_mixture_is_built_again_when_a_member_keeps_another_val(tmp_path: Path
         assert outcome.state == "built"
         build_dataset(changed, "a", root=tmp_path)
         assert set(ids(tmp_path, "a", "val")) & set(mixed(tmp_path)) == set()
-
-
-def test_what_is_held_out_is_in_no_fingerprint_where_no_budget_or_decontamination_asks_for_it(tmp_path: Path, tiny_model: Path) -> None:
-    for rule in (RULES["val_frac"], RULES["val_frac, cleaned"], MIRROR + 'val_files = ["val.parquet"]\n'):
-        registry = project(tmp_path, tiny_model, rule)
-        assert [held_out_identity(registry, registry.pretrain[name], seed=42) for name in ("mix", "a")] == [{}, {}]
-    registry = project(tmp_path, tiny_model, FILES + "train_tokens = 6_000\n")
-    assert held_out_identity(registry, registry.pretrain["mix"], seed=42) == {}
-    registry = project(tmp_path, tiny_model, RULES["budgets"])
-    assert held_out_identity(registry, registry.pretrain["mix"], seed=42) != {}
 
 
 def test_a_mixture_that_is_taken_up_again_leaves_out_the_same(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

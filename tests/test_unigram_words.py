@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sentencepiece
 
@@ -18,6 +19,7 @@ from niels_cache_assets.tokenizer import checked, engines, unigram_words
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import Proof, compare, mixtures
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
+from niels_cache_runtime.errors import NielsCacheError
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
@@ -194,6 +196,18 @@ def test_the_reference_encodes_a_batch_with_a_very_long_text(
     assert max(longest) <= most
     monkeypatch.setattr(checked, "MOST_CHARACTERS", 10**9)
     assert build(tmp_path / "all", tokenizer) == some
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_difference_ends_the_build(tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def differing(self: UnigramWords, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids, lengths = tokenizer.encode_flat(texts)
+        return ids ^ 1, lengths
+
+    monkeypatch.setattr(UnigramWords, "encode_flat", differing)
+    with pytest.raises(NielsCacheError, match="unigram-words"):
+        build(tmp_path / "x", tokenizer)
+    assert not (tmp_path / "x").exists()
 
 
 def test_a_small_build_does_not_load_the_engine(tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
