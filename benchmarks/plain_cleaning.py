@@ -1,4 +1,4 @@
-"""The rules of docs/cleaning.md again, in slow and simple Python. Tests and benchmarks compare the cleaning chain with this code.
+"""The rules of docs/cleaning.md again, in slow and simple Python. benchmarks/cleaning.py compares the cleaning chain with this code.
 
 Nothing here uses `niels_cache_assets.cleaning`. The order of the reasons is that of the documentation.
 """
@@ -179,13 +179,6 @@ def blanks(text: str) -> str:
     return re.sub("\n\n+", lambda found: "\n\n", text).strip()
 
 
-def reason_of(text: str, title: str | None = None) -> tuple[str | None, str]:
-    """Return (the reason to drop the document, or None; its normalized text), at the default thresholds."""
-    text = normalize(text)
-    judged = text[:1_000_000]
-    return next((reason for reason, holds in RULES.items() if holds(judged, title or "")), None), text
-
-
 def rules(identify: Callable[[str], str | None]) -> dict[str, Callable[[str, str], bool]]:
     """Return every rule in order. `identify` gives the language code of a text, or None if the language is unknown."""
     return {
@@ -214,19 +207,6 @@ def language(text: str, identify: Callable[[str], str | None]) -> str | None:
     middle = (len(text) - 400) // 2
     answers = [first, identify(more), identify(text[middle : middle + 400])]
     return "en" if "en" in answers else next((answer for answer in answers if answer), None)
-
-
-def langdetect(text: str) -> str | None:
-    from langdetect_rs import DetectorFactory, LangDetectException, detect
-
-    DetectorFactory.seed = 0
-    try:
-        return detect(text).split("-")[0]
-    except LangDetectException:
-        return None
-
-
-RULES = rules(langdetect)
 
 
 def is_disambiguation(text: str, title: str) -> bool:
