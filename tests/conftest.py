@@ -82,7 +82,6 @@ LONGEST = (
     "test_cli.py",
     "test_parts_growth.py",
     "test_worker.py",
-    "test_parts_tools.py",
     "test_dagster_backfill.py",
     "test_remote_pull.py",
     "faults/test_builds.py",

@@ -16,7 +16,7 @@ from niels_cache_assets.show.reports.drawings import draw_report
 from niels_cache_assets.show.reports.history import History
 from niels_cache_assets.show.reports.page import render_page
 from tests.built_project import Built
-from tests.dagster_tools import Project, checks, failure, json_of, materializations, metadata, rows
+from tests.dagster_tools import Project, checks, json_of, materializations, metadata, rows
 from tests.launches import launch, launch_in_memory, states
 from tests.messages import missing
 from tests.prepared_project import LETTERS, changed, configure, prepare_project, write_letters
@@ -115,13 +115,6 @@ def test_neither_a_build_nor_the_page_imports_matplotlib(project: Project, monke
     assert render_page(report, draw_report(project.registry, report), now=0.0).count("<svg") > 10
     project.edit("[tokenizer]", "[dagster]\nplots = true\n[tokenizer]")
     assert launch(project, only=["notes"])[0]["tokenizer"].state == "failed", "a PNG is asked for"
-
-
-def test_data_sets_without_a_corpus_build_before_any_corpus_is_there_and_others_say_what_is_missing(project: Project) -> None:
-    assert project.build_tokenizer().success
-    assert project.build("notes").success
-    for run in (project.build("letters"), project.run(REPORT_JOB, "letters")):
-        assert missing(failure(run), "corpus/documents", "'letters'") == []
 
 
 def test_a_threshold_makes_stale_what_it_changes_and_nothing_else(built: Project) -> None:

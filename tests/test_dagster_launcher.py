@@ -1,7 +1,6 @@
 """Builds from a program. Each data set is one run in the instance that the UI shows, and a failed run does not stop other runs."""
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from dagster._core.execution.retries import auto_reexecution_should_retry_run  # what the daemon asks
 
 from niels_cache_assets.artifacts.builds import build_tokenizer
-from niels_cache_assets.defs.home import abandoned
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, LOCATION, MIXTURE
 from niels_cache_assets.defs.launcher import launch_builds
@@ -22,7 +20,6 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.layout import META_NAME, Split, documents_name
 from niels_cache_runtime.format.meta import read_meta
-from tests import programs
 from tests.built_project import Built
 from tests.dagster_tools import Project
 from tests.launches import Recorder, launch, launch_in_memory, states
@@ -109,14 +106,6 @@ def test_a_blend_is_built_when_its_members_are_and_is_skipped_without_them(built
     results, _ = launch(built, only=["notes", "mix"])
     assert states(results) == {"tokenizer": "cache_hit", "notes": "failed", "index/mix": "skipped"}
     assert missing(results["index/mix"].message, "notes", "built") == []
-
-
-def test_a_blend_with_a_member_that_is_switched_off_is_skipped_and_says_so(built: Project) -> None:
-    built.configure(extra=BLEND.replace("[blend.mix]", "enabled = false\n[blend.mix]"))
-    for only in (None, ["mix"]):
-        result = launch(built, only=only)[0]["index/mix"]
-        assert result.state == "skipped"
-        assert missing(result.message, "books", "built") == []
 
 
 def test_a_second_launch_finds_everything_and_force_builds_it_again_with_the_reports(built: Project) -> None:
@@ -261,15 +250,6 @@ def test_a_check_that_fails_fails_its_data_set_until_force_builds_it_again(built
     assert states(launch(built, only=["notes"], force=True)[0])["notes"] == "built"
 
 
-@pytest.mark.usefixtures("in_memory")
-def test_without_a_tokenizer_the_others_are_skipped_with_the_reason(project: Project) -> None:
-    project.configure(tokenizer='model = "none.model"')
-    results, _ = launch(project)
-    assert states(results) == {"tokenizer": "failed", "notes": "skipped", "books": "skipped", "chats": "skipped"}
-    assert "none.model: " in (results["tokenizer"].message or "")
-    assert "no tokenizer" in (results["chats"].message or "")
-
-
 def test_an_unknown_name_is_refused_before_anything_runs(project: Project) -> None:
     with pytest.raises(NielsCacheError, match=r"'note'.*'notes'"):
         launch(project, only=["note"])
@@ -294,75 +274,3 @@ def test_what_another_process_builds_fails_with_who_it_is_or_is_waited_for(built
 
     [*_, result] = launch_builds(built.registry, root=built.root, only=["notes"], wait=True, listener=Freeing())
     assert (waited, result.state) == (["notes"], "built")
-
-
-SLOW = """
-import sys, time
-from pathlib import Path
-from niels_cache_assets.defs import launcher
-from niels_cache_assets.sources.jsonl import Jsonl
-from tests.dagster_tools import Project
-from tests.launches import Recorder
-
-passes = []
-
-def documents(self, context):
-    passes.append(context)  # the first only counts
-    for batch in real(self, context):
-        yield batch
-        if len(passes) == 2:
-            print("writing", flush=True)
-            time.sleep(60)
-
-real, Jsonl.documents = Jsonl.documents, documents
-project = Project(Path(sys.argv[1]), Path(sys.argv[2]))
-try:
-    launcher.launch_builds(project.registry, root=project.root, only=["notes"], listener=Recorder())
-except KeyboardInterrupt:
-    sys.exit(7)
-"""
-
-
-@pytest.fixture
-def slow_build(project: Project, tiny_model: Path) -> Iterator[programs.Program]:
-    """Another process that builds `notes`, and has written some of it."""
-    read, written = os.pipe()
-    program = programs.Program("-c", SLOW, project.folder, tiny_model, cwd=Path(__file__).parent.parent, streams=(0, written, 2))
-    os.close(written)
-    with open(read) as output:
-        assert output.readline() == "writing\n"
-        yield program
-        program.kill()
-        program.wait(60)
-
-
-def test_an_interrupt_cancels_the_run_and_leaves_nothing_that_looks_finished(
-    project: Project, home_instance: dg.DagsterInstance, slow_build: programs.Program
-) -> None:
-    slow_build.send_signal(signal.SIGINT)
-    assert slow_build.wait(timeout=30) == 7, "it does not go on for its minute"
-    assert [(run.job_name, run.status.value) for run in home_instance.get_runs()] == [
-        ("build_pretrain", "CANCELED"),
-        ("build_tokenizer", "SUCCESS"),
-    ]
-    left = {path.name for path in (project.root / "pretrain").iterdir()}
-    assert left <= {".notes.lock", ".notes.partial"}  # if counting took long, the counts are kept for the next build
-
-
-def test_a_launch_goes_on_where_the_one_that_it_waits_for_is_killed(
-    project: Project, home_instance: dg.DagsterInstance, slow_build: programs.Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(abandoned, "_WATCH_SECONDS", 0.2)
-    killed = []
-
-    class Killing(Recorder):
-        def logged(self, name: str, message: str) -> None:
-            if message.startswith("waiting for the build"):
-                slow_build.kill()
-                killed.append(name)
-
-    [*_, result] = launch_builds(project.registry, root=project.root, only=["notes"], listener=Killing())
-    assert slow_build.wait(timeout=60) == -signal.SIGKILL
-    assert (killed, result.state) == (["notes"], "built")
-    statuses = [run.status.value for run in home_instance.get_runs() if run.job_name == "build_pretrain"]
-    assert statuses == ["SUCCESS", "FAILURE"]
