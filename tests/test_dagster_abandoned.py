@@ -2,8 +2,6 @@
 ended.
 """
 
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -182,32 +180,6 @@ def test_a_process_that_only_has_the_number_of_a_recorded_one_is_left_alone(tmp_
         assert process.poll() is None
         recorded.end()
         assert process.wait(timeout=60) == -signal.SIGTERM
-
-
-def test_a_record_is_judged_where_only_what_is_open_for_writing_can_be_locked_and_not_where_nothing_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As NFS has it, and file systems without locks."""
-    flock, has_locks = fcntl.flock, True
-
-    def nfs(descriptor: int, kind: int) -> None:
-        if not has_locks:
-            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-        if kind & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        flock(descriptor, kind)
-
-    monkeypatch.setattr(fcntl, "flock", nfs)
-    path = tmp_path / "runs" / "x"
-    descriptor = hold_record(path)
-    with claimed_record(path, copies=False) as live:
-        assert not live
-    os.close(descriptor)
-    with claimed_record(path, copies=False) as gone:
-        assert gone
-    has_locks = False
-    with claimed_record(path, copies=False) as gone:
-        assert not gone, "nobody can tell"
 
 
 def test_of_two_who_claim_a_record_one_gets_it(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.checks.cache import SPLITS_DISJOINT
 from niels_cache_assets.defs.checks.corpus import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
@@ -17,7 +16,7 @@ from niels_cache_assets.show.reports.history import History
 from niels_cache_assets.show.reports.page import render_page
 from tests.built_project import Built
 from tests.dagster_tools import Project, checks, json_of, materializations, metadata, rows
-from tests.launches import launch, launch_in_memory, states
+from tests.launches import launch, launch_in_memory
 from tests.messages import missing
 from tests.prepared_project import LETTERS, changed, configure, prepare_project, write_letters
 from tests.tiny import sentences
@@ -179,21 +178,3 @@ def test_splits_that_share_documents_are_found_in_the_finished_cache(
     if not passed:
         assert check.severity == WARN
         assert rows(check.metadata["pairs"].value)[0]["train"].startswith("more")
-
-
-def test_build_all_prepares_before_it_builds(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch_in_memory(project, monkeypatch)
-    configure(project, more=MIXTURE)
-    results, recorder = launch(project, only=["mix"])
-    assert list(states(results).items()) == [
-        ("tokenizer", "built"),
-        ("corpus/letters", "built"),
-        ("corpus/duplicates", "built"),
-        ("report/letters", "built"),
-        ("mix", "built"),
-    ]
-    assert recorder.progress["corpus/letters"].counts["kept"] == 23
-    assert results["corpus/letters"].message is None
-    assert results["mix"].meta is not None
-    observed = observe_revision(project.registry, "mix", root=project.root).metadata[REVISION].value
-    assert observed == results["mix"].meta["dataset_revision"], "of a mixture of corpora, as it is built"

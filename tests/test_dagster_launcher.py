@@ -6,11 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import dagster as dg
-import pyarrow.parquet as pq
 import pytest
 from dagster._core.execution.retries import auto_reexecution_should_retry_run  # what the daemon asks
 
-from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, LOCATION, MIXTURE
 from niels_cache_assets.defs.launcher import launch_builds
@@ -18,7 +16,7 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.text import Text
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
-from niels_cache_runtime.format.layout import META_NAME, Split, documents_name
+from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
 from tests.built_project import Built
 from tests.dagster_tools import Project
@@ -165,24 +163,19 @@ def test_a_source_that_breaks_in_any_way_is_left_out_of_the_tokenizer_and_stops_
     assert len([text for text in kept if text.startswith("Traceback") and "in broken\n" in text and "KeyError: 'text'" in text]) == 1
 
 
-@pytest.fixture
-def prepared_project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> Project:
-    """Its tokenizer is trained. `more`: as `prepare_project` takes it."""
-    project = prepare_project(tmp_path, tiny_model, more=more)
+def test_a_corpus_that_fails_stops_what_is_read_from_it_and_nothing_else(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture = '[pretrain.mix]\nsource = "interleave"\nmembers = { books = 1, notes = 1 }\n'
+    project = prepare_project(tmp_path, tiny_model, more=mixture)
     project.edit(f'model = "{tiny_model}"', "vocab_size = 330")
     launch_in_memory(project, monkeypatch)
-    return project
 
-
-@pytest.mark.parametrize("more", ['[pretrain.mix]\nsource = "interleave"\nmembers = { books = 1, notes = 1 }\n'], ids=["mix"])
-def test_a_corpus_that_fails_stops_what_is_read_from_it_and_nothing_else(
-    prepared_project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def broken(self: Text, context: object) -> None:
         raise KeyError("text")
 
     monkeypatch.setattr(Text, "documents", broken)  # of books
-    results, _ = launch(prepared_project)
+    results, _ = launch(project)
     assert states(results) == {
         "corpus/books": "failed",
         "corpus/letters": "built",
@@ -201,44 +194,6 @@ def test_a_corpus_that_fails_stops_what_is_read_from_it_and_nothing_else(
     assert results["tokenizer"].meta is not None
     assert results["tokenizer"].meta["trained_on"]["skipped"] == {"books": "failed", "mix": "failed"}
     assert results["tokenizer"].meta["trained_on"]["read_as"] == {"notes": "raw", "letters": "prepared", "chats": "raw"}
-
-
-MIX = '[pretrain.mix]\nsource = "interleave"\nmembers = { books = 1, letters = 1 }\nprepare = ["clean"]\n'
-
-
-@pytest.mark.parametrize(
-    ("more", "budgets"), [(MIX, False), (f"train_tokens = 900\nval_tokens = 90\n{MIX}", True)], ids=["shares", "budgets"]
-)
-def test_corpora_come_before_the_tokenizer_but_for_mixtures_that_leave_out_what_a_budget_gives_to_val(
-    prepared_project: Project, budgets: bool
-) -> None:
-    project = prepared_project
-    results, _ = launch(project, only=["letters", "mix"])
-    last = ["tokenizer", "corpus/mix"] if budgets else ["corpus/mix", "tokenizer"]
-    reports = ["report/books", "report/letters", "report/mix"]
-    assert [*results] == ["corpus/books", "corpus/letters", "corpus/duplicates", *last, *reports, "letters", "mix"]
-    tokenizer = results["tokenizer"].meta
-    assert (tokenizer is not None, results["tokenizer"].message) == (True, None), "no data set was left out, or read raw"
-    assert tokenizer is not None
-    assert tokenizer["trained_on"]["read_as"] == {
-        "notes": "raw",
-        "books": "prepared",
-        "letters": "prepared",
-        "mix": "members" if budgets else "prepared",
-        "chats": "raw",
-    }
-    again = build_tokenizer(project.registry, root=project.root, force=True)
-    assert again.meta == tokenizer, "whatever corpora are there now"
-    if budgets:
-        val, train = ids_of(project, "letters", "val"), ids_of(project, "mix", "train")
-        assert len(val) >= 1
-        assert train & ids_of(project, "letters", "train"), "they are called the same in both"
-        assert val & train == set()
-
-
-def ids_of(project: Project, name: str, split: Split) -> set[str]:
-    """Of the documents in a split."""
-    return set(pq.read_table(project.root / "pretrain" / name / documents_name(split))["source_id"].to_pylist())
 
 
 def test_a_check_that_fails_fails_its_data_set_until_force_builds_it_again(built: Project) -> None:

@@ -184,20 +184,6 @@ def test_a_lineage_of_other_parts_than_meta_json_lists_is_refused(
             read()  # type: ignore[no-untyped-call]
 
 
-def test_every_part_is_compared_with_the_one_val(project: PartsProject, tokenizer: SentencePieceTokenizer) -> None:
-    kind = "near"
-    copies(project, (0, 0), (0, 1))
-    budgets = f'val_tokens = 120\nshuffle_buffer = 10\ndecontaminate = "{kind}"'
-    build(project.graph(3, budgets))
-    meta = sealed_meta(project)
-    assert meta["dropped"] == {"in_val": 4}
-    assert meta["decontaminate"]["kind"] == kind
-    assert splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
-    build(project.graph(3, budgets.replace(kind, "off")))
-    assert not splits_disjoint(project.cache(), tokenizer, threshold=None).disjoint
-    assert sealed_meta(project)["dropped"] == {}
-
-
 def test_every_part_is_compared_with_a_val_that_a_hash_chooses(
     project: PartsProject, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
