@@ -3,7 +3,6 @@
 test_cli.py has real builds.
 """
 
-import json
 import re
 import shlex
 import subprocess
@@ -348,59 +347,6 @@ def test_the_table_has_a_row_per_data_set_and_the_reasons_below_it(launcher: Fak
     assert "fineweb_edu failed: offline" in lines
     assert "roam skipped: path" in lines
     assert any("sample wikitext" in line for line in lines)
-
-
-def test_the_table_says_what_is_in_corpora_duplicates_and_reports(
-    launcher: FakeLauncher, capsys: pytest.CaptureFixture[str], empty_folder: Path
-) -> None:
-    files = {"documents_00000.parquet": {"bytes": 5_000, "sha256": "a" * 64}}
-    corpus = {"kind": "corpus", "documents": {"read": 2_000, "kept": 1_500}, "content_sha256": "c" * 64, "files": files}
-    found = {"notes": {"documents": 1_500, "exact": 200, "near": 50}}
-    duplicates = {"kind": "duplicates", "datasets": found, "content_sha256": "d" * 64, "files": files}
-    (empty_folder / "figures").mkdir()
-    (empty_folder / "figures" / "report.json").write_bytes(b"x" * 700)
-    report = {"kind": "corpus_report", "documents": {"given": 2_000, "kept": 1_250}, "content_sha256": "c" * 64}
-    launcher.results = [
-        result("corpus/notes", family="corpus", meta=corpus),
-        result("corpus/duplicates", family="corpus", meta=duplicates),
-        result("report/notes", family="corpus", meta=report, directory=empty_folder / "figures"),
-    ]
-    build(launcher)
-    text = capsys.readouterr().out
-    assert " verify" not in text, "nothing is there yet that could be looked at"
-    rows = {line.split()[0]: re.split(r" {2,}", line.strip()) for line in text.splitlines() if "/" in line}
-    assert rows["corpus/notes"][2:6] == ["1,500 documents", "-", "5.0 kB", "c" * 12]
-    assert rows["corpus/duplicates"][2:6] == ["250 duplicates", "-", "5.0 kB", "d" * 12]
-    assert rows["report/notes"][2:6] == ["1,250 documents", "-", "700 bytes", "-"]
-    build(launcher, "--json")
-    printed = json.loads(capsys.readouterr().out)["results"]
-    assert [(row["counts"], row["bytes"]) for row in printed] == [
-        ({"documents": 1_500}, 5_000),
-        ({"duplicates": 250}, 5_000),
-        ({"documents": 1_250}, 700),
-    ]
-
-
-def test_what_to_do_next_names_the_same_caches_and_is_left_out_where_nothing_was_built(
-    launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]
-) -> None:
-    launcher.results = [result("wikitext", "cache_hit")]
-    build(launcher)
-    assert " verify" not in capsys.readouterr().out
-    launcher.results = [result("wikitext")]
-    build(launcher, "--cache-dir", "my caches")
-    text = capsys.readouterr().out
-    assert " verify --cache-dir 'my caches'" in text
-    assert " ui --cache-dir 'my caches'  # shows lineage" in text
-    assert "T=256" in text
-
-
-def test_what_was_built_is_json_for_programs(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
-    launcher.results = [result("wikitext"), result("roam", "failed", message="no such folder", meta=None, directory=None)]
-    assert main(["build-all", "--json"]) == exit_codes.FAILED
-    built, failed = json.loads(capsys.readouterr().out)["results"]
-    assert (built["state"], built["counts"]) == ("built", {"train_tokens": 1_234_567, "val_tokens": 89})
-    assert (failed["state"], failed["message"], failed["sha256"]) == ("failed", "no such folder", None)
 
 
 def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def test_packages_are_held_against_what_is_required(monkeypatch: pytest.MonkeyPa
     assert "pytest" not in found.found
 
 
-def test_a_cache_directory_that_cannot_be_written_is_a_problem(empty_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_directory_that_cannot_be_written_is_a_problem(capsys: pytest.CaptureFixture[str]) -> None:
     found = examined(capsys, "--offline", "--profile", "quickstart", "--cache-dir", "/proc/niels_cache", code=exit_codes.FAILED)
     assert found["cache directory"]["state"] == "problem"
     assert "hub" not in found, "--offline asks nothing"

@@ -110,15 +110,6 @@ def test_links_that_lead_back_or_to_one_another_make_no_file_be_read_twice(proje
     assert tomllib.loads((project / "niels_cache.toml").read_text())["pretrain"]["my_text"]["files"] == ["my books/**/*.txt"]
 
 
-def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", "--json", "rows.jsonl"]) == exit_codes.DONE
-    assert json.loads(capsys.readouterr().out)["file"] == "niels_cache.toml"
-    assert main(["init", "--json", "--out", "my.toml", "rows.jsonl", "--profile", "quickstart"]) == exit_codes.DONE
-    written = json.loads(capsys.readouterr().out)
-    names = ["python_docs", "my_text", "python_help"]
-    assert written == {"file": "my.toml", "profile": "quickstart", "data_sets": names, "cache_dir": str(project / "cache/quickstart")}
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -136,6 +127,8 @@ def test_what_was_written_is_json_for_programs(project: Path, monkeypatch: pytes
         (["empty.jsonl"], ("empty.jsonl: ", "no row")),
         (["lost.txt"], ("lost.txt: ", "leads to no")),
         (["piped"], ("p.json: ", "regular")),
+        (["hollow"], ("hollow: ", "no file")),
+        (["titles.json"], ("titles.json: ", "each line")),
         (["--tokenizer", "my books", "rows.jsonl"], ("my books: ", "no tokenizer.json")),
         (["--hub", "c4"], ("write OWNER/NAME",)),
         (["--vocab-size", "3_000_000_000", "rows.jsonl"], ("niels_cache.toml: [tokenizer] vocab_size = 3000000000",)),
@@ -154,6 +147,8 @@ def test_what_cannot_be_is_refused_and_nothing_is_written(
     (project / "piped").mkdir()
     os.mkfifo(project / "piped/p.json")
     (project / "lost.txt").symlink_to("nowhere")
+    (project / "hollow").mkdir()
+    (project / "titles.json").write_text('[{"title": "a", "text": "not of Roam"}]')
     before = sorted(project.iterdir())
     assert main(["init", *arguments]) == exit_codes.WRONG_USE
     assert missing(capsys.readouterr().err, *expected) == []
@@ -230,7 +225,6 @@ def test_one_folder_may_hold_several_kinds_and_files_of_a_kind_several_forms(pro
     folder.mkdir()
     (folder / "a.jsonl").write_bytes(rows({"messages": MESSAGES}))
     (folder / "b.jsonl").write_bytes(rows({"body": "some text"}))
-    (folder / "b2.jsonl").touch()  # without rows, it is of the kind of the others
     (folder / "c.txt").write_text("a")
     for name, file, content in (("notes", "a.md", "a note"), ("graph", "g.json", '[{"title": "a", "children": [{"string": "b"}]}]')):
         (project / name).mkdir()
@@ -240,16 +234,8 @@ def test_one_folder_may_hold_several_kinds_and_files_of_a_kind_several_forms(pro
     registry = load_registry(config="niels_cache.toml")
     found = {name: [Path(file.url).name for file in registry.source(name).input_files()] for name in (*registry.pretrain, *registry.sft)}
     found = {name: sorted(files) for name, files in found.items() if name in ("my_jsonl", "my_text", "chats")}
-    assert found == {"my_jsonl": ["b.jsonl", "b2.jsonl"], "my_text": ["c.txt"], "chats": ["a.jsonl"]}
+    assert found == {"my_jsonl": ["b.jsonl"], "my_text": ["c.txt"], "chats": ["a.jsonl"]}
     assert {name: registry.pretrain[name].source for name in ("my_notes", "roam")} == {"my_notes": "markdown_folder", "roam": "roam"}
-
-
-def test_data_sets_of_the_catalog_are_written_out_and_nothing_else_is_built(project: Path) -> None:
-    assert main(["init", "--from", "python_docs", "wikipedia"]) == exit_codes.DONE
-    registry = load_registry(config="niels_cache.toml")
-    assert [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")] == ["python_docs", "wikipedia"]
-    assert not registry.advice, "the tables say all of it"
-    assert registry.pretrain["wikipedia"].prepare == ("clean", "dedup")
 
 
 def test_a_small_text_gets_a_vocabulary_that_can_be_trained_on_it(project: Path) -> None:

@@ -16,21 +16,17 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from rich.console import Console
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.commands.trace import print_row
 from niels_cache_assets.disk.lineage import Lineage, read_lineage
 from niels_cache_assets.documents import Document
 from niels_cache_assets.show.loader_states import read_loader_state
-from niels_cache_assets.show.origins import Cache, row_of
 from niels_cache_assets.tokenizer.decoding import as_text
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPE
 from niels_cache_runtime.loader.loader import TokenLoader
 from niels_cache_runtime.loader.packing.rows import PackedExamples
-from niels_cache_runtime.loader.trace import BatchTrace
 from tests.messages import missing
 from tests.tiny import sentences
 from tests.traced_root import QUESTION, build_notes, build_root, put_tokenizer
@@ -257,23 +253,6 @@ def test_a_bare_cache_still_shows_offsets_and_ids(run: Run, tmp_path: Path, caps
     assert f"{ids[0]} {ids[1]} [[{ids[2]}]] {ids[3]} {ids[4]} " in one
 
 
-def test_without_its_tokenizer_or_lineage_a_cache_is_traced_all_the_same(
-    run: Run, state_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = Path(shutil.copytree(run.root, tmp_path / "cache"))
-    shutil.rmtree(root / "tokenizer")
-    (root / "sft/chats/train_examples.parquet").unlink()
-    sources = (f"notes={root / 'pretrain/notes/train'}", f"chats={root / 'sft/chats/train'}")
-    printed = traced(capsys, "--state", state_file, "--step", "2", "--source", *sources)
-    assert re.search(rf"^\(notes: .* ids.* {re.escape(str(root / 'tokenizer'))}\)$", printed, flags=re.MULTILINE)
-    assert re.search(
-        rf"^\(chats: source ids .* {re.escape(str(root / 'sft/chats/train_examples.parquet'))}\)$", printed, flags=re.MULTILINE
-    )
-    assert re.search(r"^\d+-\d+ .* id-\d+ +part\d\.jsonl", printed, flags=re.MULTILINE)
-    assert re.search(r"^\d+-\d+ +\d+ +0 +- +- +- +train_tokens\.bin +[\d,]+$", printed, flags=re.MULTILINE)
-    assert re.search(r"^\d+-\d+: \d+ \d+", printed, flags=re.MULTILINE)
-
-
 def test_text_and_names_cannot_drive_a_terminal(
     tmp_path: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,23 +266,6 @@ def test_text_and_names_cannot_drive_a_terminal(
         assert "red \\x1b[31m" in printed
         assert "an\\x1b[2J id" in printed
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", printed)
-
-
-def test_a_line_of_text_is_no_wider_than_the_terminal(run: Run) -> None:
-    loader = TokenLoader(str(run.root / "pretrain/notes/train"), T=T, B=1, seed=1)
-    trace = loader.trace(0)
-    assert isinstance(trace, BatchTrace)
-    cache = Cache("notes", trace.folders[0], trace.file_names[0], trace.documents)
-    documents = len(np.unique(trace.documents))
-    assert documents > 1
-    console = Console(width=90, force_terminal=True, color_system=None, highlight=False, markup=False)
-    with console.capture() as captured:
-        print_row(console, row_of(trace, 0), cache, whole=False)
-    printed = captured.get().splitlines()
-    assert len(printed) == 3 + 2 * documents
-    assert max(map(len, printed)) <= 90
-    last = cache.text(row_of(trace, 0), int(np.flatnonzero(np.diff(trace.documents[0]))[-1]) + 1, T + 1)
-    assert last[:20] in printed[-1]
 
 
 def checkpoint(path: Path, content: Any, **settings: Any) -> str:
@@ -335,11 +297,6 @@ def test_a_state_is_found_at_any_level_of_a_checkpoint_and_of_json(content: Any,
     for mark in ("", "\ufeff", "\n  "):
         (tmp_path / "state").write_text(mark + json.dumps({"run": [{"loader": STATE}]}), encoding="utf-8")
         assert read_loader_state(tmp_path / "state") == STATE
-
-
-def test_of_the_states_of_one_loaders_workers_the_most_advanced_is_taken(tmp_path: Path) -> None:
-    workers = {f"worker_{worker}": {**STATE, "samples": 100 - worker, "worker": [worker, 3, 4]} for worker in range(3)}
-    assert read_loader_state(saved({"snapshot": workers}, tmp_path))["samples"] == 100
 
 
 def text_file(content: bytes) -> Callable[[Path], str]:

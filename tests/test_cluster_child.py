@@ -19,7 +19,7 @@ from niels_cache_assets.cluster.child import TRIES, LostChildError, PartCommand,
 from niels_cache_assets.config.running import ClusterSettings
 from niels_cache_assets.defs.places import HostPlace
 from niels_cache_assets.defs.side_by_side import build_part_apart, build_side_by_side
-from niels_cache_assets.parts.lease import Stopped, request_stop
+from niels_cache_assets.parts.lease import Stopped
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from tests.parts_project import NAME, PartsProject, build, parts_of
@@ -129,13 +129,6 @@ def test_an_error_of_the_child_is_told_once(project: PartsProject) -> None:
     assert len(worker.calls) == 1
 
 
-def test_a_child_whose_streams_are_held_by_another_process_has_ended(project: PartsProject) -> None:
-    worker = Worker(project, "import subprocess\nsubprocess.Popen(['sleep', '60'])\nbuild()\nsay('result', state='built')")
-    began = time.monotonic()
-    assert worker.build().state == "built"
-    assert time.monotonic() - began < 30
-
-
 def test_a_stop_reaches_the_child_and_its_lease(project: PartsProject) -> None:
     worker = Worker(project, "say('progress', documents=1, tokens=1, share=None)\ntime.sleep(60)")
     with pytest.raises(KeyboardInterrupt):
@@ -177,15 +170,6 @@ def test_a_child_that_obeys_stop_is_not_started_again(project: PartsProject, sai
     with pytest.raises(Stopped, match="stop"):
         worker.build()
     assert len(worker.calls) == 1
-
-
-def test_an_old_stop_does_not_end_the_tries(project: PartsProject) -> None:
-    """A scheduler ends the first child. An old `stop` is still there."""
-    ends = "say('error', message='terminated', exit_code=143)\n    sys.exit(143)"
-    worker = Worker(project, f"if count == 1:\n    {ends}\nbuild()\nsay('result', state='built')")
-    request_stop(worker.part().directory)
-    assert worker.build().state == "built"
-    assert len(worker.calls) == 2
 
 
 _BUSY_PART = """

@@ -2,17 +2,14 @@
 ended.
 """
 
-import errno
-import fcntl
 import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -120,15 +117,6 @@ def test_a_run_whose_process_was_killed_is_ended_and_one_that_lives_or_is_suspen
         assert sorted(path.name for path in (home / ".runs").iterdir()) == sorted([suspended, here])
 
 
-def test_a_run_that_its_process_ended_before_it_went_stays_what_it_became(instance: dg.DagsterInstance, home: Path) -> None:
-    run = begun_run(instance, status=dg.DagsterRunStatus.SUCCESS)
-    with recorded_run(instance, run):
-        pass
-    end_abandoned_runs(instance)
-    assert states(instance, run) == [("SUCCESS", False)]
-    assert list((home / ".runs").iterdir()) == []
-
-
 def test_a_record_of_another_machine_is_never_judged_and_one_from_before_a_restart_is(instance: dg.DagsterInstance, home: Path) -> None:
     here = Process.here()
     elsewhere, restarted, container, damaged = (begun_run(instance) for _ in range(4))
@@ -194,42 +182,6 @@ def test_a_process_that_only_has_the_number_of_a_recorded_one_is_left_alone(tmp_
         assert process.wait(timeout=60) == -signal.SIGTERM
 
 
-def test_a_record_is_judged_where_only_what_is_open_for_writing_can_be_locked_and_not_where_nothing_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As NFS has it, and file systems without locks."""
-    flock, has_locks = fcntl.flock, True
-
-    def nfs(descriptor: int, kind: int) -> None:
-        if not has_locks:
-            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-        if kind & fcntl.LOCK_EX and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        flock(descriptor, kind)
-
-    monkeypatch.setattr(fcntl, "flock", nfs)
-    path = tmp_path / "runs" / "x"
-    descriptor = hold_record(path)
-    with claimed_record(path, copies=False) as live:
-        assert not live
-    os.close(descriptor)
-    with claimed_record(path, copies=False) as gone:
-        assert gone
-    has_locks = False
-    with claimed_record(path, copies=False) as gone:
-        assert not gone, "nobody can tell"
-
-
-def test_a_look_at_a_damaged_record_leaves_no_file_open(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    path.write_text("{")
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
-        with claimed_record(path, copies=False) as gone:
-            assert not gone
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 def test_of_two_who_claim_a_record_one_gets_it(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "x"
     os.close(hold_record(path))
@@ -244,24 +196,6 @@ def test_a_run_that_nobody_has_recorded_is_left_alone(instance: dg.DagsterInstan
     runs = [begun_run(instance), begun_run(instance, status=STARTING)]
     end_abandoned_runs(instance)
     assert states(instance, *runs) == [("STARTED", True), ("STARTING", True)]
-
-
-def test_a_home_without_tables_of_pools_ends_its_runs_all_the_same(tmp_path: Path) -> None:
-    """The home is like that of an early Dagster, with a database that was never migrated."""
-    with ensure_instance(tmp_path / "home"):
-        pass
-    [path] = [path for path in (tmp_path / "home").rglob("index.db")]
-    with closing(sqlite3.connect(path)) as database, database:
-        for table in ("concurrency_limits", "concurrency_slots", "pending_steps"):
-            database.execute(f"DROP TABLE {table}")
-    with ensure_instance(tmp_path / "home") as instance:
-        assert not instance.event_log_storage.supports_global_concurrency_limits
-        run = instance.create_run_for_job(streaming, status=STARTED).run_id
-        os.close(hold_record(record_of(tmp_path / "home", run)))
-        end_abandoned_runs(instance)
-        ended = instance.get_run_by_id(run)
-        assert ended is not None
-        assert ended.status.value == "FAILURE"
 
 
 def test_a_run_that_cannot_be_recorded_is_executed_with_a_warning(

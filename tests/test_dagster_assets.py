@@ -159,14 +159,6 @@ def test_a_build_without_a_tokenizer_says_what_to_do(tmp_path: Path, tiny_model:
     assert "asset 'tokenizer'" in failure(Project(tmp_path, tiny_model).build("notes"))
 
 
-def test_definitions_load_when_a_family_has_no_data_set(project: Project) -> None:
-    toml = project.folder / "niels_cache.toml"
-    toml.write_text(toml.read_text().split("[sft.")[0])
-    defs = project.defs
-    assert defs.resolve_assets_def(dg.AssetKey(["sft", "meta_json"])).partitions_def == dg.StaticPartitionsDefinition([])
-    dg.Definitions.validate_loadable(defs)
-
-
 def test_a_code_block_cannot_be_left_by_the_text_in_it() -> None:
     assert fenced("a ``` b ```` c").startswith("`````text\n")
     assert fenced("a ``` b ```` c").endswith("\n`````")
@@ -271,15 +263,6 @@ def test_a_number_is_one_that_means_something_over_partitions(shown: dict[str, d
     assert notes["dropped"] == "9.1% of 11 documents: empty 1"
     assert json_of(notes["made_from"])["dropped"] == {"empty": 1}
     assert re.match(r"[\d.]+ kB: [\d,]+ tokens of train, [\d,]+ tokens of val$", notes["contents"])
-
-
-def test_what_came_of_a_build_is_one_line_of_its_log_and_a_hit_says_hit(built_project: Built, project: Project) -> None:
-    for first_word, run in (("built", built_project.runs["notes"]), ("hit", project.build("notes"))):
-        logged = [entry.user_message for entry in project.instance.all_logs(run.run_id) if entry.dagster_event is None]
-        said = [line for line in logged if line.startswith(f"notes: {first_word}")]
-        assert len(said) == 1, logged
-        assert "tokens of train" in said[0]
-        assert metadata(materializations(run)["pretrain/meta_json"])["state"].startswith(first_word)
 
 
 def test_shares_are_of_all_that_came(tmp_path: Path) -> None:

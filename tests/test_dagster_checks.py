@@ -126,7 +126,7 @@ def test_caches_in_sync_says_how_each_data_set_stands(project: Project) -> None:
     project.configure(extra="enabled = false\n")
     assert states(project) == {"notes": "in sync"}, "what is switched off is left out"
     off = graph(project.registry, project.root).dataset_state("books")
-    assert (off.state, off.needs_build) == ("switched off", False)
+    assert (off.state, off.needs_build) == ("disabled", False)
     (project.root / "pretrain/notes" / META_NAME).write_text("{")
     assert states(project)["notes"] == "unreadable"
 
@@ -159,17 +159,6 @@ def test_executed_alone_it_reads_every_file_and_in_a_build_it_does_not(project: 
 
 def metadata_of(check: dg.AssetCheckEvaluation) -> dict[str, object]:
     return {key: value.value for key, value in check.metadata.items()}
-
-
-def test_a_damaged_tokenizer_is_told_from_a_damaged_data_set(project: Project) -> None:
-    path = project.root / "tokenizer" / META_NAME
-    meta = read_meta(str(path))
-    write_meta(str(path), {key: value for key, value in meta.items() if key != "sha256"})
-    state = graph(project.registry, project.root).dataset_state("notes")
-    assert (state.state, graph(project.registry, project.root).state("tokenizer").state) == ("no tokenizer", "unreadable")
-    assert "tokenizer" in state.advice
-    path.write_text("{")
-    assert graph(project.registry, project.root).dataset_state("notes").state == "no tokenizer"
 
 
 def test_a_meta_json_that_lacks_a_key_is_unreadable(project: Project) -> None:

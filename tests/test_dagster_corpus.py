@@ -6,7 +6,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.checks.cache import SPLITS_DISJOINT
 from niels_cache_assets.defs.checks.corpus import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
@@ -16,8 +15,8 @@ from niels_cache_assets.show.reports.drawings import draw_report
 from niels_cache_assets.show.reports.history import History
 from niels_cache_assets.show.reports.page import render_page
 from tests.built_project import Built
-from tests.dagster_tools import Project, checks, failure, json_of, materializations, metadata, rows
-from tests.launches import launch, launch_in_memory, states
+from tests.dagster_tools import Project, checks, json_of, materializations, metadata, rows
+from tests.launches import launch, launch_in_memory
 from tests.messages import missing
 from tests.prepared_project import LETTERS, changed, configure, prepare_project, write_letters
 from tests.tiny import sentences
@@ -117,13 +116,6 @@ def test_neither_a_build_nor_the_page_imports_matplotlib(project: Project, monke
     assert launch(project, only=["notes"])[0]["tokenizer"].state == "failed", "a PNG is asked for"
 
 
-def test_data_sets_without_a_corpus_build_before_any_corpus_is_there_and_others_say_what_is_missing(project: Project) -> None:
-    assert project.build_tokenizer().success
-    assert project.build("notes").success
-    for run in (project.build("letters"), project.run(REPORT_JOB, "letters")):
-        assert missing(failure(run), "corpus/documents", "'letters'") == []
-
-
 def test_a_threshold_makes_stale_what_it_changes_and_nothing_else(built: Project) -> None:
     partitions = [(META, name) for name in ("notes", "books", "letters")]
     assert {built.status(*each) for each in partitions} == {"FRESH"}
@@ -186,21 +178,3 @@ def test_splits_that_share_documents_are_found_in_the_finished_cache(
     if not passed:
         assert check.severity == WARN
         assert rows(check.metadata["pairs"].value)[0]["train"].startswith("more")
-
-
-def test_build_all_prepares_before_it_builds(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch_in_memory(project, monkeypatch)
-    configure(project, more=MIXTURE)
-    results, recorder = launch(project, only=["mix"])
-    assert list(states(results).items()) == [
-        ("tokenizer", "built"),
-        ("corpus/letters", "built"),
-        ("corpus/duplicates", "built"),
-        ("report/letters", "built"),
-        ("mix", "built"),
-    ]
-    assert recorder.progress["corpus/letters"].counts["kept"] == 23
-    assert results["corpus/letters"].message is None
-    assert results["mix"].meta is not None
-    observed = observe_revision(project.registry, "mix", root=project.root).metadata[REVISION].value
-    assert observed == results["mix"].meta["dataset_revision"], "of a mixture of corpora, as it is built"

@@ -289,32 +289,6 @@ def test_notes_are_built_when_their_folder_has_been_quiet_and_not_while_it_chang
     assert "nothing" in watch.tick(), "it is as it was built"
 
 
-def test_notes_that_come_back_to_a_state_are_asked_for_again(project: Project, vault: Path) -> None:
-    clock = Clock()
-    watch = watch_the_notes(project, clock)
-    (vault / "new.md").write_text("A new note.")
-    watch.tick()
-    clock.now += 100
-    watch.tick()
-    assert project.build("vault").success
-    for _ in range(3):
-        (vault / "new.md").write_text("A note whose build fails.")
-        watch.tick()
-        clock.now += 100
-        before = watch.cursor
-        watch.tick()
-        assert watch.asked_for == ["vault"]
-        watch.cursor = before
-        clock.now += 60
-        watch.tick()
-        assert watch.asked_for == [], "the cursor was lost, and the run that was asked for is the same"
-        (vault / "new.md").write_text("Another note.")
-        watch.tick()
-        clock.now += 100
-        watch.tick()
-    assert len(watch.run_keys) == 7
-
-
 @pytest.mark.parametrize("why", ["gone", "a bug"])
 def test_a_folder_that_cannot_be_read_stops_no_look_at_the_others(
     project: Project, vault: Path, monkeypatch: pytest.MonkeyPatch, why: str

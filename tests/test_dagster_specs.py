@@ -1,13 +1,23 @@
-"""All definitions as literal data. A change of a key, a dependency or a check is a decision, so it must be made here too."""
+"""All definitions as literal data, and every input of the graph of artifacts as a dependency.
+
+A change of a key, a dependency or a check is a decision, so it must be made here too.
+"""
 
 import importlib
 import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
+from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.config.registry import cache_root, load_registry
+from niels_cache_assets.corpus.layout import HASHES
+from niels_cache_assets.defs import keys
+from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import Project
@@ -89,32 +99,12 @@ def test_jobs_are_these(defs: dg.Definitions) -> None:
     assert {job.name for job in defs.resolve_all_job_defs() if not job.name.startswith("__")} == JOBS
 
 
-def test_streams_are_in_no_pool_and_are_not_retried(defs: dg.Definitions) -> None:
-    for key in (["pretrain", "meta_json"], ["sft", "meta_json"]):
-        definition = defs.resolve_assets_def(dg.AssetKey(key))
-        op = definition.op
-        assert (op.pool, op.retry_policy, definition.can_subset, definition.backfill_policy) == (None, None, False, None)
-
-
 def test_the_launchpad_offers_budgets_and_force_and_no_resources_of_ours(defs: dg.Definitions) -> None:
     schema = defs.resolve_job_def("build_pretrain").run_config_schema.run_config_schema_type.fields  # type: ignore[attr-defined]
     assert set(schema["resources"].config_type.fields) == {"io_manager"}, "Dagster's own"
     offered = schema["ops"].default_value["stream_pretrain_dataset"]["config"]
     shown = {name: value for name, value in offered.items() if value is not None}  # the UI leaves out null
     assert shown == {"force": False, "wait": False, "train_tokens": -1, "val_tokens": -1}
-
-
-def test_assets_link_to_their_code_and_upstream_to_the_configuration(defs: dg.Definitions, tmp_path: Path) -> None:
-    specs = list(defs.resolve_all_asset_specs())
-    assert len(specs) == 11
-    for spec in specs:
-        key, [link] = spec.key.to_user_string(), spec.metadata["dagster/code_references"].code_references
-        assert isinstance(link, dg.LocalFileCodeReference)
-        lines = Path(link.file_path).read_text(encoding="utf-8").splitlines()
-        if key.startswith("upstream/"):
-            assert (link.file_path, link.label) == (str(tmp_path / "niels_cache.toml"), "niels_cache.toml")
-        else:
-            assert any("asset(" in line for line in lines[(link.line_number or 0) - 1 :][:1])
 
 
 def test_owners_and_tags_are_configured(tmp_path: Path, tiny_model: Path) -> None:
@@ -171,3 +161,110 @@ def test_the_cache_root_is_what_the_registry_says_made_absolute(tmp_path: Path, 
     assert CacheRoot(root="cache").path == tmp_path / "cache"
     assert CacheRoot(root="~/cache").path == tmp_path / "~/cache"
     assert CacheRoot(root=str(cache_root(project.registry, "~/cache"))).path == tmp_path / "home/cache"
+
+
+PROJECT = """
+[dedup]
+ranges = {ranges}
+[tokenizer]
+train_on = ["web", "book"]
+[pretrain.web]
+source = "jsonl"
+files = ["web/*.jsonl"]
+prepare = ["clean", "dedup"]
+parts = 2
+[pretrain.book]
+source = "jsonl"
+files = ["book/*.jsonl"]
+prepare = ["clean", "dedup"]
+parts = 2
+tokens_in_parts = true
+[pretrain.plain]
+source = "jsonl"
+files = ["plain/*.jsonl"]
+parts = 3
+val_tokens = 10
+[pretrain.whole]
+source = "text"
+files = ["whole.txt"]
+[pretrain.both]
+source = "interleave"
+members = {{ web = 1, book = 1 }}
+prepare = ["clean"]
+[blend.mix]
+weights = {{ plain = 1, web = 1 }}
+num_samples = 10
+sequence_length = 16
+[sft.chat]
+source = "chat_jsonl"
+files = ["chat.jsonl"]
+"""
+ASSET_OF = {
+    "tokenizer": keys.TOKENIZER,
+    "corpus_part": keys.CORPUS_PARTS,
+    "corpus": keys.DOCUMENTS,
+    "corpus/duplicates": keys.DUPLICATES,
+    HASHES: keys.HASHES,
+    "range": keys.RANGES,
+    "report": keys.REPORT,
+    "plan": keys.PLAN,
+    "val_part": keys.VAL_PART,
+    "part": keys.PARTS,
+    "pretrain": keys.TRAIN_KEYS["pretrain"],
+    "sft": keys.TRAIN_KEYS["sft"],
+    "index": keys.INDEX,
+}
+Place = tuple[dg.AssetKey, str | None]  # an asset, and its partition
+
+
+@pytest.fixture(params=[1, 3], ids=["in one search", "in ranges"])
+def found(tmp_path: Path, request: pytest.FixtureRequest) -> Graph:
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(PROJECT.format(ranges=request.param), encoding="utf-8")
+    return graph(load_registry(config=str(config)), tmp_path)
+
+
+def test_dagster_knows_every_input(found: Graph) -> None:
+    """An input of an input counts too. Dagster allows no asset that depends on itself, so the corpus of a mixture depends on no corpus. The
+    corpus of a mixture may need the tokenizer, so this depends on no corpus.
+    """
+    assets = build_defs(registry=found.registry).get_repository_def().asset_graph
+    unknown = {key: [each for each in found[key].inputs() if place(each) not in above(assets, place(key))] for key in found.keys}
+    of_ranges = set() if found.registry.search_ranges else {HASHES, "range"}
+    assert {key.partition("/")[0] for key in found.keys} | {"corpus/duplicates"} >= ASSET_OF.keys() - of_ranges
+    assert {key: inputs for key, inputs in unknown.items() if inputs} == {
+        "tokenizer": ["corpus/web", "corpus/book", "corpus/both", "corpus/duplicates"],
+        "corpus/both": ["corpus/web", "corpus/book", "corpus/duplicates"],
+    }
+
+
+def place(key: str) -> Place:
+    kind, _, name = key.partition("/")
+    return (ASSET_OF[key], None) if key in ASSET_OF else (ASSET_OF[kind], name)
+
+
+def above(assets: Any, below: Place) -> set[Place]:
+    """Return everything that a partition of an asset depends on."""
+    known: set[Place] = set()
+    left = [below]
+    while left:
+        new = set(inputs_of(assets, left.pop())) - known
+        known |= new
+        left += new
+    return known
+
+
+def inputs_of(assets: Any, below: Place) -> Iterator[Place]:
+    asset, partition = below
+    node = assets.get(asset)
+    chosen = node.partitions_def.subset_with_partition_keys([partition]) if partition else None
+    for parent in node.parent_keys:
+        partitions = assets.get(parent).partitions_def
+        if partitions is None:
+            yield parent, None
+        else:
+            mapping = assets.get_partition_mapping(asset, parent_asset_key=parent)
+            mapped = mapping.get_upstream_mapped_partitions_result_for_partitions(
+                chosen, node.partitions_def, partitions, datetime.now(UTC)
+            )
+            yield from ((parent, name) for name in mapped.partitions_subset.get_partition_keys())

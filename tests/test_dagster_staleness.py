@@ -80,28 +80,6 @@ def test_what_a_build_has_read_is_there_and_a_look_at_upstream_leaves_it_there(t
     assert (project.status(TRAIN, "notes"), project.status(TRAIN, "books")) == ("FRESH", "FRESH")
 
 
-def test_what_was_built_before_anyone_looked_upstream_is_compared_with_what_it_was_built_from(project: Project) -> None:
-    assert project.status(TRAIN, "notes") == "FRESH"
-    seen = project.build("notes").asset_observations_for_node("stream_pretrain_dataset")
-    assert [event for event in seen if event.asset_key == UPSTREAM_KEYS["pretrain"]] == [], "what is known is not recorded again"
-    assert project.status(TRAIN, "notes") == "FRESH"
-    project.observe("notes")
-    assert project.status(TRAIN, "notes") == "FRESH"
-    project.edit('files = ["notes.jsonl"]', 'files = ["notes.jsonl"]\nshuffle_buffer = 7')
-    project.observe("notes")
-    assert project.status(TRAIN, "notes") == "STALE"
-    project.build("notes")
-    assert project.status(TRAIN, "notes") == "FRESH"
-
-
-def test_a_build_of_what_nobody_has_looked_at_since_it_changed_is_not_stale_afterwards(project: Project) -> None:
-    project.write_notes(sentences(61))
-    project.build("notes")
-    assert project.status(TRAIN, "notes") == "FRESH"
-    project.observe("notes")
-    assert project.status(TRAIN, "notes") == "FRESH"
-
-
 def test_a_cache_hit_clears_a_stale_partition(project: Project) -> None:
     """A step's provenance points at the newest materialization of upstream, whichever partition that is of."""
     project.write_notes(sentences(61))

@@ -10,7 +10,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs import turns
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import CORPUS_JOB, STREAM_POOL
@@ -19,6 +20,7 @@ from niels_cache_assets.defs.turns import stream_limit
 from niels_cache_runtime.format.commit import writer_lock
 from tests.dagster_tools import Project
 from tests.messages import missing
+from tests.parts_project import build
 from tests.test_dagster_launcher import Recorder, states
 
 HOLDER = "letters (run 0a1b2c3d)"
@@ -89,17 +91,14 @@ def test_build_all_settles_hits_and_what_is_switched_off_while_another_build_has
     project: Project, instance: dg.DagsterInstance, home: Path
 ) -> None:
     project.configure(extra=PREPARED_AND_OFF)
-    first = launch_builds(project.registry, root=project.root, only=["books", "chats"], listener=Recorder())
-    assert {result.state for result in first} == {"built"}
-    runs = len(instance.get_runs())
-    storage = instance.event_log_storage
-    storage.set_concurrency_slots(STREAM_POOL, 1)
-    storage.claim_concurrency_slot(STREAM_POOL, "the run of another program", "step")
+    found = graph(project.registry, project.root)
+    assert {outcome.state for outcome in build(found).values()} == {"built"}
+    instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 1)
+    instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, "the run of another program", "step")
     with taken(home, 0):
-        second = launch_builds(project.registry, root=project.root, only=["books", "chats"], listener=NeverWaiting())
-    keys = ("tokenizer", "corpus/books", "corpus/duplicates", "report/books", "books", "chats")
-    assert {result.name: result.state for result in second} == dict.fromkeys(keys, "cache_hit")
-    assert len(instance.get_runs()) == runs + len(second)
+        results = launch_builds(project.registry, root=project.root, listener=NeverWaiting())
+    keys = ("tokenizer", "corpus/books", "corpus/duplicates", "report/books", "notes", "books", "chats")
+    assert {result.name: result.state for result in results} == dict.fromkeys(keys, "cache_hit")
     [latest] = instance.fetch_materializations(dg.AssetKey(["pretrain", "meta_json"]), limit=1).records
     assert latest.asset_materialization is not None
     assert str(latest.asset_materialization.metadata["state"].value).startswith("hit (")
@@ -115,7 +114,7 @@ def test_no_op_is_in_a_pool_that_is_asked_before_the_op_can_look(project: Projec
 
 @pytest.mark.usefixtures("instance")
 def test_who_has_waited_looks_again_before_it_builds(project: Project, home: Path) -> None:
-    launch_builds(project.registry, root=project.root, only=["tokenizer"], listener=Recorder())
+    build_tokenizer(project.registry, root=project.root)
 
     class Building(Freeing):
         def first(self) -> None:
@@ -147,13 +146,6 @@ def test_the_limit_is_that_of_the_pool_else_the_default_of_dagster_yaml(project:
     [(name, reason)] = listener.waited
     assert name == "notes"
     assert missing(reason, f"pool {STREAM_POOL}", "limit is 0") == []
-
-
-def test_a_dagster_yaml_without_pools_limits_nothing(home: Path) -> None:
-    home.mkdir()
-    (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    with ensure_instance() as instance:
-        assert stream_limit(instance) is None
 
 
 @pytest.mark.usefixtures("instance")

@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import sys
 import time
 import traceback
 from dataclasses import replace
@@ -93,22 +92,6 @@ def test_a_failure_tells_the_part_and_the_reason_in_one_line(project: PartsProje
     assert not any("notify" in each for each in log)
 
 
-def test_only_a_data_set_tells_that_it_is_done(project: PartsProject, hook: Hook) -> None:
-    found = telling(project.graph(2), hook.command)
-    build(found)
-    build(found)
-    [message] = hook.messages
-    assert (message["event"], message["name"]) == ("done", NAME)
-    assert "done" in message["text"]
-    assert "part" not in message["text"]
-
-
-def test_nothing_is_replaced_in_the_arguments(project: PartsProject, tmp_path: Path) -> None:
-    script = "import sys; open(sys.argv[1], 'a').write('|'.join(sys.argv[2:]))"
-    fail(telling(broken(project.graph(2)), [sys.executable, "-c", script, str(tmp_path / "told"), "{text}", "$HOME", "{host}"]))
-    assert (tmp_path / "told").read_text() == "{text}|$HOME|{host}"
-
-
 def test_a_build_that_another_process_makes_is_no_failure(project: PartsProject, hook: Hook) -> None:
     found = telling(project.graph(2), hook.command)
     build(found, ["tokenizer", f"plan/{NAME}"])
@@ -179,19 +162,6 @@ def test_a_standstill_is_told_once_until_there_is_progress(hook: Hook, monkeypat
     time.sleep(0.3)
     assert [message["event"] for message in hook.messages] == ["stall", "stall"]
     assert all(f"{NAME}/part-00002" in line and "hub" in line for line in hook.lines)
-
-
-def test_progress_keeps_a_standstill_away_and_is_passed_on(hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "STALL_MINUTES", 1.0 / 60)
-    passed: list[object] = []
-    watch = Watch(NotifySettings(command=hook.command), f"pretrain/{NAME}", lambda line: None)
-    with watch.standstill(passed.append) as progressed:
-        assert progressed is not None
-        for number in range(25):
-            progressed(number)
-            time.sleep(0.05)
-    assert passed == list(range(25))
-    assert hook.lines == []
 
 
 def test_bare_commands_tell_a_failure_and_done(project: PartsProject, hook: Hook, capsys: pytest.CaptureFixture[str]) -> None:

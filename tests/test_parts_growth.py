@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.base import Outcome, Work
-from niels_cache_assets.artifacts.forecast.steps import forecast
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.disk.lineage import read_lineage
-from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import read_meta
@@ -27,7 +24,7 @@ from tests.hub_builds import Build, build_from
 from tests.hub_repositories import card, parquet
 from tests.loopback_hub import LoopbackHub
 from tests.messages import missing
-from tests.parts_project import NAME, PartsProject, build, is_val, parts_of, stream_of
+from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
@@ -146,23 +143,6 @@ def test_growth_after_prune(project: PartsProject, parts: int) -> None:
     assert verify_cache(found.root) == []
 
 
-@pytest.mark.parametrize(("parts", "tables"), [(3, (2, 1))])
-def test_other_numbers_of_parts_move_no_part_to_another_number(project: PartsProject, parts: int, tables: tuple[int, int]) -> None:
-    project.write([4, 6, 5], first=20, folder="again")
-
-    def tables_of(numbers: tuple[int, int]) -> str:
-        return "".join(
-            f'[[pretrain.{NAME}.added]]\nfiles = ["{name}/*"]\nparts = {number}\n'
-            for name, number in zip(("more", "again"), numbers, strict=True)
-        )
-
-    build(grow(project, 2, HASHED, added=tables_of((2, 2))))
-    build(grow(project, parts, HASHED, added=tables_of(tables)))
-    build(grow(project, parts, HASHED, added=tables_of(tables), root="nothing"))
-    assert stream_of(project.cache()) == stream_of(project.cache("nothing"))
-    assert len(set(files_of(project.cache(), "train"))) == len(files_of(project.cache(), "train")) > 80
-
-
 @pytest.mark.parametrize(
     ("parts", "change", "named"),
     [(3, "changed", "f002.jsonl"), (3, "deleted", "f002.jsonl"), (1, "new", "f030.jsonl"), (1, "changed", "")],
@@ -226,30 +206,6 @@ def test_decontaminate_compares_new_parts_with_the_val_that_is_there(project: Pa
         grow(project, 1, settings)
 
 
-def test_another_val_is_compared_with_the_added_parts_again(project: PartsProject) -> None:
-    settings = 'val_tokens = {}\ndecontaminate = "exact"'
-    lines = (project.folder / "texts/f000.jsonl").read_text().splitlines()
-    with open(project.folder / "more/f009.jsonl", "a") as file:
-        file.write("".join(json.dumps({"id": f"copy {row}", "text": json.loads(line)["text"]}) + "\n" for row, line in enumerate(lines)))
-    dropped = []
-    for val_tokens in (120, 400):
-        build(grow(project, 3, settings.format(val_tokens)))
-        dropped.append(read_meta(str(project.cache() / "meta.json"))["dropped"]["in_val"])
-    assert 0 < dropped[0] < dropped[1]
-    build(grow(project, 3, settings.format(400), root="nothing"))
-    assert digests(project.cache("nothing")) == digests(project.cache())
-
-
-@pytest.mark.parametrize(("parts", "settings"), [(3, BUDGETS), (1, HASHED)])
-def test_a_dry_run_tells_that_only_new_parts_are_built(project: PartsProject, parts: int, settings: str) -> None:
-    build(project.graph(parts, settings))
-    steps = {step.key: step for step in forecast(grow(project, parts, settings))}
-    first = {f"part/{NAME}/part-00000"} if parts == 1 else set()
-    new = {f"part/{NAME}/part-{number:05d}" for number in (parts, parts + 1)}
-    assert {key for key, step in steps.items() if step.action == "build"} == {PLAN, *first, *new, SEALED}
-    assert {key for key, step in steps.items() if step.estimate is not None} == new
-
-
 MIX = f'\n[pretrain.mix]\nsource = "interleave"\nmembers = {{ {NAME} = 1 }}\nval_frac = 0.0\n'
 
 
@@ -280,24 +236,6 @@ def test_a_mixture_reads_the_added_files_of_a_member_without_its_val(project: Pa
             build(grow(project, 1, HASHED, added=ADDED + MIX, root="no parts"), ["tokenizer", "pretrain/mix"])
 
 
-def test_a_mixture_is_built_again_when_files_of_a_member_become_added_ones(project: PartsProject) -> None:
-    """Even if the files together have the same content."""
-    table = "val_frac = 0.0\nshuffle_buffer = 0\n"
-    build(project.graph(2, table + MIX), ["tokenizer", "pretrain/mix"])
-    found = project.graph(2, f'{table}[[pretrain.{NAME}.added]]\nfiles = ["texts/f000.jsonl"]\n{MIX}')
-    assert build(found, ["pretrain/mix"])["pretrain/mix"].state == "built"
-    files = [file for file, _ in files_of(project.cache().with_name("mix"), "train")]
-    assert files[-1].endswith("f000.jsonl")
-
-
-def test_a_lost_cache_of_one_process_is_built_again_to_the_same_bytes(project: PartsProject) -> None:
-    build(grow(project, 1, HASHED))
-    expected = digests(project.cache())
-    shutil.rmtree(project.folder / "cache/pretrain")
-    build(grow(project, 1, HASHED))
-    assert digests(project.cache()) == expected
-
-
 def test_a_first_part_that_is_built_again_reads_the_files_of_the_plan(project: PartsProject) -> None:
     found = grow(project, 1, HASHED)
     build(found)
@@ -312,30 +250,6 @@ def test_a_first_part_that_is_built_again_reads_the_files_of_the_plan(project: P
     project.write([40], first=2)
     with pytest.raises(NielsCacheError, match=r"f002.*changed"):
         build(found, [f"part/{NAME}/part-00000"])
-
-
-def test_links_replace_the_files_of_an_unfinished_build(project: PartsProject, tmp_path: Path) -> None:
-    build(project.graph(1, HASHED))
-    found = grow(project, 1, HASHED)
-    build(found, [PLAN])
-    left, part = tmp_path / "left", found[f"part/{NAME}/part-00000"]
-    (left / "train").mkdir(parents=True)
-    for path in list_shards(project.cache() / "train"):
-        (left / "train" / path.name).write_bytes(b"unfinished")
-    revision = part.revision()
-    work = Work(directory=left, revision=revision, made_of=part.identity(revision), force=False, progress=None, log=lambda line: None)
-    part.write(work)
-    assert stream_of(left) == stream_of(project.cache())
-
-
-def test_a_damaged_cache_of_one_process_is_not_linked(project: PartsProject) -> None:
-    build(project.graph(1, HASHED))
-    shard = list_shards(project.cache() / "train")[0]
-    expected = shard.read_bytes()
-    shard.write_bytes(bytes(len(expected)))
-    found = project.graph(1, f"{HASHED}\n{ADDED}", build='verify_parts = "sha256"')
-    build(found)
-    assert list_shards(project.cache() / "train")[0].read_bytes() == expected
 
 
 def rows(count: int, seed: int) -> list[dict[str, object]]:
@@ -370,36 +284,3 @@ def test_a_data_set_of_the_hub_grows_by_files_of_a_later_commit(hub: LoopbackHub
     plan = json.loads((root / "pretrain/.parts/parts/plan.json").read_text())
     assert [group["dataset_revision"] for group in plan["groups"]] == [first, hub.commit("owner/pages")]
     assert json.loads(grown[0]["meta"])["parts"][0] == json.loads(before[0]["meta"])["parts"][0]
-
-
-def test_the_val_of_a_grown_data_set_of_the_hub_stays_out_of_another_one(hub: LoopbackHub, tmp_path: Path, tiny_model: Path) -> None:
-    """The added files are read at their own commit, before and after the plan is made. A set that has grown is read again."""
-    texts = {f"data/2025/{number}.parquet": sentences(20, seed=number) for number in range(3)}
-    more = {f"data/2026/{number}.parquet": sentences(20, seed=number) for number in (8, 9)}
-    old: dict[str, Any] = {name: parquet([{"text": text} for text in each]) for name, each in texts.items()}
-    old["README.md"] = card({"default": {"train": "data/*/*"}})
-    hub.repositories["owner/pages"] = old
-    first = hub.commit("owner/pages")
-    hub.repositories["owner/pages"] = old | {name: parquet([{"text": text} for text in each]) for name, each in more.items()}
-    later = hub.commit("owner/pages")
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / "tokenizer").symlink_to(tiny_model.parent)
-    lines = [text for each in (texts | more).values() for text in each] + sentences(20, seed=30)
-    (tmp_path / "news.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in lines))
-    web: dict[str, Any] = {"source": "huggingface", "dataset": "owner/pages", "pinned_revision": first, "parts": 2, "val_frac": 0.3}
-    grown = web | {"added": [{"files": ["2026/*"], "revision": later}]}
-    news = {"source": "jsonl", "files": [str(tmp_path / "news.jsonl")], "val_frac": 0.0, "decontaminate_against": ["web"]}
-    builds = [Build(news, name="news", others={"web": table}) for table in (web, grown)]
-    builds += [Build(grown, name="web"), Build(news, name="news", others={"web": grown})]
-    found, _ = build_from(hub, root, builds)
-    assert [each.get("error") for each in found] == [None] * 4
-    rule = HashRule(val_frac=0.3, seed=load_registry(profile="quickstart").build.seed)
-    of_old, of_more = (sum(is_val(rule, name, row) for name in each for row in range(20)) for each in (texts, more))
-    assert of_old > 5
-    assert of_more > 3
-    before, unplanned, of_web, planned = (json.loads(each["meta"]) for each in found)
-    assert before["dropped"]["in_held_out"] == of_old
-    assert unplanned["dropped"]["in_held_out"] == of_old + of_more == of_web["documents"]["val"]
-    assert planned == unplanned
-    assert unplanned["dataset_revision"] != before["dataset_revision"]

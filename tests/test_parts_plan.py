@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.documents import Document, DocumentBatch
 from niels_cache_assets.parts.plan import MOST_SHARDS, Plan, contiguous_runs, entry_of_group, plan_parts, proposed_shard_bytes, shares
+from niels_cache_assets.sources.hub import data
+from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
@@ -101,6 +104,14 @@ def test_the_room_for_a_part_is_unknown_if_the_size_of_a_file_is(project: PartsP
     assert part.need() is None
 
 
+def test_a_file_that_the_hub_does_not_return_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = SimpleNamespace(config=SimpleNamespace(data_files={"train": ["hf://datasets/owner/pages@c0ffee/data/0.parquet"]}))
+    monkeypatch.setattr(data, "_builder", lambda *args: told)
+    monkeypatch.setattr("huggingface_hub.HfApi.get_paths_info", lambda *args, **settings: [])
+    with pytest.raises(NielsCacheError, match=r"lists data/0\.parquet"):
+        data.hub_files(Huggingface(dataset="owner/pages"), "c0ffee")
+
+
 def test_shard_bytes_are_proposed_for_too_many_shards() -> None:
     settings = {"train_tokens": None, "val_tokens": None, "token_bytes": 2, "shard_bytes": 1 << 20}
     assert proposed_shard_bytes(listed(1 << 30), **settings) is None  # type: ignore[arg-type]
@@ -159,18 +170,6 @@ def test_a_plan_is_the_same_bytes_again_and_tells_no_place(project: PartsProject
     assert paths[0].read_bytes() == paths[1].read_bytes()
     assert str(project.folder) not in paths[0].read_text(encoding="utf-8")
     assert materialize(found[f"plan/{NAME}"]).state == "cache_hit"
-
-
-def test_the_picture_of_parts_is_up_to_date(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.image import imread
-
-    from docs import parts_picture
-
-    parts_picture.main(tmp_path)
-    kept, new = imread(parts_picture.TARGET / "parts.png"), imread(tmp_path / "parts.png")
-    assert kept.shape == new.shape
-    assert np.abs(kept - new).mean() < 0.005, "run python -m docs.parts_picture"  # machines may smooth edges otherwise
 
 
 def test_a_plan_warns_of_too_many_shards(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import shutil
 import threading
@@ -16,14 +15,13 @@ import pytest
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.meta import sha256_file
-from niels_cache_runtime.remote import fetcher, ledger, local_copy
-from niels_cache_runtime.remote.copied_build import CopiedBuild
+from niels_cache_runtime.remote import ledger, local_copy
 from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Ledger, State
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import RemoteError
 from niels_cache_runtime.remote.upkeep import trim
-from tests.copied_caches import ADDRESS, Published, only_shards, room, rows, wait_until
+from tests.copied_caches import ADDRESS, Published, only_shards, room, rows
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
 
@@ -47,38 +45,6 @@ def test_a_dropped_loader_may_be_collected_while_the_ledger_is_locked(published:
     threading.Thread(target=collect, daemon=True).start()
     assert done.wait(20)
     published.wait_until_unread()
-
-
-def test_a_dropped_iterator_waits_for_no_thread_that_reads(published: Published) -> None:
-    """A thread that reads may wait for a lock of the thread on which the collector runs."""
-    remote = published.remote()
-    iterator = iter(remote)
-    next(iterator)
-    (copy,) = (each for each in local_copy._copies if each.folder == published.copy)
-    lock, reads, is_closed = threading.Lock(), threading.Event(), threading.Event()
-
-    def read() -> None:
-        with copy.reading:
-            reads.set()
-            with lock:
-                pass
-
-    def close() -> None:
-        with lock:
-            reader.start()
-            assert reads.wait(20)
-            iterator.close()
-            is_closed.set()
-
-    def runs() -> set[str]:
-        with Ledger(published.copy).changing() as state:
-            return {each.run for each in state.readers.values()}
-
-    reader = threading.Thread(target=read, daemon=True)
-    assert runs() != {""}
-    threading.Thread(target=close, daemon=True).start()
-    assert is_closed.wait(20)
-    wait_until(lambda: runs() == {""})
 
 
 def test_a_meta_json_that_a_killed_process_left_is_used(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,27 +103,6 @@ def _fetch_or_fail(folder: Path) -> None:
         copy.fetch_of(copy.open(ADDRESS)[0], ["train_doc_ends.npy"])
 
 
-def test_a_full_disk_at_the_record_of_a_tail_counts_as_a_smaller_limit(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch_tail, calls = Fetcher._tail, list[str]()
-
-    def is_waited_for(record: Ledger, path: str) -> bool:
-        with record.changing() as state:
-            return any(path in reader.demand for reader in state.readers.values())
-
-    def refused(self: Fetcher, build: CopiedBuild, path: str) -> tuple[bytes, dict[str, int]]:
-        calls.append(path)
-        if len(calls) == 1:
-            wait_until(lambda: is_waited_for(self._ledger, path))
-            with self._ledger.writing():
-                raise OSError(errno.ENOSPC, "No space left on device")
-        return fetch_tail(self, build, path)
-
-    monkeypatch.setattr(Fetcher, "_tail", refused)
-    monkeypatch.setattr(fetcher, "_DISK_SECONDS", 0.2)
-    assert rows(published.remote(epochs=1, limit=room(8))) == rows(published.local(epochs=1))
-    assert calls.count(calls[0]) == 2
-
-
 def test_a_repaired_object_may_have_another_etag(published: Published) -> None:
     settings: dict[str, Any] = {"epochs": 1, "shuffle": False}
     expected = rows(published.local(**settings))
@@ -187,33 +132,6 @@ def test_after_a_boot_each_file_is_hashed_before_its_use(published: Published, m
     with Ledger(published.copy).changing() as state:
         assert state.counts["again"] == len(files)
         assert state.unchecked == set()
-
-
-def test_a_folder_of_two_machines_is_not_hashed_again(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both name another boot. While one of them reads, the other proves nothing about a new boot."""
-    expected = rows(published.local(epochs=1))
-    loaders = []
-    for name in ("first", "second", "first"):
-        monkeypatch.setattr(ledger, "boot", lambda name=name: name)
-        loaders.append(published.remote(epochs=1, limit=room(8)))
-        assert rows(loaders[-1]) == expected
-        with Ledger(published.copy).changing() as state:
-            assert (state.boot, state.unchecked) == ("first", set())
-    loaders.clear()
-    published.wait_until_unread()
-    monkeypatch.setattr(ledger, "boot", lambda: "second")
-    with Ledger(published.copy).changing() as state:
-        assert state.boot == "second"
-        assert len(state.unchecked) > 0
-
-
-def test_a_file_that_was_removed_before_its_check_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has reserved room for it any more."""
-    Ledger(tmp_path).make()
-    fetched: list[str] = []
-    monkeypatch.setattr(Fetcher, "_fetch", lambda self, path: fetched.append(path))
-    Fetcher(tmp_path, "group")._work("builds/x/pretrain/notes/train/shard_00000.bin", is_reserved=False)
-    assert fetched == []
 
 
 def test_a_folder_stays_while_a_file_of_it_is_fetched(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,12 +15,13 @@ from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, 
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.disk import space
 from niels_cache_assets.disk.journal import partial_directory
-from niels_cache_assets.disk.space import Need, naming, pretrain_need, refusal, require_room, telling
+from niels_cache_assets.disk.space import Need, naming, pretrain_need, require_room, telling
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import Split
+from niels_cache_runtime.format.npy_files import create_npy
 from tests.corpora import articles
 from tests.messages import missing
 from tests.small_project import STAGES, small_project
@@ -133,19 +134,6 @@ def test_a_budget_that_the_corpus_fills_and_the_disk_does_not_is_refused_before_
     assert any(not missing(line, "may not fit", "1,000,000,000 tokens", " 2.0 GB", "1.0 MB are free") for line in told)
 
 
-def test_a_refusal_names_the_file_what_is_free_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_free(monkeypatch, 12_300)
-    path = tmp_path / "shard"
-    with pytest.raises(OSError, match="No space") as caught, naming(path):
-        raise OSError(28, "No space left on device")
-    said = refusal(caught.value, tmp_path / "target")
-    assert missing(said, f"{path}: No space ", "12.3 kB are free", "make room", "another cache directory") == []
-    assert refusal(OSError(99, "Odd"), tmp_path / "target") == f"{tmp_path / 'target'}: Odd"
-    with pytest.raises(OSError, match="Odd") as caught, naming(path):
-        raise OSError(99, "Odd", "another")
-    assert caught.value.filename == "another"
-
-
 def test_a_refusal_says_what_could_not_be_written_and_what_all_of_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leave_free(monkeypatch, 4_100)
 
@@ -198,3 +186,9 @@ def test_a_build_of_each_kind_whose_size_is_known_or_guessed_says_so_before_it_b
     with pytest.raises(NielsCacheError, match=r"back: [\d,]+ tokens take about [\d.]+ kB, and 100 bytes are free"):
         import_megatron(prefixes, root / "back", vocabulary=Vocabulary(), shard_bytes=4096)
     assert sorted(root.rglob("*")) == before
+
+
+def test_an_array_says_how_much_of_a_full_disk_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"No space .* 4,128 bytes: '.*/a\.npy'"):
+        create_npy(tmp_path / "a.npy", "<u4", (1000,))

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_runtime.format.meta import read_meta
 from tests.messages import missing
+from tests.parts_project import build
 from tests.tiny import sentences
 
 SETTINGS = """
@@ -34,11 +37,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
     for number, name in enumerate(("a0", "a1", "b")):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences(60, seed=number)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("DAGSTER_HOME", str(folder / "home"))
-        (folder / "niels_cache.toml").write_text(SETTINGS.format(size=330))
-        assert main(["build-all", "--only", "a", "b"]) == 0
+    config = folder / "niels_cache.toml"
+    config.write_text(SETTINGS.format(size=330))
+    found = graph(load_registry(config=str(config)), folder / "cache")
+    build(found, found.order(["a", "b"]))
     return folder
 
 

@@ -22,14 +22,12 @@ from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.corpus import store
 from niels_cache_assets.disk import staging as directories
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, partial_directory
-from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.show.corpora import corpus_names
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import lock_path, writer_lock
 from niels_cache_runtime.format.layout import META_NAME
 from tests.corpora import articles
-from tests.hand_made import rewrite_meta
 from tests.messages import missing
 from tests.unreadable import forbid
 
@@ -130,16 +128,6 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_folder_that_may_not_be_read_hides_no_other(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forbid(monkeypatch, project / "cache/pretrain/notes")
-    code, rows = as_json(capsys)
-    assert code == 1
-    assert {name: row["state"] for name, row in rows.items() if name in ("notes", "books")} == {"notes": "unreadable", "books": "in sync"}
-    assert missing(rows["notes"]["advice"], "notes/meta.json", "Permission denied") == []
-
-
 def test_where_everything_is_complete_it_says_so_and_exits_0(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = files(project)
     code, output = run(capsys)
@@ -160,11 +148,17 @@ def test_where_everything_is_complete_it_says_so_and_exits_0(project: Path, caps
     assert files(project) == before, "nothing is written, no lock either"
 
 
-def test_names_choose_and_a_data_set_stands_for_its_corpus_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_choose_and_a_data_set_stands_for_its_corpus_too(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert list(as_json(capsys, "books")[1]) == ["corpus/books", "books"]
     assert list(as_json(capsys, "corpus/books", "tokenizer")[1]) == ["tokenizer", "corpus/books"]
     assert main(["status", "book"]) == 2
     assert missing(capsys.readouterr().err, "'book'", "'books'") == []
+    forbid(monkeypatch, project / "cache/pretrain/notes")
+    code, rows = as_json(capsys)
+    assert (code, rows["notes"]["state"], rows["books"]["state"]) == (1, "unreadable", "in sync"), "one folder hides no other"
+    assert missing(rows["notes"]["advice"], "notes/meta.json", "Permission denied") == []
 
 
 @pytest.mark.parametrize(
@@ -210,41 +204,6 @@ def test_a_changed_threshold_makes_duplicates_stale_and_what_is_read_through_the
         "books": "stale",
     }
     assert "other settings" in rows["corpus/books"]["advice"]
-
-
-def test_changed_settings_of_the_tokenizer_make_it_stale_and_a_lost_model_to_import_too(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    configure(project)
-    toml = project / "niels_cache.toml"
-    toml.write_text(toml.read_text().replace(f'model = "{project / "spm.model"}"', "vocab_size = 500"))
-    code, rows = as_json(capsys)
-    assert (code, {name for name, row in rows.items() if row["condition"] == "stale"}) == (1, {"tokenizer"})
-    assert "[tokenizer]" in rows["tokenizer"]["advice"]
-    configure(project)
-    assert as_json(capsys)[0] == 0
-    (project / "spm.model").unlink()
-    _, rows = as_json(capsys)
-    assert (rows["tokenizer"]["condition"], rows["notes"]["condition"]) == ("stale", "complete")
-    assert "spm.model: " in rows["tokenizer"]["advice"]
-
-
-@pytest.mark.parametrize(
-    ("folder", "odd", "noted"),
-    [
-        ("tokenizer", {"trained_on": {"sources": {"books": 5}, "read_as": {"books": []}}}, ("books", "raw text")),
-        ("pretrain/notes", {"train_tokens": "many", "split_rule": budget_rule(train_tokens=9, val_tokens=1)}, ()),
-    ],
-)
-def test_a_meta_json_with_a_value_of_another_form_hides_its_note_and_nothing_else(
-    project: Path, capsys: pytest.CaptureFixture[str], folder: str, odd: dict[str, Any], noted: tuple[str, ...]
-) -> None:
-    rewrite_meta(project / "cache" / folder, **odd)
-    _, rows = as_json(capsys)
-    assert len(rows) > 3
-    note = rows[Path(folder).name]["note"]
-    assert missing(note, *noted) == []
-    assert bool(note) is bool(noted)
 
 
 def test_an_unfinished_build_shows_how_far_it_is_beside_the_state_of_the_last_good_cache(
@@ -300,14 +259,6 @@ def test_a_build_at_work_is_named_with_its_process(project: Path, capsys: pytest
     assert as_json(capsys, "notes")[1]["notes"]["resumable"] is None
 
 
-def test_caches_of_another_configuration_are_shown_too(project: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.toml"
-    other.write_text('profile = "quickstart"\n[tokenizer]\nmodel = "spm.model"\n')
-    states = {state.name: state for state in graph(load_registry(config=str(other)), project / "cache").states()}
-    assert (states["notes"].state, states["corpus/books"].state, states["corpus/duplicates"].state) == ("built", "built", "built")
-    assert states["python_docs"].condition == "missing"
-
-
 BUILDS: dict[str, Callable[..., object]] = {
     "notes": lambda registry, root, log: build_dataset(registry, "notes", root=root, log=log),
     "books": lambda registry, root, log: build_dataset(registry, "books", root=root, log=log),
@@ -333,7 +284,7 @@ def stop_a_build(project: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> P
         patched.setattr(store, "TEXT_BYTES_PER_FILE", 1_000)
         patched.setattr(directories, "_take_place", fail)
         with pytest.raises(NielsCacheError, match="the disk refuses"):
-            BUILDS[name](registry, root, print)
+            BUILDS[name](registry, root, lambda line: None)
     assert (partial_directory(target) / JOURNAL_NAME).exists()
     return target
 

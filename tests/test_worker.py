@@ -214,19 +214,6 @@ def test_a_stop_of_its_launch_ends_a_worker_that_begins_later(root: Root, capsys
     assert main([*words, "cd34"]) == 0
 
 
-def test_a_worker_outlives_the_readers_of_its_output(root: Root) -> None:
-    read, write = os.pipe()
-    arguments = ("-c", SLOWLY, "part", NAME, str(PART), *root.where)
-    worker = Program(*arguments, cwd=root.folder, env=root.env, streams=(0, write, write))
-    root.running.append(worker)
-    os.close(write)
-    wait_for((root.folder / "started").exists, worker)
-    os.close(read)
-    root.go()
-    assert worker.wait(60) == 0
-    root.seal_and_compare()
-
-
 def test_a_whole_data_set_is_built_without_dagster(workers: Workers, tmp_path: Path) -> None:
     """By real interpreters, whose output is closed or a full device for some of them."""
     workers.graph(tmp_path.name)
@@ -250,7 +237,7 @@ os._exit(7 if heavy else 0)
     assert digests(tmp_path / "cache/pretrain" / NAME) == workers.expected
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+def told(capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
     output, errors = capsys.readouterr()
     return json.loads(output.splitlines()[-1]), errors
 
@@ -259,10 +246,10 @@ def test_the_number_comes_from_the_scheduler(root: Root, capsys: pytest.CaptureF
     for variable in NUMBER_VARIABLES:
         monkeypatch.setenv(variable, "2")
         assert main(["part", NAME, *root.where]) == 0
-        assert said(capsys)[0]["key"].endswith("part-00002")
+        assert told(capsys)[0]["key"].endswith("part-00002")
         monkeypatch.setenv(variable, "two")
         assert main(["part", NAME, *root.where]) == 2
-        assert variable in said(capsys)[1]
+        assert variable in told(capsys)[1]
         monkeypatch.delenv(variable)
 
 
@@ -281,30 +268,33 @@ def test_wrong_use_is_told_on_both_streams(
     for variable in NUMBER_VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     assert main(["part", *arguments, *root.where]) == 2
-    line, errors = said(capsys)
+    line, errors = told(capsys)
     assert (line["event"], line["exit_code"]) == ("error", 2)
     assert named in line["message"]
     assert named in errors
     assert errors.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"), [("parts = 2", r"plan\.json.*parts"), ("parts = 3\nenabled = false", "enabled"), ("parts = 1", "in parts")]
+)
+def test_settings_that_do_not_go_with_the_plan_are_refused(
+    root: Root, capsys: pytest.CaptureFixture[str], settings: str, said: str
+) -> None:
+    plan = root.root / f"pretrain/.parts/{NAME}/plan.json"
+    before = plan.read_bytes()
+    root.config.write_text(root.config.read_text().replace("parts = 3", settings))
+    assert main(["part", NAME, "1", *root.where]) == 2
+    assert re.search(said, told(capsys)[0]["message"])
+    assert plan.read_bytes() == before
+
+
 def test_missing_inputs_are_named(root: Root, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(root.root / f"pretrain/.parts/{NAME}/val")
     assert main(["part", NAME, "1", *root.where]) == 2
-    assert "--val" in said(capsys)[0]["message"]
-    assert main(["part", NAME, "0", *root.where]) == 0  # it is finished, and needs no val
-    capsys.readouterr()
+    assert "--val" in told(capsys)[0]["message"]
     assert main(["part", NAME, "--seal", *root.where]) == 1
-    assert "val" in said(capsys)[0]["message"]
-
-
-def test_a_plan_of_other_settings_is_not_replaced(root: Root, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = root.root / f"pretrain/.parts/{NAME}/plan.json"
-    before = plan.read_bytes()
-    root.config.write_text(root.config.read_text().replace("parts = 3", "parts = 2"))
-    assert main(["part", NAME, "1", *root.where]) == 2
-    assert re.search(r"plan\.json.*parts", said(capsys)[0]["message"])
-    assert plan.read_bytes() == before
+    assert "val" in told(capsys)[0]["message"]
 
 
 def test_a_source_that_fails_is_a_failed_build(root: Root, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -317,18 +307,8 @@ def test_a_source_that_fails_is_a_failed_build(root: Root, capsys: pytest.Captur
         path.unlink()
     capsys.readouterr()
     assert main(["part", NAME, "1", *root.where]) == 1
-    line, errors = said(capsys)
+    line, errors = told(capsys)
     assert (line["event"], line["exit_code"]) == ("error", 1)
     assert "no file" in errors
     shutil.rmtree(root.root / "pretrain")
     assert main(["part", NAME, "--val", *root.where]) == 1  # no plan, and nothing to plan
-
-
-def test_data_sets_without_parts_or_switched_off_are_refused(root: Root, capsys: pytest.CaptureFixture[str]) -> None:
-    text = root.config.read_text()
-    root.config.write_text(text.replace("parts = 3", "parts = 3\nenabled = false"))
-    assert main(["part", NAME, "1", *root.where]) == 2
-    assert "enabled" in said(capsys)[0]["message"]
-    root.config.write_text(text.replace("parts = 3", "parts = 1"))
-    assert main(["part", NAME, "1", *root.where]) == 2
-    assert "in parts" in said(capsys)[0]["message"]

@@ -1,7 +1,7 @@
 """The Dagster UI as a person uses it, in a real browser, behind the guard: one walk from the first look at the graph to a back-fill of all.
 
 Each function has the actions and the sight of the person at one place. Later functions look at the results of earlier ones.
-tests/test_dagster_backfill.py and tests/ui/test_ui_process.py test failed and terminated runs without a browser.
+tests/ui/test_ui_process.py tests killed and terminated runs without a browser.
 """
 
 import json

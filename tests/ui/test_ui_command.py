@@ -4,7 +4,6 @@ not fit.
 
 import errno
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -136,23 +135,3 @@ time.sleep(300)
     process.kill()
     process.wait()
     wait_until(lambda: not any(map(is_alive, started)), seconds=30, what="what was attended still runs")
-
-
-def test_an_attended_module_that_is_interrupted_while_it_loads_says_nothing(tmp_path: Path) -> None:
-    """As Ctrl-C does where the UI is still starting."""
-    (tmp_path / "slow.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(300)\n")
-    read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "niels_cache_assets.processes", str(read_end), "slow"]
-    process = subprocess.Popen(
-        command, pass_fds=[read_end], start_new_session=True, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "loading\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
-    finally:
-        process.kill()
-        os.close(read_end)
-        os.close(write_end)
-    assert (process.returncode, errors) == (130, "")
