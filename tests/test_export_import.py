@@ -296,17 +296,6 @@ def test_an_imported_data_set_is_replaced_by_force_alone(root: Path, capsys: pyt
     assert read_meta(str(root / "pretrain" / "pile" / "meta.json"))["append_eot"] is True
 
 
-def test_a_prefix_without_files_is_wrong_use(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for prefix, message in (
-        ("nowhere", "nowhere.idx: "),
-        ("nowhere.idx", "nowhere.idx.idx: "),
-    ):
-        assert main(["import", "megatron", prefix, "--name", "a", "--cache-dir", "cache"]) == 2
-        assert message in capsys.readouterr().err
-    assert main(["import", "megatrn", "x", "--name", "a", "--cache-dir", "cache"]) == 2
-    assert "did you mean 'megatron'?" in capsys.readouterr().err
-
-
 def test_files_that_cannot_be_read_are_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("x.idx").write_bytes(b"cut")
     assert run("--name", "a") == 1

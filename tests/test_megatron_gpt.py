@@ -141,19 +141,6 @@ def test_documents_of_two_billion_tokens_are_counted_in_64_bits(extra: bool) -> 
     assert np.array_equal(ours, theirs)
 
 
-def test_the_last_partial_sample_is_counted_in_whole_numbers_where_megatron_rounds() -> None:
-    """ceil(float(tokens - 1) / L) in 32-bit floats is right up to 2^24, and one off from there on."""
-    helper = megatron_core.load().helpers.build_sample_idx_int32
-    for tokens, same in ((2**24, True), (2**24 + 1, True), (2**24 + 2, False)):
-        lengths, documents = np.array([tokens], dtype=np.int32), np.zeros(1, dtype=np.int32)
-        plan = plan_epochs(tokens, num_samples=None, sequence_length=2**20, drop_last=False)
-        assert plan.samples == 16 + (tokens - 1 > 2**24)
-        theirs = helper(lengths, documents, 2**20, 1, tokens, False, 1)
-        assert (len(theirs) - 1 == plan.samples) is same
-        ours = build_sample_index(lengths, documents, samples=plan.samples, sequence_length=2**20)
-        assert ours[-1].tolist() == [0, tokens - 1]
-
-
 @pytest.mark.parametrize("part", ["train", "valid", "test"])
 @pytest.mark.parametrize("split", ["99,1,0", "1", "0.5, 0.3, 0.2", "1/1/1", "0,1,0"])
 def test_split_strings_give_megatrons_ranges(tmp_path: Path, split: str, part: str) -> None:

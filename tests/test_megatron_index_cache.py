@@ -113,29 +113,6 @@ def spoil(folder: Path, allocate: Any) -> None:
     path.write_bytes(b"x" * path.stat().st_size)
 
 
-def test_a_damaged_index_is_renamed_aside_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, removed = IndexCache(tmp_path / "index"), []
-    cache.open("test", {}, fill)
-    directory = cache.directory("test", {})
-    (directory / "numbers.npy").write_bytes(b"")
-    remove = shutil.rmtree
-    monkeypatch.setattr(shutil, "rmtree", lambda path: (removed.append(path), remove(path)))
-    cache.open("test", {}, fill)
-    assert removed
-    assert directory not in removed
-    (tmp_path / "index" / f".{'0123' * 8}.damaged").mkdir()
-    cache.open("test", {"another": True}, fill)
-    assert list((tmp_path / "index").glob(".*.damaged")) == [], "left by a process that was killed in between"
-
-
-def test_what_is_not_of_an_index_stays(tmp_path: Path) -> None:
-    for name in (".books.partial", ".books.damaged"):
-        (tmp_path / name).mkdir()
-    (tmp_path / ".download.partial").write_text("")
-    IndexCache(tmp_path).open("test", {}, fill)
-    assert {path.name for path in tmp_path.iterdir()} >= {".books.partial", ".books.damaged", ".download.partial"}
-
-
 def test_what_another_host_put_there_meanwhile_stays(tmp_path: Path) -> None:
     """As if its lock did not reach this one."""
     cache, other = IndexCache(tmp_path / "index"), IndexCache(tmp_path / "other")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -152,14 +151,6 @@ def racing(published: Published, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ra
     found.fetch()
 
 
-def test_who_is_in_the_way_for_a_moment_takes_what_is_there(racing: Racing) -> None:
-    end = racing.take(racing.slow, racing.missing[0])
-    wait_until(lambda: racing.slow._reader.demand == racing.missing[:1])
-    assert racing.take(racing.fast, racing.here).result(20)
-    racing.fetch()
-    assert end.result(20)
-
-
 def test_who_waits_in_the_way_of_a_slower_process_lets_its_files_go(racing: Racing) -> None:
     """A file for which a process waits stays in the copy."""
     ends = [racing.take(racing.fast, racing.missing[1])]
@@ -169,31 +160,6 @@ def test_who_waits_in_the_way_of_a_slower_process_lets_its_files_go(racing: Raci
     wait_until(lambda: racing.fast._reader.demand == [])
     racing.fetch()
     assert [end.result(20) for end in ends] == [True, True]
-
-
-def test_all_sources_of_a_process_in_the_way_leave(racing: Racing) -> None:
-    """Not only the source that waits for a file."""
-
-    class Source:
-        def leave_all(self) -> list[str]:
-            left = [*racing.taken[racing.fast]]
-            racing.taken[racing.fast].clear()
-            return left
-
-    source = Source()
-    racing.fast.add_owner(source)  # type: ignore[arg-type]
-    assert racing.take(racing.fast, racing.here).result(20)
-    assert racing.here in racing.fast._reader.maps
-    ends = [racing.take(racing.slow, racing.missing[0]), racing.take(racing.fast, racing.missing[1])]
-    assert ends[1].result(20) is False
-    assert racing.taken[racing.fast] == racing.fast._reader.demand == []
-    assert racing.here not in racing.fast._reader.maps
-    ends.append(racing.take(racing.fast, racing.here))
-    time.sleep(3 * local_copy._LOOK_SECONDS)
-    assert racing.taken[racing.fast] == [], "it took a file again, before the slower process had its room"
-    racing.fetch()
-    assert ends[0].result(20)
-    assert ends[2].result(20)
 
 
 @pytest.mark.parametrize("B", [6, 600])
@@ -283,18 +249,6 @@ def test_a_trace_finds_room_while_blocks_are_fetched_ahead(published: Published,
             assert isinstance(theirs, BatchTrace)
             assert (ours.tokens == theirs.tokens).all()
     assert found == expected
-
-
-def test_traces_hold_no_more_than_the_last_one_needs(published: Published) -> None:
-    remote = published.remote(T=T, limit=room(4))
-    batches = iter(remote)
-    next(batches)
-    block = set(shards_of_run(published.local(T=T), 1))
-    for step in (100, 150, 210, 280):
-        remote.trace(step)
-    shards = {path.rsplit("/", 1)[1] for path in copied(remote)._in_use if "/train/shard_" in path}
-    assert block <= shards
-    assert len(shards - block) <= SHARDS_OF_BLOCK
 
 
 def test_a_window_is_read_after_one_that_held_its_next_block(published: Published) -> None:

@@ -348,25 +348,6 @@ def test_a_push_during_whose_end_its_build_is_pruned_changes_nothing(s3: Loopbac
     assert check(ADDRESS, download=True).findings == []
 
 
-def test_a_record_is_written_only_while_all_objects_are_there(s3: LoopbackS3, caches: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "THREADS", 1)
-    build = letters(caches)
-    push(build, ADDRESS)
-    s3.ask("DELETE", f"/{BUCKET}/{RECORD}")
-    first, missing = f"at/letters/{build.files[0].key}", []
-
-    def decide(method: str, key: str) -> str | None:
-        if method == "HEAD" and key.endswith(build.files[-1].key):
-            s3.ask("DELETE", f"/{BUCKET}/{first}")
-        if (method, key) == ("PUT", RECORD):
-            missing.append([key for key in keys_of(build) if s3.content(key) is None])
-        return None
-
-    s3.decide = decide
-    assert push(build, ADDRESS).sent == 1
-    assert missing == [[]]
-
-
 def test_a_prune_says_that_a_build_was_published_while_its_last_objects_were_deleted(s3: LoopbackS3, caches: Caches) -> None:
     old, new = letters(caches), local_build(caches.other)
     push(old, ADDRESS)
