@@ -10,7 +10,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_runtime import NielsCacheError, read_meta
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, TOKEN_DTYPES, doc_ends_name, list_shards
-from niels_cache_runtime.format.meta import Meta, sha256_file
+from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from tests.exports import export, random_documents, stream_of, write_documents_cache
@@ -274,18 +274,6 @@ def test_wrong_use_is_one_line_and_exit_2(root: Path, capsys: pytest.CaptureFixt
 def test_a_file_of_the_pair_may_be_given_for_its_prefix(root: Path) -> None:
     assert main(["import", "megatron", "x.idx", "--val", "y.bin", "--name", "pile", "--cache-dir", "cache"]) == 0
     assert read_meta(str(root / "pretrain" / "pile" / "meta.json"))["source"]["prefixes"] == {"train": "x", "val": "y"}
-
-
-def test_data_of_our_own_model_may_end_documents_with_another_id(tmp_path: Path, tiny_model: Path) -> None:
-    """Megatron's tools end a document with the id that the model's file calls </s>, which is 2."""
-    write_indexed(tmp_path / "y", [[7, 8, 2], [9, 2]])
-    arguments = ("--profile", "quickstart", "--cache-dir", str(tmp_path / "new"), "--tokenizer", str(tiny_model), "--eot", "2")
-    assert main(["import", "megatron", str(tmp_path / "y"), "--name", "pile", *arguments]) == 0
-    meta = read_meta(str(tmp_path / "new" / "pretrain" / "pile" / "meta.json"))
-    assert meta["special_token_ids"]["eot"] == 2
-    assert meta["append_eot"] is True
-    assert meta["tokenizer_sha256"] == sha256_file(str(tiny_model))
-    assert verify_dataset(tmp_path / "new" / "pretrain" / "pile") == []
 
 
 def test_an_imported_data_set_is_replaced_by_force_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,16 +272,13 @@ def test_commands_show_a_foreign_cache_and_say_that_nothing_can_be_verified(run:
     found = {row["name"]: row for row in listed["data_sets"]}
     assert (code, found["theirs"]["state"], found["theirs"]["counts"]["train_tokens"]) == (1, "unverifiable", len(TRAIN))
     assert found["chats_of_theirs"]["counts"]["train_examples"] == 2
-    statuses = {row["name"]: row for row in run("status", as_json=True)[1]["data_sets"]}
-    assert (statuses["theirs"]["condition"], statuses["theirs"]["state"]) == ("complete", "unverifiable")
-    assert "verified" in statuses["theirs"]["advice"]
+    assert found["theirs"]["condition"] == "complete"
+    assert "verified" in found["theirs"]["advice"]
     assert run("status", "theirs")[0] == 0
     for name in ("theirs", "chats_of_theirs"):
         code, shown = run("show", name)
         assert code == 0
         assert "verified" in shown
-        assert run("show", f"cache/{'pretrain' if name == 'theirs' else 'sft'}/{name}")[0] == 0
-        assert run("show", name, as_json=True)[0] == 0
         code, sampled = run("sample", name, "--seed", "1")
         assert (code, "token ids" in sampled) == (0, True)
     assert run("sample", "chats_of_theirs", "--notable")[0] == 0
@@ -294,7 +291,6 @@ def test_commands_show_a_foreign_cache_and_say_that_nothing_can_be_verified(run:
     assert code == 0
     items = {item["name"]: item for item in reported["items"]}
     assert (items["theirs"]["state"], items["theirs"]["counts"]["train_tokens"]) == ("unverifiable", len(TRAIN))
-    assert run("doctor", "--offline")[0] in (0, 1)  # what is to be mended there is not the cache
 
 
 def test_sample_names_the_key_by_which_targets_are_found(root: Path, run: Run) -> None:

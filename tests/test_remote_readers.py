@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import pickle
 from collections.abc import Callable
@@ -15,7 +14,6 @@ import torch
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.commands import trace
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import (
@@ -33,9 +31,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.megatron import CacheSplit as MegatronSplit
 from niels_cache_runtime.megatron import open_blend
-from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import is_address
-from niels_cache_runtime.remote.upkeep import trim
 from tests.chat_models import model_folder
 from tests.loopback_s3 import BUCKET, LoopbackS3
 from tests.remote_caches import ADDRESS, Caches, letters
@@ -182,20 +178,7 @@ def test_show_prints_the_meta_of_an_address(s3: LoopbackS3, published: Caches, c
     assert "letters" in capfd.readouterr().out
 
 
-def test_trace_reads_the_documents_of_an_address(
-    published: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Meanwhile, somebody trims the copy."""
-    fetch = trace._fetch_beside
-
-    def trimmed(copy: str, copies: list[LocalCopy], folder: str) -> Path:
-        place = fetch(copy, copies, folder)
-        gc.collect()
-        if is_address(folder):
-            trim(Path(copy), 0)
-        return place
-
-    monkeypatch.setattr(trace, "_fetch_beside", trimmed)
+def test_trace_reads_the_documents_of_an_address(published: Caches, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings: dict[str, Any] = {"T": T, "B": 4, "seed": 1, "order": Blocks(shards=2)}
     states = {
         "local": TokenLoader({"letters": str(published.letters / "train")}, **settings).state_dict(),

@@ -88,12 +88,6 @@ def test_a_tokenizer_of_few_ids_may_have_32_bits_with_the_same_ids(tmp_path: Pat
     assert (stream(tmp_path / "narrow", dtype=np.dtype("<u2")) == stream(tmp_path / "wide")).all()
     for name in ("train_doc_ends.npy", "train_documents.parquet"):
         assert (tmp_path / "narrow" / name).read_bytes() == (tmp_path / "wide" / name).read_bytes()
-    chats = conversations(50)
-    build_chats(tmp_path / "chats", chats, tokenizer)
-    build_chats(tmp_path / "wide_chats", chats, tokenizer, token_dtype="uint32-le")
-    for split in ("train", "val"):
-        ids = [np.fromfile(tmp_path / name / f"{split}_tokens.bin", dtype) for name, dtype in (("chats", "<u2"), ("wide_chats", "<u4"))]
-        assert ids[0].tolist() == ids[1].tolist()
 
 
 @pytest.mark.parametrize(
