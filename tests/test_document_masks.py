@@ -55,6 +55,15 @@ def test_the_block_mask_is_the_one_that_torch_finds_in_the_whole_mask(ids: torch
             assert torch.equal(mine, expected), name
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@given(ids=ids_of_rows())
+def test_the_rule_inside_a_block_is_the_rule_pair_by_pair(ids: torch.Tensor, causal: bool) -> None:
+    B, T = ids.shape
+    rule = flex_block_mask(ids, causal=causal, block_size=8).mask_mod
+    b, q, k = torch.meshgrid(torch.arange(B), torch.arange(T), torch.arange(T), indexing="ij")
+    assert torch.equal(rule(b, torch.zeros_like(b), q, k)[:, None], pair_by_pair(ids, causal=causal))
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("T", [37, 48])  # with and without a block cut short at the end
 def test_flex_attention_and_the_dense_mask_agree(T: int) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.exchange import formats
+from niels_cache_assets.exchange.datatrove import human_tokens
 from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_runtime import DatasetLoader, NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
@@ -152,6 +153,15 @@ def _stand_in_for_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
             setattr(module, name, object)
         monkeypatch.setitem(sys.modules, "tokenizers", package)
         monkeypatch.setitem(sys.modules, "tokenizers.processors", processors)
+
+
+@given(st.integers(0, 10**15))
+@example(9_995)
+@example(999_500)
+@example(10**15)
+def test_datatroves_tokens_for_people_are_what_it_prints(tokens: int) -> None:
+    humanize = pytest.importorskip("humanize", reason=DATATROVE)
+    assert human_tokens(tokens) == humanize.metric(tokens, unit="T")
 
 
 # llm.c, nanoGPT, NumPy

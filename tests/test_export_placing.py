@@ -112,6 +112,23 @@ def test_a_list_that_names_what_is_no_file_deletes_nothing(cache: Path, tmp_path
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"theirs", "theirs.txt", "notes_val.npy.files"}
 
 
+def test_a_list_that_names_a_file_below_a_link_deletes_nothing(cache: Path, tmp_path: Path) -> None:
+    for folder in ("data", "theirs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "theirs" / "file").touch()
+    (tmp_path / "data" / "below").symlink_to(tmp_path / "theirs")
+    (tmp_path / "data" / "notes_val.npy.files").write_text("below/file\n")
+    with pytest.raises(NielsCacheError, match=r"data/below: .*link"):
+        export(cache, "npy", tmp_path / "data", force=True)
+    assert (tmp_path / "theirs" / "file").exists()
+
+
+def test_a_pipe_for_a_list_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.files")
+    with pytest.raises(NielsCacheError, match=r"a\.files: .*list"):
+        placing.Place(list_name="a.files").older(tmp_path)
+
+
 def test_a_list_alone_is_no_older_export_and_a_folder_in_the_way_is_not_deleted(cache: Path, tmp_path: Path) -> None:
     plan = export(cache, "llmc", tmp_path / "data")
     for file in plan.files:

@@ -1,5 +1,6 @@
 """A cache that is opened by name. It shows its content and how to draw from it. For a missing name, it suggests a similar name."""
 
+import copy
 import sys
 from pathlib import Path
 
@@ -77,6 +78,13 @@ def test_a_name_that_is_not_there_comes_with_the_one_that_was_meant(cache: Cache
     assert cache.pretrain.get("nots") is None
     assert "nots" not in cache.pretrain
     assert "off" in cache.pretrain
+
+
+def test_names_complete_as_keys_and_as_attributes(cache: Cache) -> None:
+    assert cache.pretrain._ipython_key_completions_() == ["notes", "off"]
+    assert "notes" in dir(cache.pretrain)
+    assert cache.pretrain.notes.train.tokens == cache.pretrain["notes"].train.tokens == 20
+    assert list(copy.deepcopy(cache.pretrain)) == ["notes", "off"]
 
 
 def test_a_data_set_that_cannot_be_opened_hides_no_other(cache: Cache) -> None:

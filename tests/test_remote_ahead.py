@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -116,50 +116,6 @@ def test_of_two_processes_that_wait_for_room_the_slower_one_goes_first(published
     with ThreadPoolExecutor(3) as executor:
         found = list(executor.map(lambda loader: rows(loader, 4), reversed(loaders)))
     assert found == [expected[start : start + 16] for start in (8, 4, 0)]
-
-
-class Racing:
-    """Two processes of a run, of which one is slower. Nothing is downloaded before `fetch`. here, missing: shards."""
-
-    def __init__(self, published: Published, patch: pytest.MonkeyPatch) -> None:
-        first, self.slow, self.fast = (LocalCopy(published.copy, limit=room(3)) for _ in range(3))
-        build, _ = first.open(ADDRESS)
-        self.here, *self.missing = (build.place(f"train/shard_{index:05d}.bin") for index in range(3))
-        first.hold([self.here])
-        first.close()
-        wait_until(lambda: list((published.copy / "fetchers").iterdir()) == [])
-        self._context, self._executor = patch.context(), ThreadPoolExecutor(3)
-        self._context.__enter__().setattr(local_copy, "start_fetcher", lambda ledger, group: None)
-        self.taken: dict[LocalCopy, list[str]] = {self.slow: [], self.fast: []}
-        for position, copy in enumerate(self.taken):
-            copy.open(ADDRESS)
-            copy.need("a run", position, [])
-
-    def take(self, copy: LocalCopy, path: str) -> Future[bool]:
-        """Let a process wait for a shard. The result is the one of `LocalCopy.take`."""
-        mapped = self.taken[copy]
-        return self._executor.submit(lambda: copy.take([path], mapped.append, mine={*mapped}, is_fed=True))
-
-    def fetch(self) -> None:
-        self._context.__exit__(None, None, None)
-
-
-@pytest.fixture
-def racing(published: Published, monkeypatch: pytest.MonkeyPatch) -> Iterator[Racing]:
-    found = Racing(published, monkeypatch)
-    yield found
-    found.fetch()
-
-
-def test_who_waits_in_the_way_of_a_slower_process_lets_its_files_go(racing: Racing) -> None:
-    """A file for which a process waits stays in the copy."""
-    ends = [racing.take(racing.fast, racing.missing[1])]
-    wait_until(lambda: racing.fast._reader.demand == racing.missing[1:])
-    ends.append(racing.take(racing.slow, racing.missing[0]))
-    wait_until(lambda: racing.slow._reader.demand == racing.missing[:1])
-    wait_until(lambda: racing.fast._reader.demand == [])
-    racing.fetch()
-    assert [end.result(20) for end in ends] == [True, True]
 
 
 @pytest.mark.parametrize("B", [6, 600])
