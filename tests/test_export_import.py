@@ -10,7 +10,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_runtime import NielsCacheError, read_meta
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, TOKEN_DTYPES, doc_ends_name, list_shards
-from niels_cache_runtime.format.meta import Meta, sha256_file
+from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from tests.exports import export, random_documents, stream_of, write_documents_cache
@@ -276,35 +276,12 @@ def test_a_file_of_the_pair_may_be_given_for_its_prefix(root: Path) -> None:
     assert read_meta(str(root / "pretrain" / "pile" / "meta.json"))["source"]["prefixes"] == {"train": "x", "val": "y"}
 
 
-def test_data_of_our_own_model_may_end_documents_with_another_id(tmp_path: Path, tiny_model: Path) -> None:
-    """Megatron's tools end a document with the id that the model's file calls </s>, which is 2."""
-    write_indexed(tmp_path / "y", [[7, 8, 2], [9, 2]])
-    arguments = ("--profile", "quickstart", "--cache-dir", str(tmp_path / "new"), "--tokenizer", str(tiny_model), "--eot", "2")
-    assert main(["import", "megatron", str(tmp_path / "y"), "--name", "pile", *arguments]) == 0
-    meta = read_meta(str(tmp_path / "new" / "pretrain" / "pile" / "meta.json"))
-    assert meta["special_token_ids"]["eot"] == 2
-    assert meta["append_eot"] is True
-    assert meta["tokenizer_sha256"] == sha256_file(str(tiny_model))
-    assert verify_dataset(tmp_path / "new" / "pretrain" / "pile") == []
-
-
 def test_an_imported_data_set_is_replaced_by_force_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--name", "pile") == 0
     assert run("--name", "pile") == 2
     assert missing(capsys.readouterr().err, "exists", "--name", "--force") == []
     assert run("--name", "pile", "--force", "--eot", str(EOT)) == 0
     assert read_meta(str(root / "pretrain" / "pile" / "meta.json"))["append_eot"] is True
-
-
-def test_a_prefix_without_files_is_wrong_use(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for prefix, message in (
-        ("nowhere", "nowhere.idx: "),
-        ("nowhere.idx", "nowhere.idx.idx: "),
-    ):
-        assert main(["import", "megatron", prefix, "--name", "a", "--cache-dir", "cache"]) == 2
-        assert message in capsys.readouterr().err
-    assert main(["import", "megatrn", "x", "--name", "a", "--cache-dir", "cache"]) == 2
-    assert "did you mean 'megatron'?" in capsys.readouterr().err
 
 
 def test_files_that_cannot_be_read_are_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

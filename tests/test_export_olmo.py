@@ -13,7 +13,7 @@ from niels_cache_assets.exchange.writing import ExportPlan
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 from tests import olmo_core
-from tests.exports import OLMO_IMPORTS, WIDE, contents, export, planned, random_documents, read_back, stream_of, write_documents_cache
+from tests.exports import OLMO_IMPORTS, WIDE, export, planned, random_documents, read_back, stream_of, write_documents_cache
 from tests.hand_made import EOT, VOCAB_SIZE
 from tests.saying import Saying
 
@@ -124,14 +124,6 @@ def test_metadata_of_many_documents_is_one_gzip_of_known_size_and_bytes(tmp_path
     )
     assert rows.count(b"\n") == olmo._DOCUMENTS_IN_BLOCK
     assert read_back("olmo", tmp_path / "out", "train", name="many") == stream_of(documents)
-
-
-def test_two_exports_of_one_cache_are_the_same_bytes(tmp_path: Path) -> None:
-    cache = write_documents_cache(tmp_path / "notes", DOCUMENTS)
-    for out in ("one", "two"):
-        export(cache, "olmo", tmp_path / out, max_bytes=2_000)
-    assert contents(tmp_path / "one") == contents(tmp_path / "two")
-    assert len(contents(tmp_path / "one")) >= 10
 
 
 def test_the_lines_are_python_and_leave_open_what_meta_json_does_not_say(tmp_path: Path) -> None:

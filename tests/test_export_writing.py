@@ -1,7 +1,6 @@
 """An export appears as a whole or not at all. It replaces an older export only on request, and takes little memory."""
 
 import errno
-import json
 import os
 import re
 import tracemalloc
@@ -18,8 +17,8 @@ from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime import NielsCacheError
-from tests.exports import OLMO_IMPORTS, contents, export, planned, random_documents, write_documents_cache
-from tests.hand_made import EOT, VOCAB_SIZE, exchange, write_cache
+from tests.exports import contents, export, planned, random_documents, write_documents_cache
+from tests.hand_made import EOT, exchange, write_cache
 from tests.messages import missing
 
 DOCUMENTS = {"train": random_documents(100, seed=1), "val": random_documents(20, seed=2)}
@@ -134,24 +133,6 @@ def test_the_command_writes_and_prints_files_sizes_and_where_eot_stands(root: Pa
     names = ["notes_text_document.bin", "notes_text_document.idx"]
     assert sorted(path.name for path in Path("data").iterdir()) == [*names, "notes_text_document.megatron.files"]
     assert Path("data/notes_text_document.megatron.files").read_text().splitlines() == names
-
-
-def test_lines_for_the_other_projects_code_are_printed_after_everything_else(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("olmo", "notes", "--out", "data/[new]", "--split", "train") == 0
-    printed = capsys.readouterr().out
-    folder = Path("data/[new]/notes_train").resolve()
-    assert printed.endswith(
-        f"\n\n{OLMO_IMPORTS}\n"
-        f"tokenizer = TokenizerConfig(vocab_size={VOCAB_SIZE}, eos_token_id={EOT}, pad_token_id={EOT})\n"
-        f"train = NumpyFSLDatasetConfig.glob('{folder}/*.npy', tokenizer=tokenizer, sequence_length=1024, dtype=NumpyDatasetDType.uint16)\n"
-    )
-    assert sorted(path.name for path in folder.iterdir()) == ["part-00000.csv.gz", "part-00000.npy"]
-    assert run("olmo", "notes", "--out", "data/[new]", "--split", "train", "--dry-run", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["lines"] == printed.splitlines()[-3:]
-    assert run("nanogpt", "notes", "--out", "data/nano") == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"meta_vocab_size = {VOCAB_SIZE}  # in train.py")
-    assert run("llmc", "notes", "--out", "data/llmc", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["lines"] == []
 
 
 def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,5 @@
 """Batches of the loader: what they hold, in which order, on which rank."""
 
-import gc
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -109,33 +105,6 @@ def test_a_blend_keeps_every_source_within_one_sample_of_its_share(notes: str, w
         web_rows += int(batch.dataset_ids[0])
         assert abs(web_rows - 0.3 * taken) < 1
     assert web_rows == 150
-
-
-def test_a_source_of_a_blend_starts_its_next_epoch_when_it_is_exhausted(notes: str, web: str) -> None:
-    loader = TokenLoader({"notes": notes, "web": web}, T=T, B=10, seed=0, weights={"notes": 1, "web": 1})
-    rows = [row for row in flat(first_tokens(loader, 28)) if row >= 2000]
-    assert len(rows) == 140
-    assert sorted(rows[:70]) == sorted(rows[70:]) == [2000 + first * T for first in range(70)]
-    assert rows[:70] != rows[70:]
-
-
-def test_a_loader_is_freed_with_its_last_reference(notes: str) -> None:
-    """Otherwise its maps and its files stay until the next collection of garbage."""
-    loader = TokenLoader(notes, T=T, B=10, seed=0, epochs=1)
-    next(iter(loader))
-    watched = weakref.ref(loader)
-    with collection_off():
-        del loader
-        assert watched() is None
-
-
-@contextmanager
-def collection_off() -> Iterator[None]:
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("epochs", [10**18, 2**64 // 100 + 1, 10**30])

@@ -14,7 +14,6 @@ import torch
 from niels_cache_runtime import Blocks, TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.grown import Epochs
-from niels_cache_runtime.samplers.sequential import DatasetLoader
 from tests.parts_project import NAME, PartsProject, build
 
 SETTINGS: dict[str, Any] = {"T": 16, "B": 3, "seed": 5}
@@ -111,15 +110,6 @@ def test_blocks_go_on_over_a_grown_cache(caches: Grown, steps: int) -> None:
     state = saved(new)
     assert (state["version"], state["block_order_version"]) == (1, 1)
     assert all(torch.equal(*pair) for pair in zip(taken(TokenLoader.from_state(state), 9), taken(new, 9), strict=True))
-
-
-def test_at_the_end_of_an_epoch_the_next_one_has_all_windows(caches: Grown) -> None:
-    old = TokenLoader(caches["old"], **SETTINGS | {"B": 1}, epochs=1)
-    before = old.samples_per_epoch[NAME]
-    assert len(list(old)) == before
-    new = TokenLoader.from_state(saved(old), caches["new"], grown=True)
-    assert len(list(new)) == new.samples_per_epoch[NAME]
-    assert len(list(new)) == new.samples_per_epoch[NAME]
 
 
 def test_a_pass_ends_with_the_old_epoch(caches: Grown) -> None:
@@ -222,12 +212,6 @@ def changed(state: dict[str, Any], **values: Any) -> dict[str, Any]:
     sources = copy.deepcopy(state["sources"])
     sources[NAME] |= values
     return sources
-
-
-def test_sequential_batches_refuse_a_grown_cache(caches: Grown) -> None:
-    state = DatasetLoader(2, 8, 0, 1, caches["old"], "cpu").state_dict()
-    with pytest.raises(NielsCacheError, match="restore"):
-        DatasetLoader(2, 8, 0, 1, caches["new"], "cpu").load_state_dict(state)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -1,6 +1,5 @@
 """The GPT indices and samples: equal to megatron-core's own, array by array and tensor by tensor."""
 
-import itertools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -141,19 +140,6 @@ def test_documents_of_two_billion_tokens_are_counted_in_64_bits(extra: bool) -> 
     assert np.array_equal(ours, theirs)
 
 
-def test_the_last_partial_sample_is_counted_in_whole_numbers_where_megatron_rounds() -> None:
-    """ceil(float(tokens - 1) / L) in 32-bit floats is right up to 2^24, and one off from there on."""
-    helper = megatron_core.load().helpers.build_sample_idx_int32
-    for tokens, same in ((2**24, True), (2**24 + 1, True), (2**24 + 2, False)):
-        lengths, documents = np.array([tokens], dtype=np.int32), np.zeros(1, dtype=np.int32)
-        plan = plan_epochs(tokens, num_samples=None, sequence_length=2**20, drop_last=False)
-        assert plan.samples == 16 + (tokens - 1 > 2**24)
-        theirs = helper(lengths, documents, 2**20, 1, tokens, False, 1)
-        assert (len(theirs) - 1 == plan.samples) is same
-        ours = build_sample_index(lengths, documents, samples=plan.samples, sequence_length=2**20)
-        assert ours[-1].tolist() == [0, tokens - 1]
-
-
 @pytest.mark.parametrize("part", ["train", "valid", "test"])
 @pytest.mark.parametrize("split", ["99,1,0", "1", "0.5, 0.3, 0.2", "1/1/1", "0,1,0"])
 def test_split_strings_give_megatrons_ranges(tmp_path: Path, split: str, part: str) -> None:
@@ -192,12 +178,6 @@ def test_a_part_of_the_sequences_gives_megatron_cores_samples(prefix: Path, tmp_
     theirs = core_dataset(prefix, tmp_path, sequences, 70, part=part, random_seed=3)
     assert_same_indices(ours, theirs)
     assert_same_samples(ours, theirs)
-
-
-def test_any_choice_of_sequences_will_do(prefix: Path, tmp_path: Path) -> None:
-    indexed, chosen = IndexedDataset(prefix), np.array([5, 3, 90, 41, 8, 77, 20, 21, 2, 60])
-    ours = MegatronGPTDataset(indexed, chosen, num_samples=25, sequence_length=16, seed=1)
-    assert_same_samples(ours, core_dataset(prefix, tmp_path, chosen, 25))
 
 
 @pytest.mark.parametrize(
@@ -267,16 +247,6 @@ def test_no_samples_asked_for_is_one_epoch_as_in_megatron_core(prefix: Path, tmp
         with pytest.raises(IndexError):
             theirs[len(theirs)]
         assert len(directories) == 1
-
-
-@pytest.mark.parametrize("lengths", [[1], [1, 0], [0, 1]], ids=str)
-def test_an_epoch_of_one_token_gives_megatron_cores_indices(tmp_path: Path, lengths: list[int]) -> None:
-    megatron_core.write_documents(tmp_path / "data", lengths)
-    for extra, num_samples, sequence_length in itertools.product((True, False), (None, 0, 1, 3, 10), (1, 2, 16)):
-        common = {"sequence_length": sequence_length, "add_extra_token": extra}
-        ours = MegatronGPTDataset(IndexedDataset(tmp_path / "data"), num_samples=num_samples, seed=1, **common)
-        its = {"sequence_length": sequence_length, "add_extra_token_to_sequence": extra}  # its cache does not tell the two apart
-        assert_same_indices(ours, core_dataset(tmp_path / "data", tmp_path / str(extra), range(len(lengths)), num_samples, **its))
 
 
 def test_batches_are_the_samples_in_this_and_in_other_processes(prefix: Path, tmp_path: Path) -> None:

@@ -169,13 +169,6 @@ def test_reading_gives_what_was_written_and_what_megatron_core_reads(tmp_path: P
         ours["1"]  # type: ignore[index]
 
 
-def test_an_empty_data_set_opens(tmp_path: Path) -> None:
-    with IndexedWriter(tmp_path / "empty"):
-        pass
-    dataset = IndexedDataset(tmp_path / "empty")
-    assert (len(dataset), list(dataset), len(dataset.fingerprint)) == (0, [], 64)
-
-
 def test_the_index_may_lie_elsewhere_and_a_copy_in_another_process_checks_the_files(tmp_path: Path) -> None:
     write_ours(tmp_path / "data", DOCUMENTS)
     (tmp_path / "local").mkdir()

@@ -83,7 +83,6 @@ def test_a_name_that_is_not_there_comes_with_the_one_that_was_meant(cache: Cache
 def test_names_complete_as_keys_and_as_attributes(cache: Cache) -> None:
     assert cache.pretrain._ipython_key_completions_() == ["notes", "off"]
     assert "notes" in dir(cache.pretrain)
-    assert {"pretrain", "sft"} <= set(dir(cache))
     assert cache.pretrain.notes.train.tokens == cache.pretrain["notes"].train.tokens == 20
     assert list(copy.deepcopy(cache.pretrain)) == ["notes", "off"]
 

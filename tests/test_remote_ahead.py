@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -119,83 +118,6 @@ def test_of_two_processes_that_wait_for_room_the_slower_one_goes_first(published
     assert found == [expected[start : start + 16] for start in (8, 4, 0)]
 
 
-class Racing:
-    """Two processes of a run, of which one is slower. Nothing is downloaded before `fetch`. here, missing: shards."""
-
-    def __init__(self, published: Published, patch: pytest.MonkeyPatch) -> None:
-        first, self.slow, self.fast = (LocalCopy(published.copy, limit=room(3)) for _ in range(3))
-        build, _ = first.open(ADDRESS)
-        self.here, *self.missing = (build.place(f"train/shard_{index:05d}.bin") for index in range(3))
-        first.hold([self.here])
-        first.close()
-        wait_until(lambda: list((published.copy / "fetchers").iterdir()) == [])
-        self._context, self._executor = patch.context(), ThreadPoolExecutor(3)
-        self._context.__enter__().setattr(local_copy, "start_fetcher", lambda ledger, group: None)
-        self.taken: dict[LocalCopy, list[str]] = {self.slow: [], self.fast: []}
-        for position, copy in enumerate(self.taken):
-            copy.open(ADDRESS)
-            copy.need("a run", position, [])
-
-    def take(self, copy: LocalCopy, path: str) -> Future[bool]:
-        """Let a process wait for a shard. The result is the one of `LocalCopy.take`."""
-        mapped = self.taken[copy]
-        return self._executor.submit(lambda: copy.take([path], mapped.append, mine={*mapped}, is_fed=True))
-
-    def fetch(self) -> None:
-        self._context.__exit__(None, None, None)
-
-
-@pytest.fixture
-def racing(published: Published, monkeypatch: pytest.MonkeyPatch) -> Iterator[Racing]:
-    found = Racing(published, monkeypatch)
-    yield found
-    found.fetch()
-
-
-def test_who_is_in_the_way_for_a_moment_takes_what_is_there(racing: Racing) -> None:
-    end = racing.take(racing.slow, racing.missing[0])
-    wait_until(lambda: racing.slow._reader.demand == racing.missing[:1])
-    assert racing.take(racing.fast, racing.here).result(20)
-    racing.fetch()
-    assert end.result(20)
-
-
-def test_who_waits_in_the_way_of_a_slower_process_lets_its_files_go(racing: Racing) -> None:
-    """A file for which a process waits stays in the copy."""
-    ends = [racing.take(racing.fast, racing.missing[1])]
-    wait_until(lambda: racing.fast._reader.demand == racing.missing[1:])
-    ends.append(racing.take(racing.slow, racing.missing[0]))
-    wait_until(lambda: racing.slow._reader.demand == racing.missing[:1])
-    wait_until(lambda: racing.fast._reader.demand == [])
-    racing.fetch()
-    assert [end.result(20) for end in ends] == [True, True]
-
-
-def test_all_sources_of_a_process_in_the_way_leave(racing: Racing) -> None:
-    """Not only the source that waits for a file."""
-
-    class Source:
-        def leave_all(self) -> list[str]:
-            left = [*racing.taken[racing.fast]]
-            racing.taken[racing.fast].clear()
-            return left
-
-    source = Source()
-    racing.fast.add_owner(source)  # type: ignore[arg-type]
-    assert racing.take(racing.fast, racing.here).result(20)
-    assert racing.here in racing.fast._reader.maps
-    ends = [racing.take(racing.slow, racing.missing[0]), racing.take(racing.fast, racing.missing[1])]
-    assert ends[1].result(20) is False
-    assert racing.taken[racing.fast] == racing.fast._reader.demand == []
-    assert racing.here not in racing.fast._reader.maps
-    ends.append(racing.take(racing.fast, racing.here))
-    time.sleep(3 * local_copy._LOOK_SECONDS)
-    assert racing.taken[racing.fast] == [], "it took a file again, before the slower process had its room"
-    racing.fetch()
-    assert ends[0].result(20)
-    assert ends[2].result(20)
-
-
 @pytest.mark.parametrize("B", [6, 600])
 def test_a_batch_of_two_sources_finds_room_for_a_block_of_each_and_one_more(published: Published, B: int) -> None:
     """A batch of 600 rows reads more than two blocks."""
@@ -283,18 +205,6 @@ def test_a_trace_finds_room_while_blocks_are_fetched_ahead(published: Published,
             assert isinstance(theirs, BatchTrace)
             assert (ours.tokens == theirs.tokens).all()
     assert found == expected
-
-
-def test_traces_hold_no_more_than_the_last_one_needs(published: Published) -> None:
-    remote = published.remote(T=T, limit=room(4))
-    batches = iter(remote)
-    next(batches)
-    block = set(shards_of_run(published.local(T=T), 1))
-    for step in (100, 150, 210, 280):
-        remote.trace(step)
-    shards = {path.rsplit("/", 1)[1] for path in copied(remote)._in_use if "/train/shard_" in path}
-    assert block <= shards
-    assert len(shards - block) <= SHARDS_OF_BLOCK
 
 
 def test_a_window_is_read_after_one_that_held_its_next_block(published: Published) -> None:

@@ -8,7 +8,6 @@ import io
 import os
 import pickle
 import signal
-import threading
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -71,14 +70,6 @@ def test_a_state_moves_between_a_folder_and_an_address(published: Published) -> 
     assert rows(pickle.loads(pickle.dumps(remote)), 3) == rows(remote, 3)
 
 
-def test_a_blend_goes_on_when_the_last_weights_leave_the_address_out(published: Published) -> None:
-    weights = [(0, {"a": 1, "b": 1}), (100, {"a": 1, "b": 0})]
-    settings: dict[str, Any] = {"T": T, "B": 4, "seed": 3, "order": Blocks(shards=2), "weights": weights}
-    folder, places = str(published.folder / "train"), {"remote": Copy(dir=published.copy, limit=room(6))}
-    remote = TokenLoader({"a": folder, "b": f"{ADDRESS}/train"}, **settings, **places)
-    assert rows(remote, 60) == rows(TokenLoader(dict.fromkeys("ab", folder), **settings), 60)
-
-
 def test_trace_reads_through_the_copy(published: Published) -> None:
     local, remote = published.local(), published.remote()
     ours, theirs = remote.trace(40), local.trace(40)
@@ -89,41 +80,9 @@ def test_trace_reads_through_the_copy(published: Published) -> None:
     assert (local.as_dataset()[77]["x"] == remote.as_dataset()[77]["x"]).all()
 
 
-def test_an_older_iterator_that_ends_changes_nothing_for_the_newer_one(published: Published) -> None:
-    remote = published.remote()
-    older = iter(remote)
-    found = rows(older, 2)
-    newer = iter(remote)
-    found += rows(newer, 2)
-    batches = 4
-    while not copied(remote).is_ready:  # the last shards of a block may come after its first batches
-        wait_until(lambda: is_fetched(published))
-        found += rows(newer, 1)
-        batches += 1
-        assert batches < 200
-    (before,) = readers(published)
-    del older
-    (after,) = readers(published)
-    assert after.wants == before.wants != []
-    assert after.maps == before.maps
-    assert copied(remote).is_ready
-    assert found + rows(newer, 60) == rows(published.local(), batches + 60)
-    del newer
-    wait_until(lambda: [each.wants for each in readers(published)] == [[]])  # a thread may end the iterator
-    (left,) = readers(published)
-    assert len(left.maps) < len(before.maps)
-
-
 def readers(published: Published) -> list[Reader]:
     with Ledger(published.copy).changing() as state:
         return [*state.readers.values()]
-
-
-def is_fetched(published: Published) -> bool:
-    """Return whether everything that readers want to have now is there."""
-    with Ledger(published.copy).changing() as state:
-        wants = [want for reader in state.readers.values() for want in reader.wants if want.now]
-        return all(state.is_ready(path) for want in wants for path in want.paths())
 
 
 def used_bytes(published: Published) -> int:
@@ -376,20 +335,3 @@ def test_a_loader_that_waits_gives_its_shards_to_another(published: Published, m
     assert bytes_of(published.copy) <= room(8)
     copy.close()
     assert rows(islice(ours, batches)) == rows(islice(theirs, batches))
-
-
-def test_the_thread_of_kept_shards_ends_with_its_loader(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local_copy, "_LOOK_AGAIN_SECONDS", 0.01)
-    earlier = threads()  # of the loaders of other tests: each looks once per second, and then ends
-    remote = published.remote(limit=room(8))
-    iterator = iter(remote)
-    assert rows(islice(iterator, 2)) == rows(published.local(), 2)
-    assert len(threads() - earlier) == 1
-    del iterator, remote
-    gc.collect()
-    wait_until(lambda: threads() <= earlier)
-    wait_until(lambda: readers(published) == [])
-
-
-def threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name == "local copy"}

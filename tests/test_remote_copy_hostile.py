@@ -129,16 +129,6 @@ def test_a_kill_between_the_new_name_and_the_record_fetches_the_file_again(publi
     assert published.shards_sent() == {"shard_00005.bin": 1}
 
 
-def test_a_record_that_is_not_finished_leaves_the_last_one(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit=limit)) == expected
-    gc.collect()
-    (published.copy / "manifest.json.new").write_text('{"version": 1, "entr')
-    published.s3.requests.clear()
-    assert rows(published.remote(epochs=1, limit=limit)) == expected
-    assert published.shards_sent() == {}
-
-
 @pytest.mark.parametrize("content", [b"", b"{", b'{"pid": 1}'])
 def test_a_record_of_a_reader_that_was_cut_protects_every_file(published: Published, content: bytes) -> None:
     loader = published.remote(epochs=1)
@@ -340,27 +330,6 @@ def test_a_check_by_hand_after_a_boot_saves_the_next_reader_its_own(published: P
     assert rows(published.remote(epochs=1, limit=limit)) == expected
     assert hashed == []
     assert published.shards_sent() == {"shard_00005.bin": 1}
-
-
-def test_a_file_that_changes_hands_during_a_check_is_not_marked(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the hash of a file and its record, another process may remove it."""
-    assert rows(published.remote(epochs=1, limit=room(8))) == rows(published.local(epochs=1))
-    published.wait_until_unread()
-    monkeypatch.setattr(ledger, "boot", lambda: "another")
-    place, hash_file = str(shard_of(published, 5).relative_to(published.copy)), OwnFiles.sha256
-
-    def removing(self: OwnFiles, name: str) -> str | None:
-        found = hash_file(self, name)
-        if name == place:
-            with Ledger(published.copy).changing() as state:
-                Ledger(published.copy).remove(state, place)
-        return found
-
-    monkeypatch.setattr(OwnFiles, "sha256", removing)
-    assert check(published.copy) == []
-    with Ledger(published.copy).changing() as state:
-        assert place not in state.entries
-        assert state.unchecked == set()
 
 
 @pytest.mark.parametrize("make", [lambda copy: None, lambda copy: copy.mkdir(), lambda copy: copy.write_text("")])

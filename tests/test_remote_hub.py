@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,20 +86,6 @@ def test_a_repository_with_other_files_is_refused(caches: Caches, monkeypatch: p
     monkeypatch.setattr("huggingface_hub.HfApi", type("Full", (Api,), {"there": (".gitattributes", "train/shard_00000.bin")}))
     with pytest.raises(NielsCacheError, match="shard_00000"):
         push_to_hub(local_build(caches.letters), ADDRESS)
-
-
-def test_a_cache_that_is_rebuilt_during_a_push_is_not_committed(caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "root"
-    shutil.copytree(caches.letters.parents[1], root)
-    build = local_build(root / "pretrain/letters")
-
-    def rebuilt(self: Api, *arguments: object, **settings: object) -> None:
-        shutil.rmtree(build.directory)
-        shutil.copytree(caches.other, build.directory)
-
-    monkeypatch.setattr("huggingface_hub.HfApi", type("Slow", (Api,), {"create_repo": rebuilt}))
-    with pytest.raises(NielsCacheError, match="was rebuilt"):
-        push_to_hub(build, ADDRESS)
 
 
 @pytest.mark.parametrize("address", ["hf://datasets/letters", "hf://models/a/b", "hf://datasets/a/b@main", "hf://datasets/a/b/train"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,17 +13,13 @@ from torch.utils.data import DataLoader
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import Copy, NielsCacheError, TokenLoader, open_cache
 from niels_cache_runtime.remote import local_copy, pieces
-from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import Range, RemoteError, Store, open_store
 from niels_cache_runtime.remote.upkeep import trim
-from tests.copied_caches import ADDRESS, SETTINGS, Published, T, room, rows, wait_until, write_notes
-from tests.loopback_s3 import BUCKET
+from tests.copied_caches import ADDRESS, Published, T, room, rows, wait_until, write_notes
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
-
-ELSEWHERE = f"s3://{BUCKET}/elsewhere/notes"
 
 
 def test_expired_credentials_of_another_job_end_no_job(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,39 +61,6 @@ def waiting(published: Published) -> int:
     """Return how many readers wait for a file."""
     with Ledger(published.copy).changing() as state:
         return sum(bool(reader.demand) for reader in state.readers.values())
-
-
-def test_a_job_fetches_from_its_own_address(published: Published) -> None:
-    push(local_build(published.folder), ELSEWHERE)
-    saved = pickle.dumps(published.remote(epochs=1))
-    gc.collect()
-    wait_until(lambda: list((published.copy / "fetchers").iterdir()) == [])  # the next one knows no address yet
-    settings = {**SETTINGS, "remote": Copy(dir=published.copy, limit=room(3)), "epochs": 1}
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AWS_SESSION_TOKEN", "other")
-        other = TokenLoader(f"{ELSEWHERE}/train", **settings)
-    job = pickle.loads(saved)
-    for each, folder in ((job, "at/notes"), (other, "elsewhere/notes")):
-        published.s3.requests.clear()
-        assert rows(each) == rows(published.local(epochs=1))
-        shards = [key for _, key in published.s3.requests if "/train/shard_" in key]
-        assert len(shards) > 0
-        assert [key for key in shards if not key.startswith(f"{folder}/")] == []
-
-
-def test_meta_json_stays_from_the_moment_that_it_is_there(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = LocalCopy._published
-
-    def trimmed(self: LocalCopy, address: str, *, is_hasty: bool) -> CopiedBuild:
-        build = read(self, address, is_hasty=is_hasty)
-        trim(published.copy, 0)
-        return build
-
-    monkeypatch.setattr(LocalCopy, "_published", trimmed)
-    for _ in range(2):  # a new one, and one that is there
-        assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
-        assert len(list(published.copy.rglob("meta.json"))) == 1
-        gc.collect()
 
 
 def test_a_catalog_keeps_its_meta_json_and_its_build(published: Published, tmp_path: Path) -> None:

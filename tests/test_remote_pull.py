@@ -9,15 +9,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.cli import main
-from niels_cache_assets.disk.staging import locked
 from niels_cache_assets.publish import pull as pull_module
 from niels_cache_assets.publish import transfer
 from niels_cache_assets.publish.check import check
@@ -283,17 +281,6 @@ def test_a_store_that_sends_a_byte_now_and_then_ends_a_pull(s3: LoopbackS3, cach
         assert len(dripped) > 10, "the line of the command shows each byte"
 
 
-@pytest.mark.usefixtures("impatient")
-def test_a_tail_and_a_list_have_the_same_patience(s3: LoopbackS3, caches: Caches) -> None:
-    push(letters(caches), ADDRESS)
-    shard = next(file for file in letters(caches).files if "shard" in file.path)
-    s3.decide = lambda method, key: "drip"
-    store = store_module.open_store(ADDRESS)
-    with pytest.raises(RemoteError, match="sent only"):
-        pieces_module.read_range(store, shard, 1000)
-    assert store._short is not store._remote  # obstore holds a whole list, and the client ends its request after minutes
-
-
 def test_requests_that_fail_are_repeated_after_longer_waits_and_not_for_ever() -> None:
     """Progress of a few bytes does not renew the patience."""
     requests, waits = list[int](), list[float]()
@@ -416,23 +403,3 @@ def test_what_is_planted_where_a_pull_writes_is_refused(caches: Caches, tmp_path
         pull(address, tmp_path / "root")
     assert [path.name for path in outside.iterdir()] == before
     assert victim.read_bytes() == b"precious"
-
-
-def test_a_tokenizer_that_appears_while_a_pull_waits_is_kept(
-    s3: LoopbackS3, caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    push(letters(caches), ADDRESS)
-    folder, copied = tmp_path / "root/tokenizer", []
-
-    @contextmanager
-    def late(target: Path, **settings: Any) -> Iterator[bool]:
-        if target == folder:
-            assert settings["wait"]
-            shutil.copytree(caches.letters.parents[1] / "tokenizer", folder)
-            copied.append((folder / META_NAME).stat().st_ino)
-        with locked(target, **settings) as waited:
-            yield waited
-
-    monkeypatch.setattr(pull_module, "locked", late)
-    assert pull(ADDRESS, tmp_path / "root").state == "pulled"
-    assert [(folder / META_NAME).stat().st_ino] == copied

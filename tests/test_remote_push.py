@@ -19,7 +19,7 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.publish import transfer
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
-from niels_cache_assets.publish.push import Pushed, local_build, prune, push
+from niels_cache_assets.publish.push import LocalBuild, Pushed, local_build, prune, push
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.remote import store as remote_store
@@ -130,18 +130,22 @@ def test_another_data_set_or_another_object_at_the_address_is_never_replaced(s3:
     assert s3.content(RECORD) == b'{"kind": "other"}'
 
 
-def test_a_damaged_file_is_named_and_never_sent(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    shutil.copytree(caches.letters.parents[1], root)
-    build = local_build(root / "pretrain/letters")
-    shard = root / "pretrain/letters/train/shard_00001.bin"
+def test_a_damaged_file_is_named_and_never_sent(s3: LoopbackS3, own: LocalBuild) -> None:
+    shard = own.paths["train/shard_00001.bin"]
     content = bytearray(shard.read_bytes())
     content[7] ^= 1
     shard.write_bytes(content)
     with pytest.raises(NielsCacheError, match=r"shard_00001\.bin.*sha256"):
-        push(build, ADDRESS)
+        push(own, ADDRESS)
     assert [key for key in s3.puts() if key.endswith("shard_00001.bin")] == []
     assert nothing_is_visible()
+
+
+@pytest.fixture
+def own(caches: Caches, tmp_path: Path) -> LocalBuild:
+    """The build of `letters` in a folder that the test may change."""
+    shutil.copytree(caches.letters.parents[1], tmp_path / "root")
+    return local_build(tmp_path / "root/pretrain/letters")
 
 
 @contextmanager
@@ -159,12 +163,8 @@ def before_each_shard(monkeypatch: pytest.MonkeyPatch, change: Callable[[], None
         yield
 
 
-def test_a_file_that_changes_after_its_hash_leaves_no_object(
-    s3: LoopbackS3, caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "root"
-    shutil.copytree(caches.letters.parents[1], root)
-    build = local_build(root / "pretrain/letters")
+def test_a_file_that_changes_after_its_hash_leaves_no_object(s3: LoopbackS3, own: LocalBuild, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = own
     shard = next(file for file in build.files if file.path == "train/shard_00001.bin")
     content = build.paths[shard.path].read_bytes()
 
@@ -183,14 +183,11 @@ def test_a_file_that_changes_after_its_hash_leaves_no_object(
     assert check(ADDRESS, download=True).findings == []
 
 
-def test_a_cache_that_is_rebuilt_during_a_push_is_not_published(s3: LoopbackS3, caches: Caches, tmp_path: Path) -> None:
-    root = tmp_path / "root"
-    shutil.copytree(caches.letters.parents[1], root)
-    build = local_build(root / "pretrain/letters")
-    shutil.rmtree(build.directory)
-    shutil.copytree(caches.other, build.directory)
+def test_a_cache_that_is_rebuilt_during_a_push_is_not_published(s3: LoopbackS3, caches: Caches, own: LocalBuild) -> None:
+    shutil.rmtree(own.directory)
+    shutil.copytree(caches.other, own.directory)
     with pytest.raises(NielsCacheError, match="was rebuilt"):
-        push(build, ADDRESS)
+        push(own, ADDRESS)
     assert nothing_is_visible()
 
 
@@ -346,25 +343,6 @@ def test_a_push_during_whose_end_its_build_is_pruned_changes_nothing(s3: Loopbac
     assert pruned == [[old.record.content_sha256]]
     assert record_at().is_same_build(new.record)
     assert check(ADDRESS, download=True).findings == []
-
-
-def test_a_record_is_written_only_while_all_objects_are_there(s3: LoopbackS3, caches: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "THREADS", 1)
-    build = letters(caches)
-    push(build, ADDRESS)
-    s3.ask("DELETE", f"/{BUCKET}/{RECORD}")
-    first, missing = f"at/letters/{build.files[0].key}", []
-
-    def decide(method: str, key: str) -> str | None:
-        if method == "HEAD" and key.endswith(build.files[-1].key):
-            s3.ask("DELETE", f"/{BUCKET}/{first}")
-        if (method, key) == ("PUT", RECORD):
-            missing.append([key for key in keys_of(build) if s3.content(key) is None])
-        return None
-
-    s3.decide = decide
-    assert push(build, ADDRESS).sent == 1
-    assert missing == [[]]
 
 
 def test_a_prune_says_that_a_build_was_published_while_its_last_objects_were_deleted(s3: LoopbackS3, caches: Caches) -> None:

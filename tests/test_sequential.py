@@ -144,21 +144,6 @@ def test_a_position_inside_a_group_of_the_new_ranks_is_refused_and_an_epochs_end
     assert (five.epoch, five.state_dict()["next_chunk"]) == (1, 0)
 
 
-def test_batches_are_int64_contiguous_shifted_by_one_across_the_chunk(tmp_path: Path) -> None:
-    write_files(tmp_path, [25, 25], "<i8")
-    loader = DatasetLoader(3, 4, 0, 1, str(tmp_path), "cpu")
-    kept = [loader.get_batch() for _ in range(10)]
-    assert loader.chunks == 4
-    for index, (x, y) in enumerate(kept):
-        for batch in (x, y):
-            assert batch.shape == (3, 4)
-            assert batch.dtype == torch.int64
-            assert batch.is_contiguous()
-        assert x.flatten().tolist() == list(range(x[0, 0], x[0, 0] + 12))
-        assert torch.equal(y, x + 1)  # so a kept batch is never written again
-        assert int(x[0, 0]) == [0, 12, 25, 37][index % 4]
-
-
 def test_shards_are_read_by_number_and_npy_files_by_name(tmp_path: Path) -> None:
     write_shards(tmp_path / "shards", [[1, 1], [2, 2]])
     (tmp_path / "arrays").mkdir()

@@ -15,11 +15,9 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.defaults import ROLE_TO_KEY
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
-from niels_cache_assets.documents import Document, Message
-from niels_cache_assets.show.differences.folders import Pair, compare_pair
+from niels_cache_assets.documents import Document
 from niels_cache_assets.show.plots import measures
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.plots.pictures import cache_pictures
@@ -61,12 +59,6 @@ def closed(texts: Iterable[str]) -> list[list[int]]:
     return [[*TOKENIZER.encode(text), EOT] for text in texts]
 
 
-def encoded(messages: list[Message]) -> list[int]:
-    ids = TOKENIZER.special_token_ids()
-    parts = ([ids[ROLE_TO_KEY[message["role"]]], *TOKENIZER.encode(message["content"]), EOT] for message in messages)
-    return [*chain.from_iterable(parts)]
-
-
 # the builders
 
 
@@ -87,18 +79,6 @@ def test_a_large_vocabulary_makes_a_pretrain_cache_of_32_bits(tmp_path: Path) ->
     assert sizes == [1024] * (3_001 // 256) + [4 * (3_001 % 256)]
 
 
-def test_a_large_vocabulary_makes_an_sft_cache_of_32_bits(tmp_path: Path) -> None:
-    chats = conversations(80)
-    meta = build_chats(tmp_path / "x", chats)
-    assert (meta["token_dtype"], meta["forms"]) == ("uint32-le", ["uint32"])
-    found: list[list[int]] = []
-    for split in ("train", "val"):
-        tokens, starts = np.fromfile(tmp_path / "x" / f"{split}_tokens.bin", DTYPE), np.load(tmp_path / "x" / f"{split}_idx.npy")
-        found += [example.tolist() for example in np.split(tokens, starts[1:])]
-    assert meta["val_examples"] == 8
-    assert sorted(found) == sorted(map(encoded, chats))
-
-
 def test_a_tokenizer_of_few_ids_may_have_32_bits_with_the_same_ids(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     narrow = build(tmp_path / "narrow", sentences(200), tokenizer)
     assert build(tmp_path / "same", sentences(200), tokenizer, token_dtype="uint16-le") == narrow
@@ -108,12 +88,6 @@ def test_a_tokenizer_of_few_ids_may_have_32_bits_with_the_same_ids(tmp_path: Pat
     assert (stream(tmp_path / "narrow", dtype=np.dtype("<u2")) == stream(tmp_path / "wide")).all()
     for name in ("train_doc_ends.npy", "train_documents.parquet"):
         assert (tmp_path / "narrow" / name).read_bytes() == (tmp_path / "wide" / name).read_bytes()
-    chats = conversations(50)
-    build_chats(tmp_path / "chats", chats, tokenizer)
-    build_chats(tmp_path / "wide_chats", chats, tokenizer, token_dtype="uint32-le")
-    for split in ("train", "val"):
-        ids = [np.fromfile(tmp_path / name / f"{split}_tokens.bin", dtype) for name, dtype in (("chats", "<u2"), ("wide_chats", "<u4"))]
-        assert ids[0].tolist() == ids[1].tolist()
 
 
 @pytest.mark.parametrize(
@@ -352,26 +326,3 @@ def test_counts_of_ids_follow_the_vocabulary_or_grow_with_the_ids(root: Path, tm
     assert unknown.token_counts[199_999] == 2, "ids beyond MAX_IDS count as one"
     assert unknown.said_of_pieces == f"{len(set(ids))} ids"
     assert f"{len(set(ids))} ids" in cache_pictures(unknown, "pretrain", dropped={})[1].panels[0].title
-
-
-def test_a_widened_build_differs_in_its_dtype_and_in_no_token(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    folders = [tmp_path / name for name in ("narrow", "wide")]
-    metas = [
-        build(folder, sentences(300), tokenizer, token_dtype=dtype) for folder, dtype in zip(folders, (None, "uint32-le"), strict=True)
-    ]
-    done: list[tuple[int, int]] = []
-    found = compare_pair(
-        Pair(name="pretrain/notes", a=folders[0], b=folders[1]), shown=5, progress=lambda now, total: done.append((now, total))
-    )
-    assert found.tokens == {"train": None, "val": None}
-    assert [each.key for each in found.metas.settings] == ["token_dtype"]
-    assert done[-1] == (4 * metas[0]["train_tokens"],) * 2
-    shard = list_shards(folders[1] / "train")[2]
-    content = bytearray(shard.read_bytes())
-    content[4 * 7] ^= 1
-    shard.write_bytes(content)
-    changed = compare_pair(Pair(name="pretrain/notes", a=folders[0], b=folders[1]), shown=5).tokens["train"]
-    assert changed is not None
-    assert changed.position == 2 * 256 + 7
-    assert changed.b is not None
-    assert (changed.b.file, changed.b.offset) == ("train/shard_00002.bin", 7)

@@ -17,7 +17,6 @@ from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.cache import mmap, opening
 from niels_cache_runtime.cache.mmap import MappedTokens
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE, shard_name
-from niels_cache_runtime.loader.source import Source
 from niels_cache_runtime.loader.windows import PretrainWindows
 from tests import programs
 from tests.hand_made import exchange, exchange_before, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_shards
@@ -128,16 +127,6 @@ def test_without_a_doc_ends_file_boundaries_are_refused_and_documents_unknown(tm
     assert origins.offsets[:, 0].tolist() == [0, 3 * T]
     with pytest.raises(NielsCacheError, match=r"train_doc_ends\.npy .*rebuild"):
         windows.read(np.array([0]), epoch=0, boundaries=True)
-
-
-def test_it_is_a_source_of_samples(tmp_path: Path) -> None:
-    folder = write_pretrain(tmp_path / "notes") / "train"
-    source: Source = PretrainWindows(str(folder), T=3)
-    assert (source.folder, source.samples, source.tokens, source.examples, source.packs) == (str(folder), 6, 18, None, False)
-    assert source.files == [str(folder / shard_name(index)) for index in range(3)]
-    assert source.meta is not None
-    assert source.meta["train_tokens"] == 20
-    assert source.read(np.empty(0, dtype=np.int64), epoch=0, boundaries=False).tokens.shape == (0, 4)
 
 
 @pytest.mark.parametrize("number", [-1, 6, 2**62, -(2**62)])
