@@ -9,7 +9,6 @@ What is shown is the quickstart profile, and the pages of docs/ as somebody's no
 
 import io
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -94,11 +93,10 @@ def asset_graph(person: Person) -> None:
 
 
 def web_ui(person: Person) -> None:
-    """The whole window, for README, with its menus folded."""
+    """The whole window, for README, with its menu folded."""
     person.open_graph('group:"pretrain" or key:"tokenizer"')
     person.press("Hide navigation")
-    person.page.get_by_placeholder(re.compile("^Jump to")).locator("xpath=following::button[1]").click()
-    person.page.set_viewport_size({"width": 1240, "height": 520})
+    person.page.set_viewport_size({"width": 1240, "height": 590})
     person.page.reload()  # the graph fits into the window again
     person.see("train_shards")
     person.page.mouse.move(5, 5)  # nothing is highlighted
