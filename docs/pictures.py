@@ -104,16 +104,6 @@ def materialization(person: Person) -> None:
     take(person.dialog(), "materialization")
 
 
-def siblings(person: Person) -> None:
-    """The dialog that opens before the one of partitions."""
-    person.page.set_viewport_size({"width": 1300, "height": 900})
-    person.open_partition(TRAIN, "python_docs")
-    person.press("Materialize")
-    person.see("Materializing the current selection will also yield new materializations")
-    person.page.wait_for_timeout(500)
-    take(person.dialog(), "siblings")
-
-
 def launchpad(person: Person) -> None:
     person.page.set_viewport_size({"width": 1300, "height": 900})
     person.open_launchpad(TRAIN, "python_docs")
@@ -143,7 +133,6 @@ PICTURES: tuple[Callable[[Person], None], ...] = (
     asset_graph,
     corpus_graph,
     materialization,
-    siblings,
     launchpad,
     report,
     in_sync,
