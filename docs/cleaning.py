@@ -94,7 +94,7 @@ def curve_table() -> str:
     found = s_curve(*choose_bands(settings.threshold, settings.num_perm), similarities)
     heading = "| similarity of a pair | " + " | ".join(f"{similarity:.2f}" for similarity in similarities) + " |"
     rule = "| --- " * (len(similarities) + 1) + "|"
-    return "\n".join([heading, rule, "| is found | " + " | ".join(f"{share:.1%}" for share in found) + " |"])
+    return "\n".join([heading, rule, "| probability of being found | " + " | ".join(f"{share:.1%}" for share in found) + " |"])
 
 
 def page(text: str) -> str:

@@ -128,14 +128,14 @@ def too_short(facts: Facts) -> Rejection | None:
 
 
 def list_page(facts: Facts) -> Rejection | None:
-    """Reject by the share of lines that begin with a bullet: *, •, or one of - – — + and a space. The share of characters in lines of this
-    kind with fewer than 100 characters counts instead if it is smaller.
+    """Reject a text in which too many lines begin with a bullet: *, •, or one of - – — + and a space. The measure is the smaller of two
+    shares: that of bulleted lines, and that of characters in bulleted lines shorter than 100 characters.
     """
     return _above(bullet_share(facts), facts.settings.max_bullet_share)
 
 
 def low_alpha_ratio(facts: Facts) -> Rejection | None:
-    """Reject by the share of words that contain a letter. In a script without spaces, punctuation separates words too."""
+    """Reject a text in which too few words contain a letter. In a script without spaces, punctuation separates words."""
     if not facts.is_unspaced:
         # Words with an ASCII letter are quick to count. Usually they are enough to pass.
         at_least = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
@@ -145,7 +145,7 @@ def low_alpha_ratio(facts: Facts) -> Rejection | None:
 
 
 def bad_mean_word_len(facts: Facts) -> Rejection | None:
-    """Reject by the mean number of characters per word. A text in a script without spaces is not rejected."""
+    """Reject a text whose mean word length is too low or too high. Scripts without spaces are exempt."""
     mean = mean_word_length(facts)
     return _below(mean, facts.settings.min_mean_word_length) or _above(mean, facts.settings.max_mean_word_length)
 
@@ -156,8 +156,8 @@ def high_symbol_ratio(facts: Facts) -> Rejection | None:
 
 
 def no_stopwords(facts: Facts) -> Rejection | None:
-    """Reject by the number of different stop words of the text's language, in upper or lower case. If the language is unknown, the
-    language of `languages` with the most stop words counts. A language without a list of stop words is not judged.
+    """Reject a text with too few different stop words of its language, in upper or lower case. If the language is unknown, the language
+    of `languages` with the most stop words counts. Languages without a list of stop words are exempt.
     """
     return _below(stop_words_found(facts), facts.settings.min_stopwords)
 
@@ -178,13 +178,13 @@ def repetitive(facts: Facts) -> Rejection | None:
 
 
 def language_error(facts: Facts) -> Rejection | None:
-    """Reject a text whose language cannot be identified, neither from its first characters nor from more text."""
+    """Reject a text whose language cannot be identified, even from a longer excerpt."""
     return Rejection() if facts.language().code is None else None
 
 
 def not_english(facts: Facts) -> Rejection | None:
     """Reject a text if neither its first characters, nor its middle, nor a longer excerpt is in one of the `languages`. The value is the
-    probability of the language.
+    probability of the identified language.
     """
     code, share = facts.language()
     return Rejection(share) if code is not None and code not in facts.settings.languages else None
