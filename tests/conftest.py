@@ -18,7 +18,15 @@ from tests.tiny import train_tiny_tokenizer
 
 TESTS = Path(__file__).parent
 
-pytest_plugins = ["tests.built_project", "tests.copied_caches", "tests.golden", "tests.left_out", "tests.remote_caches", "tests.workers"]
+pytest_plugins = [
+    "tests.built_project",
+    "tests.chat_models",
+    "tests.copied_caches",
+    "tests.golden",
+    "tests.left_out",
+    "tests.remote_caches",
+    "tests.workers",
+]
 
 gc.set_threshold(50_000)  # with 700, looking for garbage takes a twentieth of the time of tests
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and so do its children
@@ -69,7 +77,6 @@ LONGEST = (
     "test_network.py",
     "test_remote_copy.py",
     "ui/test_ui_strangers.py",
-    "test_dagster_cli.py",
     "test_loader_workers.py",
     "test_remote_push.py",
     "test_dagster_corpus.py",
@@ -93,7 +100,6 @@ LONGEST = (
     "faults/test_hub.py",
     "test_corpus_prepare.py",
     "test_import_rules.py",
-    "test_mutants.py",
     "test_examples_runtime.py",
     "test_corpus_resume.py",
 )
@@ -112,7 +118,6 @@ LONGEST_TORTURE = (
     "test_hostile_config.py",
     "faults/test_fuzz_text.py",
     "faults/test_bit_flips.py",
-    "faults/test_concurrency_ui.py",
     "test_loader_blocks.py",
     "test_loader_resume.py",
 )

@@ -128,9 +128,7 @@ def as_dict(batch: Batch) -> dict[str, torch.Tensor]:
 SHARED_AGAIN = "rank=accelerator.process_index, world_size=accelerator.num_processes, device=accelerator.device"
 
 
-@pytest.mark.parametrize("dispatch", [None, True, False])
-@pytest.mark.parametrize("stateful", [False, True])
-@pytest.mark.parametrize("collate", [None, as_dict])
+@pytest.mark.parametrize(("dispatch", "stateful", "collate"), [(None, False, None), (True, False, as_dict), (False, True, as_dict)])
 def test_a_prepared_data_loader_is_refused(folder: str, dispatch: bool | None, stateful: bool, collate: Any) -> None:
     config = accelerate.utils.DataLoaderConfiguration(dispatch_batches=dispatch, use_stateful_dataloader=stateful)
     accelerator = accelerate.Accelerator(cpu=True, dataloader_config=config)

@@ -1,7 +1,6 @@
 """Speed and time left of a build, on the command line and in Dagster's log from one calculation."""
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,17 +9,8 @@ from rich.console import Console
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.cli import progress
-from niels_cache_assets.cli.progress import BarListener, memory_now, transfer_progress
+from niels_cache_assets.cli.progress import BarListener, transfer_progress
 from niels_cache_assets.show.progress import HowFar, Pace, describe
-
-
-def test_what_the_first_report_brings_is_not_counted_as_done_in_the_time_since() -> None:
-    pace = Pace()
-    assert pace.estimate(Progress(documents=5, tokens=5_000, share=0.5), 100.0) == (None, None)
-    rate, seconds_left = pace.estimate(Progress(documents=6, tokens=6_000, share=0.6), 110.0)
-    assert rate == 100.0
-    assert seconds_left is not None
-    assert round(seconds_left, 6) == 40
 
 
 def told(progress: HowFar, pace: Pace, now: float) -> str:
@@ -32,19 +22,16 @@ def test_nothing_is_guessed_without_a_share_or_before_the_second_report() -> Non
     assert told(Progress(documents=1, tokens=1_000, share=None), pace, 0.0) == "1 documents, 1.0k tokens"
     assert told(Progress(documents=2, tokens=3_000, share=None), pace, 2.0) == "2 documents, 3.0k tokens, 1.0k tokens/s"
     assert told(Progress(documents=2, tokens=3_000, share=0.5), pace, 2.0) == "50%, 2 documents, 3.0k tokens, 1.0k tokens/s, 0:02 left"
-
-
-def test_a_corpus_tells_what_stays_and_how_fast_it_reads() -> None:
-    pace = Pace()
-    assert (
-        told(CorpusProgress(documents=10, kept=9, characters=5_000, share=0.1), pace, 0.0) == "10%, 10 documents, 9 kept, 5.0k characters"
-    )
-    assert told(CorpusProgress(documents=30, kept=25, characters=15_000, share=0.3), pace, 4.0) == (
+    corpus = Pace()
+    first = told(CorpusProgress(documents=10, kept=9, characters=5_000, share=0.1), corpus, 0.0)
+    assert first == "10%, 10 documents, 9 kept, 5.0k characters"
+    assert told(CorpusProgress(documents=30, kept=25, characters=15_000, share=0.3), corpus, 4.0) == (
         "30%, 30 documents, 25 kept, 15.0k characters, 2.5k characters/s, 0:14 left"
     )
 
 
 def test_a_bar_has_share_speed_time_left_and_the_memory_of_this_process_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"[\d.]+ (MB|GB)", progress.memory_now() or "")
     monkeypatch.setattr(progress, "memory_now", lambda: "512.0 MB")
     console, now = Console(force_terminal=True, width=160, record=True), [0.0]
     listener = BarListener(console, clock=lambda: now[0])
@@ -63,15 +50,6 @@ def test_a_bar_has_share_speed_time_left_and_the_memory_of_this_process_until_it
     done = shown()
     assert "built" in done
     assert "512.0 MB" not in done
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux has /proc")
-def test_the_memory_that_is_shown_is_what_the_system_counts_as_resident() -> None:
-    shown = memory_now()
-    kibibytes = int(re.findall(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
-    assert shown is not None
-    number, unit = shown.split()
-    assert float(number) * {"MB": 1e6, "GB": 1e9}[unit] == pytest.approx(kibibytes * 1024, rel=0.2)
 
 
 def test_bytes_are_a_line_every_ten_seconds_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,16 +105,6 @@ def test_invalid_utf8_makes_no_column_and_long_texts_stay_python_strings() -> No
     assert isinstance(columns.valid_strings(pa.array(["x" * 5_000])), np.ndarray)
 
 
-def test_a_few_strings_do_not_keep_the_texts_of_many_in_memory() -> None:
-    whole = column(["x" * 1_000] * 100)
-    for few in (whole[np.arange(100) < 3], whole[[1, 2, 98]], whole[50:][np.arange(50) < 3], whole[np.arange(99)][np.arange(99) < 3]):
-        assert few.tolist() == ["x" * 1_000] * 3
-        assert few.values.buffers()[2].size < 4_000
-    names = repeated("file", 100)
-    assert isinstance(names, Strings)
-    assert names[np.arange(100) < 3].values is names.values  # one string cannot be fewer
-
-
 # ---- batches of a source
 
 
@@ -213,54 +203,6 @@ def test_a_buffer_of_columns_becomes_one_of_python_strings(most: int, monkeypatc
     assert [each for batch in shuffled(given, buffer_size=90, seed=1) for each in batch] == expected
 
 
-def test_a_shuffle_holds_a_large_buffer_only_as_python_strings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for most, kind in ((1 << 20, shuffle_buffers.ColumnBuffer), (1_000, shuffle_buffers.ObjectBuffer)):
-        monkeypatch.setattr(shuffle_buffers, "_MOST_BYTES", most)
-        batches = batches_of(some_documents(300), of=17, objects=(3,))
-        buffer = shuffle_buffers.buffer_of(batches)
-        assert isinstance(buffer, kind)
-        assert batches == []
-        assert [*buffer.documents(np.arange(300))] == some_documents(300)
-
-
-def test_a_buffer_forgets_the_documents_and_files_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle_buffers, "_ROOM_BYTES", 0)
-    monkeypatch.setattr(shuffle_buffers, "_ROOM_ROWS", 0)
-    monkeypatch.setattr(shuffle_buffers, "_COPIED_TOGETHER", 7)
-    documents = [Document("text " * 9, f"id {number}", f"file {number}", number) for number in range(3_000)]
-    first, *rest = batches_of(documents, of=50)
-    buffer = shuffle_buffers.buffer_of([first])
-    most = 0
-    for batch in rest:
-        leaving = buffer.exchange(batch, np.arange(50))
-        assert leaving is not None
-        assert isinstance(leaving.text, Strings)
-        assert isinstance(leaving.file, Strings)
-        most = max(most, len(leaving.file.values), len(leaving.text.values))
-    assert [*buffer.documents(np.arange(50))] == documents[-50:]
-    assert most <= 4 * 50
-
-
-def test_the_memory_of_a_buffer_is_used_again_only_when_nothing_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle_buffers, "_ROOM_BYTES", 0)
-    monkeypatch.setattr(shuffle_buffers, "_ROOM_ROWS", 0)
-    documents = [Document(f"{number} text" * 9, f"id {number}", "file", number) for number in range(4_000)]
-    first, *rest = batches_of(documents, of=50)
-    buffer = shuffle_buffers.buffer_of([first])
-    kept, addresses = [], []
-    for number, batch in enumerate(rest):
-        leaving = buffer.exchange(batch, np.arange(50))
-        assert leaving is not None
-        assert isinstance(leaving.text, Strings)
-        addresses.append(leaving.text.values.buffers()[2].address)
-        if number % 20 == 3:  # these are read at the end
-            kept.append((50 * number, leaving))
-    assert 1 < len(set(addresses)) < len(rest) / 4
-    assert len(kept) == 4
-    for start, leaving in kept:
-        assert [*leaving] == documents[start : start + 50]
-
-
 # ---- random numbers
 
 
@@ -272,17 +214,6 @@ def test_random_numbers_are_those_of_torch(seed: int) -> None:
     for count in (0, 1, 2, 1_000):
         assert ours.permutation(count).tolist() == torch.randperm(count, generator=theirs).tolist()
     assert ours.below(77, 3).tolist() == torch.randint(77, (3,), generator=theirs).tolist()
-
-
-def test_long_permutations_come_from_torch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = []
-    for most in (1_000, 10):
-        monkeypatch.setattr("niels_cache_assets.random_numbers._MOST_OWN", most)
-        monkeypatch.setattr("niels_cache_assets.random_numbers._SKIPPED_TOGETHER", 4)
-        random = TorchRandom(5)
-        random.below(10, 9)
-        ours.append(random.permutation(50).tolist())
-    assert ours[0] == ours[1]
 
 
 # ---- whole builds

@@ -58,11 +58,6 @@ def instance(project: Project) -> Iterator[dg.DagsterInstance]:
         yield opened
 
 
-def states(project: Project) -> list[str]:
-    """Return which partitions are built."""
-    return [f"{path.parent.parent.name}/{path.parent.name}" for path in project.root.glob("*/*/meta.json")]
-
-
 def back_fill(project: Project, instance: dg.DagsterInstance, *groups: str) -> tuple[str, list[set[str]]]:
     """Back-fill all partitions of all assets of these groups, as [Materialize all] does. Its status, and the runs of each iteration."""
     location = project.folder / "location.py"
@@ -109,36 +104,23 @@ def what_was_built(run: dg.DagsterRun) -> str:
     return " ".join([group, *([run.tags["dagster/partition"]] if "dagster/partition" in run.tags else []), run.status.value])
 
 
-def test_a_back_fill_builds_everything_after_what_it_is_made_of(
+def test_a_back_fill_builds_everything_after_what_it_is_made_of_and_a_failure_says_why_and_stops_no_other(
     project: Project, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "PROGRESS_SECONDS", 0.0)  # a build that takes long says so
     project.configure(extra=f'val_frac = 0.2\nprepare = ["dedup"]\n{SETTINGS}')
+    notes = project.folder / "notes.jsonl"
+    lines = notes.read_text(encoding="utf-8").splitlines()
+    notes.write_text("\n".join([*lines[:2], '{"text": "cut', *lines[3:]]), encoding="utf-8")
     assert back_fill(project, instance, "tokenizer", "corpus", "pretrain", "sft") == (
-        "COMPLETED_SUCCESS",
+        "COMPLETED_FAILED",
         [
             {"tokenizer SUCCESS", "corpus books SUCCESS"},
             {"corpus SUCCESS", "sft chats SUCCESS"},  # the duplicates over all corpora
             {"corpus books SUCCESS"},  # what stays of it, and its report
-            {"pretrain notes SUCCESS", "pretrain books SUCCESS"},
+            {"pretrain notes FAILURE", "pretrain books SUCCESS"},
             set(),
         ],
-    )
-    assert set(states(project)) == {"corpus/books", "pretrain/notes", "pretrain/books", "sft/chats"}
-    assert verify_cache(project.root) == []
-    records = instance.fetch_observations(TRAIN_KEYS["pretrain"], limit=100).records
-    observed = {(seen.partition, "tokens_per_second" in seen.metadata) for seen in (record.asset_observation for record in records) if seen}
-    assert observed == {("notes", True), ("books", True)}
-
-
-def test_a_partition_that_fails_says_why_and_stops_no_other(project: Project, instance: dg.DagsterInstance) -> None:
-    project.configure(extra=SETTINGS)
-    notes = project.folder / "notes.jsonl"
-    lines = notes.read_text(encoding="utf-8").splitlines()
-    notes.write_text("\n".join([*lines[:2], '{"text": "cut', *lines[3:]]), encoding="utf-8")
-    assert back_fill(project, instance, "tokenizer", "pretrain", "sft") == (
-        "COMPLETED_FAILED",
-        [{"tokenizer SUCCESS"}, {"pretrain notes FAILURE", "pretrain books SUCCESS", "sft chats SUCCESS"}, set()],
     )
     [run] = instance.get_runs(filters=dg.RunsFilter(statuses=[dg.DagsterRunStatus.FAILURE]))
     [failed] = [
@@ -147,4 +129,10 @@ def test_a_partition_that_fails_says_why_and_stops_no_other(project: Project, in
     assert failed.dagster_event is not None
     assert failed.dagster_event.step_failure_data.user_failure_data is not None
     assert missing(failed.dagster_event.step_failure_data.user_failure_data.description, "notes.jsonl", "line 3", "JSON") == []
-    assert set(states(project)) == {"pretrain/books", "sft/chats"}
+    assert {f"{path.parent.parent.name}/{path.parent.name}" for path in project.root.glob("*/*/meta.json")} == {
+        *("corpus/books", "pretrain/books", "sft/chats")
+    }
+    assert verify_cache(project.root) == []
+    records = instance.fetch_observations(TRAIN_KEYS["pretrain"], limit=100).records
+    observed = {(seen.partition, "tokens_per_second" in seen.metadata) for seen in (record.asset_observation for record in records) if seen}
+    assert observed == {("books", True)}

@@ -1,6 +1,7 @@
 """Parts of corpora, and ranges of the search for duplicates, as assets with partitions. Without them, there are no such assets."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -16,14 +17,13 @@ from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets import parts as assets_parts
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.verify import verify_cache
-from tests.launches import Recorder, states
+from tests.launches import Recorder, launch_in_memory, states
 from tests.messages import missing
-from tests.parts_project import NAME, PartsProject, stream_of
+from tests.parts_project import NAME, PartsProject, build, stream_of
 from tests.test_dagster_parts import assets, status_in
 
 TABLE = 'prepare = ["dedup"]\nval_frac = 0.1\n'
@@ -35,11 +35,16 @@ STEPS = [f"plan/{NAME}", *PARTS, f"corpus/{NAME}", "hashes", "range/range-00000"
 
 
 @pytest.fixture
-def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> PartsProject:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
     project = PartsProject(tmp_path, tiny_model)
     project.write([30, 12, 30, 14])
     return project
+
+
+@pytest.fixture(autouse=True)
+def instance(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> dg.DagsterInstance:
+    """The instance of launches, in memory."""
+    return launch_in_memory(SimpleNamespace(folder=project.folder, instance=dg.DagsterInstance.ephemeral()), monkeypatch)
 
 
 def launch(found: Graph, *, force: bool = False) -> dict[str, LaunchResult]:
@@ -81,9 +86,11 @@ def test_without_parts_and_ranges_there_are_none_of_these_assets(project: PartsP
     assert keys.CORPUS_PARTS not in assets(project.graph(3))
 
 
-def test_a_launch_builds_parts_and_ranges_once(project: PartsProject) -> None:
+def test_a_launch_builds_parts_and_ranges_once_and_force_builds_each_again(
+    project: PartsProject, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = project.graph(1, TABLE, root="plain")
-    launch(plain)
+    build(plain)
     found = project.graph(3, TABLE, build=RANGES)
     results = launch(found)
     assert list(results)[: len(STEPS) + 1] == ["tokenizer", *STEPS]
@@ -91,20 +98,15 @@ def test_a_launch_builds_parts_and_ranges_once(project: PartsProject) -> None:
     assert stream_of(project.cache()) == stream_of(project.cache("plain"))
     assert not ranges_dir(found.root).exists()
     assert verify_cache(found.root) == []
-    with ensure_instance() as instance:
-        assert instance.get_materialized_partitions(keys.CORPUS_PARTS) == set(PARTITIONS)
-        assert instance.get_materialized_partitions(keys.RANGES) == set(RANGE_PARTITIONS)
-        status = status_in(found, instance)
-        assert {status(keys.DOCUMENTS, NAME), status(keys.CORPUS_PARTS, f"{NAME}/part-00001")} == {"FRESH"}
+    assert instance.get_materialized_partitions(keys.CORPUS_PARTS) == set(PARTITIONS)
+    assert instance.get_materialized_partitions(keys.RANGES) == set(RANGE_PARTITIONS)
+    status = status_in(found, instance)
+    assert {status(keys.DOCUMENTS, NAME), status(keys.CORPUS_PARTS, f"{NAME}/part-00001")} == {"FRESH"}
     remove(corpus_parts_dir(found.root, NAME))  # takes room, and is not needed any more
     again = states(launch(found))
     assert not set(again) & {*PARTS, "hashes", "range/range-00000"}
     assert set(again.values()) == {"cache_hit"}
 
-
-def test_force_builds_each_part_and_range_once(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = project.graph(3, TABLE, build=RANGES)
-    launch(found)
     made: list[str] = []
 
     def counted(artifact: Artifact, **options: Any) -> Outcome:
@@ -114,8 +116,8 @@ def test_force_builds_each_part_and_range_once(project: PartsProject, monkeypatc
 
     monkeypatch.setattr(parts_corpus, "materialize", counted)
     monkeypatch.setattr(duplicates, "materialize", counted)
-    again = states(launch(found, force=True))
-    assert [again[key] for key in STEPS] == ["built"] * len(STEPS)
+    forced = states(launch(found, force=True))
+    assert [forced[key] for key in STEPS] == ["built"] * len(STEPS)
     assert made == [f"{key}: cache_hit" for key in STEPS if key not in (f"corpus/{NAME}", "corpus/duplicates")]
 
 
@@ -170,19 +172,18 @@ def test_a_range_that_is_removed_after_its_run_is_no_failure(project: PartsProje
     assert (results["range/range-00001"].meta, states(results)[NAME]) == (None, "built")
 
 
-def test_the_sensor_records_parts_of_a_corpus_that_other_programs_have_built(project: PartsProject) -> None:
+def test_the_sensor_records_parts_of_a_corpus_that_other_programs_have_built(project: PartsProject, instance: dg.DagsterInstance) -> None:
     found = project.graph(3, TABLE)
     for key in (f"plan/{NAME}", PARTS[0], PARTS[2]):
         materialize(found[key])
-    definitions = build_defs({"cache_root": CacheRoot(root=str(found.root))}, registry=found.registry)
-    sensor, resources = finished_parts_sensor(found.registry), {"cache_root": CacheRoot(root=str(found.root))}
-    with ensure_instance() as instance:
-        cursor = None
-        for recorded in (0, 3, 0):
-            context = dg.build_sensor_context(instance=instance, cursor=cursor, definitions=definitions, resources=resources)
-            tick = sensor.evaluate_tick(context)
-            assert len(tick.asset_events) == recorded
-            for event in tick.asset_events:
-                instance.report_runless_asset_event(event)
-            cursor = tick.cursor
-        assert instance.get_materialized_partitions(keys.CORPUS_PARTS) == {f"{NAME}/part-00000", f"{NAME}/part-00002"}
+    resources = {"cache_root": CacheRoot(root=str(found.root))}
+    definitions, sensor = build_defs(resources, registry=found.registry), finished_parts_sensor(found.registry)
+    cursor = None
+    for recorded in (0, 3, 0):
+        context = dg.build_sensor_context(instance=instance, cursor=cursor, definitions=definitions, resources=resources)
+        tick = sensor.evaluate_tick(context)
+        assert len(tick.asset_events) == recorded
+        for event in tick.asset_events:
+            instance.report_runless_asset_event(event)
+        cursor = tick.cursor
+    assert instance.get_materialized_partitions(keys.CORPUS_PARTS) == {f"{NAME}/part-00000", f"{NAME}/part-00002"}

@@ -155,30 +155,6 @@ def test_a_report_that_cannot_be_written_fails_no_build(built: Project, monkeypa
     assert missing(recorder.told[-1], "reports: WARNING: ", "no page today") == []
 
 
-def test_a_build_records_what_it_has_read_of_upstream(project: Project, in_memory: dg.DagsterInstance) -> None:
-    results, _ = launch(project, only=["notes"])
-    observed = in_memory.fetch_observations(dg.AssetKey(["upstream", "pretrain"]), limit=5).records
-    built = in_memory.fetch_materializations(dg.AssetKey(["pretrain", "train_shards"]), limit=5).records
-    assert [record.asset_observation.partition for record in observed if record.asset_observation] == ["notes"]
-    observation, materialization = observed[0].asset_observation, built[0].asset_materialization
-    assert observation is not None
-    assert materialization is not None
-    assert results["notes"].meta is not None
-    assert observation.metadata["revision"].value == results["notes"].meta["dataset_revision"]
-    assert observation.tags["dagster/data_version"].startswith(results["notes"].meta["dataset_revision"] + "+")
-    read = in_memory.fetch_materializations(dg.AssetKey(["upstream", "pretrain"]), limit=5).records
-    assert (materialization.tags or {})["dagster/input_event_pointer/upstream/pretrain"] == str(read[0].storage_id)
-
-
-def test_a_data_set_that_fails_does_not_stop_the_others_and_says_why(built: Project) -> None:
-    built.write_notes(["", ""])
-    built.remove("chats")
-    results, recorder = launch(built, only=["notes", "chats"])
-    assert states(results) == {"tokenizer": "cache_hit", "notes": "failed", "chats": "built"}
-    assert missing(results["notes"].message, f"{built.root / 'pretrain/notes'}: ", "dropped: empty 2") == []
-    assert "finished notes: failed" in recorder.told
-
-
 @pytest.mark.parametrize("method", ["documents", "revision"])
 def test_a_source_that_breaks_in_any_way_is_left_out_of_the_tokenizer_and_stops_nothing(
     project: Project, in_memory: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, method: str

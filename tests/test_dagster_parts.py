@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -12,22 +13,26 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets.upstream import observe_revision
-from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_runtime.verify import verify_cache
-from tests.launches import Recorder, states
+from tests.launches import Recorder, launch_in_memory, states
 from tests.parts_project import NAME, PartsProject
 
 PARTS = [f"part/{NAME}/part-{number:05d}" for number in range(3)]
 
 
 @pytest.fixture
-def project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> PartsProject:
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+def project(tmp_path: Path, tiny_model: Path) -> PartsProject:
     project = PartsProject(tmp_path, tiny_model)
     project.write([9, 2, 30, 14])
     return project
+
+
+@pytest.fixture
+def instance(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> dg.DagsterInstance:
+    """The instance of launches, in memory."""
+    return launch_in_memory(SimpleNamespace(folder=project.folder, instance=dg.DagsterInstance.ephemeral()), monkeypatch)
 
 
 def launch(found: Graph) -> dict[str, LaunchResult]:
@@ -35,18 +40,17 @@ def launch(found: Graph) -> dict[str, LaunchResult]:
     return {result.name: result for result in results}
 
 
-def test_a_launch_builds_plan_val_parts_and_seal_in_order(project: PartsProject) -> None:
+def test_a_launch_builds_plan_val_parts_and_seal_in_order(project: PartsProject, instance: dg.DagsterInstance) -> None:
     found = project.graph(3, "val_tokens = 60")
     results = launch(found)
     assert list(results) == ["tokenizer", f"plan/{NAME}", f"val_part/{NAME}", *PARTS, NAME]
     assert set(states(results).values()) == {"built"}, [result.message for result in results.values()]
     assert verify_cache(found.root) == []
-    with ensure_instance() as instance:
-        recorded = instance.get_materialized_partitions(keys.PARTS)
-    assert recorded == {key.removeprefix("part/") for key in PARTS}
+    assert instance.get_materialized_partitions(keys.PARTS) == {key.removeprefix("part/") for key in PARTS}
     assert set(states(launch(found)).values()) == {"cache_hit"}
 
 
+@pytest.mark.usefixtures("instance")
 def test_a_failed_part_leaves_the_others_and_skips_the_seal(project: PartsProject) -> None:
     found = project.graph(3)
     launch(found)
@@ -72,23 +76,19 @@ def test_assets_of_parts_exist_only_with_parts(project: PartsProject) -> None:
 MOST_BYTES = 200_000  # of Dagster's database for one part: a data set may have thousands
 
 
-def test_a_part_adds_little_to_the_database(project: PartsProject) -> None:
-    project.write([3] * 4, first=4)
+def test_a_part_adds_little_to_the_database(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DAGSTER_HOME", str(project.folder / "home"))
     sizes: list[int] = []
 
     class Weighing(Recorder):
         def finished(self, result: LaunchResult) -> None:
             if result.name.startswith("part/"):
-                sizes.append(database_bytes(project.folder / "home"))
+                sizes.append(sum(path.stat().st_size for path in (project.folder / "home").rglob("*") if path.is_file()))
 
-    found = project.graph(8)
+    found = project.graph(4)
     launch_builds(found.registry, root=found.root, listener=Weighing())
-    assert len(sizes) == 8
-    assert 1_000 < (sizes[-1] - sizes[0]) / 7 <= MOST_BYTES
-
-
-def database_bytes(home: Path) -> int:
-    return sum(path.stat().st_size for path in home.rglob("*") if path.is_file())
+    assert len(sizes) == 4
+    assert 1_000 < (sizes[-1] - sizes[0]) / 3 <= MOST_BYTES
 
 
 def assets(found: Graph) -> set[dg.AssetKey]:
@@ -107,25 +107,27 @@ def test_partitions_of_parts_lead_to_their_data_set(project: PartsProject) -> No
     assert keys.PARTS in graph.get(keys.TRAIN_KEYS["pretrain"]).parent_keys
 
 
-def test_old_partitions_of_a_grown_data_set_stay_fresh(project: PartsProject) -> None:
+def test_old_partitions_of_a_grown_data_set_stay_fresh(project: PartsProject, instance: dg.DagsterInstance) -> None:
     launch(project.graph(3, "val_tokens = 60"))
     project.write([12, 8], first=8, folder="more")
     grown = project.graph(3, f'val_tokens = 60\n[[pretrain.{NAME}.added]]\nfiles = ["more/*"]\nparts = 2\n')
     new = [f"{NAME}/part-00003", f"{NAME}/part-00004"]
     old = [key.removeprefix("part/") for key in PARTS]
-    with ensure_instance() as instance:
+    for _ in range(2):
         assert partition_states(grown, instance) == dict.fromkeys(old, "FRESH") | dict.fromkeys(new, "MISSING")
-        plan = build_defs({"cache_root": CacheRoot(root=str(grown.root))}, registry=grown.registry).resolve_job_def(keys.PLAN_JOB)
-        assert plan.execute_in_process(instance=instance, partition_key=NAME).success
+        plan(grown, instance)
         assert instance.get_materialized_partitions(keys.PARTS) == set(old)
-        assert partition_states(grown, instance) == dict.fromkeys(old, "FRESH") | dict.fromkeys(new, "MISSING")
     results = states(launch(grown))
     assert [name for name, state in results.items() if state == "built"] == [*(f"part/{name}" for name in new), NAME]
-    with ensure_instance() as instance:
-        assert partition_states(grown, instance) == dict.fromkeys([*old, *new], "FRESH")
+    assert partition_states(grown, instance) == dict.fromkeys([*old, *new], "FRESH")
 
 
-def test_another_table_of_added_files_makes_the_parts_stale(project: PartsProject) -> None:
+def plan(found: Graph, instance: dg.DagsterInstance) -> None:
+    job = build_defs({"cache_root": CacheRoot(root=str(found.root))}, registry=found.registry).resolve_job_def(keys.PLAN_JOB)
+    assert job.execute_in_process(instance=instance, partition_key=NAME).success
+
+
+def test_another_table_of_added_files_makes_the_parts_stale(project: PartsProject, instance: dg.DagsterInstance) -> None:
     project.write([12, 8], first=8, folder="more")
     project.write([5, 6], first=18, folder="again")
 
@@ -133,47 +135,37 @@ def test_another_table_of_added_files_makes_the_parts_stale(project: PartsProjec
         added = (f'[[pretrain.{NAME}.added]]\nfiles = ["{folder}/*"]\nparts = {parts}\n' for folder, parts in tables)
         return project.graph(1, "".join(added))
 
-    def plan(found: Graph, instance: dg.DagsterInstance) -> None:
-        job = build_defs({"cache_root": CacheRoot(root=str(found.root))}, registry=found.registry).resolve_job_def(keys.PLAN_JOB)
-        assert job.execute_in_process(instance=instance, partition_key=NAME).success
-
     first, second, third = (f"{NAME}/part-0000{number}" for number in range(3))
     launch(grown(("more", 2)))
-    with ensure_instance() as instance:
-        assert set(partition_states(grown(("more", 2)), instance).values()) == {"FRESH"}
-        changed = grown(("more", 1))
-        instance.report_runless_asset_event(observe_revision(changed.registry, NAME, root=changed.root))
-        assert status_in(changed, instance)(keys.PLAN, NAME) == "STALE"
-        plan(changed, instance)
-        assert partition_states(changed, instance)[second] == "STALE"
-    results = states(launch(grown(("more", 1))))
+    assert set(partition_states(grown(("more", 2)), instance).values()) == {"FRESH"}
+    changed = grown(("more", 1))
+    instance.report_runless_asset_event(observe_revision(changed.registry, NAME, root=changed.root))
+    assert status_in(changed, instance)(keys.PLAN, NAME) == "STALE"
+    plan(changed, instance)
+    assert partition_states(changed, instance)[second] == "STALE"
+    results = states(launch(changed))
     assert {name for name, state in results.items() if state == "built"} == {f"part/{second}", NAME}
-    with ensure_instance() as instance:
-        assert set(partition_states(grown(("more", 1)), instance).values()) == {"FRESH"}
-        both = grown(("more", 1), ("again", 1))
-        plan(both, instance)
-        assert partition_states(both, instance) == {first: "FRESH", second: "FRESH", third: "STALE"}  # that of the old table
+    assert set(partition_states(changed, instance).values()) == {"FRESH"}
+    both = grown(("more", 1), ("again", 1))
+    plan(both, instance)
+    assert partition_states(both, instance) == {first: "FRESH", second: "FRESH", third: "STALE"}  # that of the old table
 
 
-def test_a_list_of_documents_to_leave_out_makes_the_parts_stale_and_builds_one(project: PartsProject) -> None:
+def test_a_list_of_documents_to_leave_out_makes_the_parts_stale_and_builds_one(project: PartsProject, instance: dg.DagsterInstance) -> None:
     ids = project.folder / "ids.txt"
     ids.write_text("not-there\n")
     found = project.graph(3, 'exclude = "ids.txt"')
     launch(found)
     part = found.sealed(NAME).plan.parts[1]
-    with ensure_instance() as instance:
-        assert set(partition_states(found, instance).values()) == {"FRESH"}
-        ids.write_text(f"{int(part.files[0].name[1:4])}-0\n")
-        instance.report_runless_asset_event(observe_revision(found.registry, NAME, root=found.root))
-        assert status_in(found, instance)(keys.PLAN, NAME) == "STALE"
-        job = build_defs({"cache_root": CacheRoot(root=str(found.root))}, registry=found.registry).resolve_job_def(keys.PLAN_JOB)
-        assert job.execute_in_process(instance=instance, partition_key=NAME).success
-        assert set(partition_states(found, instance).values()) == {"STALE"}
+    assert set(partition_states(found, instance).values()) == {"FRESH"}
+    ids.write_text(f"{int(part.files[0].name[1:4])}-0\n")
+    instance.report_runless_asset_event(observe_revision(found.registry, NAME, root=found.root))
+    assert status_in(found, instance)(keys.PLAN, NAME) == "STALE"
+    plan(found, instance)
+    assert set(partition_states(found, instance).values()) == {"STALE"}
     results = states(launch(found))
     assert {name for name, state in results.items() if state == "built"} == {f"part/{NAME}/{part.name}", NAME}
-    with ensure_instance() as instance:
-        assert set(partition_states(found, instance).values()) == {"FRESH"}
-        assert status_in(found, instance)(keys.PLAN, NAME) == "FRESH"
+    assert {*partition_states(found, instance).values(), status_in(found, instance)(keys.PLAN, NAME)} == {"FRESH"}
 
 
 def partition_states(found: Graph, instance: dg.DagsterInstance) -> dict[str, str]:

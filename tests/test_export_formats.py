@@ -13,16 +13,14 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from niels_cache_assets.exchange import formats, megatron
+from niels_cache_assets.exchange import formats
 from niels_cache_assets.exchange.datatrove import human_tokens
 from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_runtime import DatasetLoader, NielsCacheError
-from niels_cache_runtime.format.layout import SPLITS, Split
-from niels_cache_runtime.megatron import indexed_writer
+from niels_cache_runtime.format.layout import SPLITS
 from tests import megatron_core
 from tests.exports import WIDE, export, planned, random_documents, read_back, stream_of, write_documents_cache
 from tests.hand_made import EOT, TOKENIZER_SHA256
-from tests.messages import missing
 from tests.saying import Saying
 
 DATATROVE = "compares with datatrove, which is not installed"
@@ -138,10 +136,6 @@ def test_an_export_onto_a_prefix_that_is_there_says_that_indices_of_megatron_cor
     assert [any("--data-cache-path" in note for note in plan.notes) for plan in (first, again)] == [False, True]
 
 
-def test_the_largest_file_and_the_ways_to_link_are_those_of_the_runtimes_writer() -> None:
-    assert (megatron.MAX_BYTES, megatron.Link) == (indexed_writer.MAX_BYTES, indexed_writer.Link)
-
-
 # datatrove
 
 
@@ -168,15 +162,6 @@ def test_datatroves_readers_see_the_same_tokens_and_positions(cache: Path, tmp_p
         assert sample["positions"].tolist() == expected
 
 
-def test_datatroves_readers_see_tokens_of_32_bits(wide: Path, tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datatrove.utils.dataset", reason=DATATROVE)
-    export(wide, "datatrove", tmp_path / "out")
-    theirs = datasets.DatatroveFolderDataset(str(tmp_path / "out" / "train"), 31, filename_pattern="*.ds", token_size=4)
-    stream = stream_of(LARGE["train"])
-    assert len(theirs) == len(stream) // 32 > 100
-    assert [token for index in range(len(theirs)) for token in theirs[index]["input_ids"].tolist()] == stream[: len(theirs) * 32]
-
-
 @pytest.mark.parametrize("token_size", [2, 4])
 def test_datatroves_writer_writes_the_same_bytes(
     cache: Path, wide: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_size: int
@@ -196,17 +181,6 @@ def test_datatroves_writer_writes_the_same_bytes(
     theirs = {path.name: path.read_bytes() for path in (tmp_path / "theirs").iterdir()}
     assert len(theirs) == 3
     assert {path.name: path.read_bytes() for path in (tmp_path / "out" / "val").iterdir()} == theirs
-
-
-def test_datatroves_merger_takes_the_export(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("datatrove", reason=DATATROVE)
-    _stand_in_for_tokenizers(monkeypatch)
-    from datatrove.pipeline.tokens.merger import DocumentTokenizerMerger
-
-    export(cache, "datatrove", tmp_path / "out", max_bytes=4_000)
-    merger = DocumentTokenizerMerger(str(tmp_path / "out" / "train"), str(tmp_path / "merged"), "all", shuffle=False, progress=False)
-    merger.run()
-    assert np.fromfile(tmp_path / "merged" / "000_all.ds", dtype="<u2").tolist() == stream_of(DOCUMENTS["train"])
 
 
 def _stand_in_for_tokenizers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,87 +238,12 @@ def test_nanogpt_reads_tokens_of_32_bits_with_the_line_that_is_printed(wide: Pat
         assert x.tolist() == [stream_of(LARGE[split])[start : start + 16] for start in (0, 5)]
 
 
-def test_nanogpts_own_way_of_reading_finds_the_split(cache: Path, tmp_path: Path) -> None:
-    plan = export(cache, "nanogpt", tmp_path / "data")
-    data = np.memmap(tmp_path / "data" / "val.bin", dtype=np.uint16, mode="r")
-    x = torch.from_numpy(data[5 : 5 + 16].astype(np.int64))
-    assert x.tolist() == stream_of(DOCUMENTS["val"])[5:21]
-    assert plan.notes[0].startswith(f"EOT ({EOT}) is after")
-
-
-def test_nanogpts_loop_learns_from_the_export_with_the_line_that_is_printed(tmp_path: Path) -> None:
-    """Twenty steps in the form of its train.py: random windows out of the mapped file, a small GPT of `meta_vocab_size` ids, AdamW."""
-    counting = [[*(5 + (start + step) % 40 for step in range(30)), EOT] for start in range(40)]
-    cache = write_documents_cache(tmp_path / "cache" / "counting", {"train": counting, "val": counting[::7]})
-    plan = export(cache, "nanogpt", tmp_path / "data")
-    assert missing(plan.notes[-1], "train.py", "50,304", "meta.pkl", "50 ids") == []
-    (line,) = plan.lines
-    assert line.startswith("meta_vocab_size = 50  # in train.py")
-    names: dict[str, Any] = {}
-    exec(line, names)
-    offsets = torch.Generator().manual_seed(1)
-    files = {split: np.memmap(tmp_path / "data" / f"{split}.bin", dtype=np.uint16, mode="r") for split in SPLITS}
-
-    def loss(split: Split) -> torch.Tensor:
-        starts = torch.randint(len(files[split]) - 16, (8,), generator=offsets).tolist()
-        x, y = (
-            torch.stack([torch.from_numpy(files[split][start + shift : start + shift + 16].astype(np.int64)) for start in starts])
-            for shift in (0, 1)
-        )
-        return torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = SmallGPT(names["meta_vocab_size"], positions=16)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        before = loss("val").item()
-        losses = []
-        for _ in range(20):
-            step_loss = loss("train")
-            optimizer.zero_grad(set_to_none=True)
-            step_loss.backward()
-            optimizer.step()
-            losses.append(step_loss.item())
-    assert max(int(data.max()) for data in files.values()) < model.tokens.num_embeddings == 50
-    assert losses[0] > 3.5  # a uniform guess scores ln 50 = 3.9
-    assert losses[-1] < losses[0] / 2
-    assert loss("val").item() < before / 2
-
-
-class SmallGPT(torch.nn.Module):
-    """One block with causal attention."""
-
-    def __init__(self, vocab_size: int, *, positions: int) -> None:
-        super().__init__()
-        self.tokens, self.positions = torch.nn.Embedding(vocab_size, 32), torch.nn.Embedding(positions, 32)
-        self.block = torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True, norm_first=True)
-        self.head = torch.nn.Linear(32, vocab_size)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mask = torch.nn.Transformer.generate_square_subsequent_mask(x.shape[1])
-        return self.head(self.block(self.tokens(x) + self.positions.weight[: x.shape[1]], src_mask=mask, is_causal=True))
-
-
 def test_nanogpt_gets_no_line_where_the_vocabulary_is_unknown(tmp_path: Path) -> None:
     plan = export(write_documents_cache(tmp_path / "cache" / "x", DOCUMENTS, vocab_size=None), "nanogpt", tmp_path / "data")
     assert plan.lines == ()
     wide = planned(write_documents_cache(tmp_path / "wide" / "x", LARGE, **{**WIDE, "vocab_size": None}), "nanogpt", tmp_path / "data")
     assert len(wide.lines) == 1, "how to read uint32"
     assert plan.notes[-1].endswith("unknown")
-
-
-def test_npy_files_of_both_splits_in_one_folder_are_what_build_nanogpt_reads(cache: Path, tmp_path: Path) -> None:
-    """Its way: of all names in a folder those with the split in them, sorted, each loaded whole."""
-    plan = export(cache, "npy", tmp_path / "out", max_bytes=2_000)
-    assert any("build-nanogpt" in note for note in plan.notes)
-    (tmp_path / "one").mkdir()
-    for path in (tmp_path / "out").rglob("*.npy"):
-        path.rename(tmp_path / "one" / path.name)
-    for split in SPLITS:
-        names = sorted(path.name for path in (tmp_path / "one").iterdir() if split in path.name)
-        assert names
-        tokens = [torch.tensor(np.load(tmp_path / "one" / name).astype(np.int32), dtype=torch.long) for name in names]
-        assert torch.cat(tokens).tolist() == stream_of(DOCUMENTS[split])
 
 
 @pytest.mark.parametrize("token_bytes", [2, 4])

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import re
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +12,6 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.disk import space
 from niels_cache_assets.exchange import writing
 from niels_cache_assets.exchange.formats import FORMATS
@@ -157,14 +154,6 @@ def test_lines_for_the_other_projects_code_are_printed_after_everything_else(roo
     assert json.loads(capsys.readouterr().out)["lines"] == []
 
 
-def test_npy_says_who_reads_it_and_who_does_not(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("npy", "notes", "--out", "data") == 0
-    assert missing(capsys.readouterr().out, "not by OLMo-core", "(niels-cache export olmo)") == []
-    with pytest.raises(SystemExit):
-        main(["export", "--help"])
-    assert "OLMo-core does not" in capsys.readouterr().out
-
-
 def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("datatrove", "notes", "--out", "data", "--dry-run") == 0
     dry = capsys.readouterr().out
@@ -221,15 +210,6 @@ def test_wrong_use_is_one_line_and_exit_2(
     assert Path("taken/train/notes_train_000000.npy").read_bytes() == b"older"
 
 
-def test_other_formats_than_megatron_do_not_load_torch(root: Path) -> None:
-    script = (
-        "import sys; from niels_cache_assets.cli import main; "
-        "code = main(['export', 'npy', 'notes', '--out', 'data', '--cache-dir', 'cache']); print(code, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "0 False", done.stderr
-
-
 def test_a_full_disk_is_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -248,14 +228,3 @@ def test_a_place_that_is_no_folder_is_one_line(root: Path, capsys: pytest.Captur
     Path("file").write_text("a file")
     assert run("npy", "notes", "--out", "file/data") == 1
     assert missing(capsys.readouterr().err, "file/data: ", "Not a directory") == []
-
-
-def test_what_the_page_about_exports_shows_parses_and_names_every_format() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "exports.md").read_text(encoding="utf-8")
-    commands = [line.split()[1:] for line in page.splitlines() if line.startswith("niels-cache ")]
-    assert len(commands) >= 4
-    for command in commands:
-        arguments = parse_arguments(command)
-        assert arguments is not None
-        assert arguments.command in ("export", "import")
-    assert tuple(re.findall(r"^\| (\w+) \| `", page, flags=re.MULTILINE)) == (*FORMATS, "text")

@@ -218,39 +218,6 @@ def test_hashes_cannot_be_asked_for(root: Path) -> None:
         PretrainTokenStreamDataset(str(root / "pretrain/theirs/train"), T=8, device="cpu", verify="sha256")
 
 
-def test_a_state_resumes_the_same_cache_and_refuses_another(root: Path, tmp_path: Path) -> None:
-    train = root / "pretrain/theirs/train"
-    loader = TokenLoader(str(train), T=8, B=1, seed=1)
-    batches = iter(loader)
-    next(batches)
-    state, following = loader.state_dict(), next(batches)
-    resumed = TokenLoader.from_state(json.loads(json.dumps(state)))
-    assert torch.equal(next(iter(resumed)).x, following.x)
-    other = prepare_pretrain(tmp_path / "other/theirs")
-    np.array([5, *TRAIN[1:]], dtype="<u2").tofile(other / "train/shard_00000.bin")
-    with pytest.raises(NielsCacheError, match="not the cache"):
-        TokenLoader.from_state(state, {"train": str(other / "train")} if "train" in state["sources"] else str(other / "train"))
-
-
-def test_a_worker_refuses_a_cache_that_was_prepared_again(root: Path) -> None:
-    folder = root / "pretrain/theirs"
-    held = [
-        pickle.dumps(opened)
-        for opened in (
-            PretrainTokenStreamDataset(str(folder / "train"), T=8, device="cpu"),
-            DatasetLoader(1, 8, 0, 1, str(folder / "train"), "cpu"),
-            TokenLoader(str(folder / "train"), T=8, B=1, seed=1),
-        )
-    ]
-    for content in held:
-        pickle.loads(content)
-    shutil.rmtree(folder)
-    prepare_pretrain(folder, vocab_size=VOCAB_SIZE - 1)
-    for content in held:
-        with pytest.raises(NielsCacheError, match="was rebuilt since"):
-            pickle.loads(content)
-
-
 def test_verify_calls_it_unverifiable_and_not_broken(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it says so itself

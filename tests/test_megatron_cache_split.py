@@ -35,7 +35,7 @@ def write_split(folder: Path, documents: int = 400, *, seed: int = 1, shard_toke
     return write_documents_cache(folder, {"train": random_documents(documents, seed=seed)}, shard_tokens=shard_tokens) / "train"
 
 
-@pytest.mark.parametrize(("documents", "shard_tokens"), [(1, PAGE), (400, PAGE), (400, 10_000_000), (400, 1000), (3000, 7 * PAGE)])
+@pytest.mark.parametrize(("documents", "shard_tokens"), [(1, PAGE), (400, 1000), (3000, 7 * PAGE)])
 def test_lengths_pointers_and_fingerprint_are_those_of_the_export(tmp_path: Path, documents: int, shard_tokens: int) -> None:
     folder = write_split(tmp_path / "notes", documents, shard_tokens=shard_tokens)
     split = CacheSplit(folder)

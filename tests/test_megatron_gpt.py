@@ -2,7 +2,6 @@
 
 import itertools
 import pickle
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +155,7 @@ def test_the_last_partial_sample_is_counted_in_whole_numbers_where_megatron_roun
 
 
 @pytest.mark.parametrize("part", ["train", "valid", "test"])
-@pytest.mark.parametrize("split", ["99,1,0", "9,1", "1", "0.5, 0.3, 0.2", "969,30,1", "1/1/1", "0,1,0"])
+@pytest.mark.parametrize("split", ["99,1,0", "1", "0.5, 0.3, 0.2", "1/1/1", "0,1,0"])
 def test_split_strings_give_megatrons_ranges(tmp_path: Path, split: str, part: str) -> None:
     matrix = megatron_core.config(tmp_path, split=split).split_matrix
     place = ("train", "valid", "test").index(part)
@@ -249,40 +248,6 @@ def test_an_empty_document_at_the_very_end_of_the_order_takes_nothing_from_the_l
     assert last["loss_mask"].tolist() == [1.0] * 4 + [0.0] * 12
 
 
-@pytest.mark.parametrize("kept", [{}, {"eod_mask_loss": True}, {"reset_position_ids": True}, {"reset_attention_mask": True}], ids=str)
-@pytest.mark.parametrize("first", [0, 5])
-def test_megatron_core_masks_every_sample_with_the_first_ones_mask_too(
-    prefix: Path, tmp_path: Path, first: int, kept: dict[str, bool]
-) -> None:
-    """Check the text on the loss mask in docs/megatron.md. Without any of the three options, megatron-core's mask is our mask times our
-    mask of the first sample.
-    """
-    mine = {name: value for name, value in kept.items() if name != "reset_attention_mask"}
-    ours = MegatronGPTDataset(IndexedDataset(prefix), num_samples=None, sequence_length=16, seed=1, pad_token=7, eod_token=0, **mine)
-    theirs = core_dataset(prefix, tmp_path, range(120), None, tokenizer=megatron_core.Tokenizer(eod=0, pad=7), **kept)
-    of_first = ours[first]["loss_mask"]
-    assert torch.equal(theirs[first]["loss_mask"], of_first)
-    assert 0 < of_first.sum() < 16
-    differs = 0
-    for index in range(len(ours)):
-        own, its = ours[index], theirs[index]
-        assert torch.equal(its["loss_mask"], own["loss_mask"] if kept else own["loss_mask"] * of_first)
-        differs += not torch.equal(its["loss_mask"], own["loss_mask"])
-        assert all(torch.equal(its[name], own[name]) for name in ("tokens", "labels", "position_ids"))
-    assert (differs > len(ours) // 2) is not bool(kept)
-
-
-def test_a_padded_last_sample_that_is_read_first_masks_all_of_megatron_cores(prefix: Path, tmp_path: Path) -> None:
-    ours = MegatronGPTDataset(IndexedDataset(prefix), num_samples=None, sequence_length=16, seed=4, drop_last=False)
-    last = int(np.flatnonzero(ours.shuffle_index == len(ours) - 1)[0])
-    padded = ours[last]["loss_mask"]
-    assert 0 < padded.sum() < 16
-    for order, of_first in (([last, 0, 1], padded), ([0, last, 1], torch.ones(16))):
-        theirs = core_dataset(prefix, tmp_path, range(120), None, part="valid", random_seed=4, drop_last_partial_validation_sequence=False)
-        for index in order:
-            assert torch.equal(theirs[index]["loss_mask"], ours[index]["loss_mask"] * of_first)
-
-
 def test_no_samples_asked_for_is_one_epoch_as_in_megatron_core(prefix: Path, tmp_path: Path) -> None:
     """Megatron-LM requests this with --eval-iters 0. The index is the same as for None."""
     indexed, cache = IndexedDataset(prefix), IndexCache(tmp_path / "index")
@@ -355,19 +320,6 @@ def test_samples_that_are_not_there_and_bad_settings_are_refused(prefix: Path) -
     for changed, match in settings:
         with pytest.raises(NielsCacheError, match=match):
             MegatronGPTDataset(indexed, **{"num_samples": None, "sequence_length": 16, "seed": 1, **changed})
-
-
-def test_the_sample_index_takes_no_more_memory_for_more_documents() -> None:
-    peaks = []
-    for documents in (300_000, 1_200_000):
-        lengths, order = np.full(documents, 200, dtype=np.int32), np.arange(documents, dtype=np.int32)
-        samples = plan_epochs(200 * documents, num_samples=None, sequence_length=64).samples
-        output = np.empty((samples + 1, 2), dtype=np.int32)
-        tracemalloc.start()
-        build_sample_index(lengths, order, samples=samples, sequence_length=64, allocate=lambda name, shape, dtype, output=output: output)
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert 0 < peaks[1] < 1.1 * peaks[0] < 30e6
 
 
 def test_progress_is_told_up_to_the_end() -> None:

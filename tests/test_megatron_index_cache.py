@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.errors import NotWrittenError
-from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, index_cache, open_blend
+from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, index_cache
 from niels_cache_runtime.megatron.index_cache import index_hash
 from tests import megatron_core, programs
 
@@ -93,22 +92,6 @@ def test_a_failed_build_leaves_nothing_and_a_damaged_index_is_built_again(tmp_pa
     assert cache.open("test", {}, lambda allocate: fill(allocate, value=8))["numbers"].tolist() == [8] * 4
 
 
-def test_numbers_of_numpy_are_settings_like_any_other(tmp_path: Path) -> None:
-    cache, prefix = IndexCache(tmp_path / "index"), tmp_path / "data"
-    megatron_core.write_documents(prefix, [20] * 30)
-    for _ in range(2):
-        blend = open_blend([prefix] * 2, num_samples=np.int64(5), sequence_length=4, seed=1, index_cache=cache)
-        assert len(blend) == 5
-    numbers = {"num_samples": np.int64(50), "sequence_length": np.int32(16), "seed": np.uint8(1)}
-    of_numpy = MegatronGPTDataset(IndexedDataset(prefix), index_cache=cache, **numbers)
-    plain = MegatronGPTDataset(IndexedDataset(prefix), index_cache=cache, **SETTINGS)
-    assert of_numpy.index_directory == plain.index_directory
-    assert torch.equal(of_numpy[3]["tokens"], plain[3]["tokens"])
-    shape = (np.int64(4),)
-    made = cache.open("test", {}, lambda allocate: allocate("numbers", shape, np.dtype(np.int64)).fill(7))
-    assert made["numbers"].tolist() == [7] * 4
-
-
 def test_an_index_whose_header_cannot_be_read_is_built_again_and_never_put_in_place(tmp_path: Path) -> None:
     cache = IndexCache(tmp_path / "index")
     cache.open("test", {}, fill)
@@ -164,25 +147,6 @@ def test_what_another_host_put_there_meanwhile_stays(tmp_path: Path) -> None:
 
     assert cache.open("test", {}, build)["numbers"].tolist() == [7] * 4
     assert list((tmp_path / "index").glob(".*.partial")) == []
-
-
-def test_the_parent_is_listed_again_once_the_lock_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a file system on a network needs it: without that, what was not there before the wait is remembered as not there."""
-    cache, other, listed = IndexCache(tmp_path / "index"), IndexCache(tmp_path / "other"), []
-    other.open("test", {}, fill)
-    list_folder = os.listdir
-
-    def list_and_find(folder: Any) -> list[str]:
-        if Path(folder) == cache.folder and not listed:
-            listed.append(folder)
-            os.rename(other.directory("test", {}), cache.directory("test", {}))
-        return list_folder(folder)
-
-    monkeypatch.setattr(os, "listdir", list_and_find)
-    built: list[int] = []
-    assert cache.open("test", {}, lambda allocate: (fill(allocate), built.append(1)))["numbers"].tolist() == [7] * 4
-    assert listed
-    assert built == []
 
 
 def test_room_on_the_disk_is_taken_before_an_array_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

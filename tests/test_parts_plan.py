@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +10,6 @@ import pytest
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.documents import Document, DocumentBatch
 from niels_cache_assets.parts.plan import MOST_SHARDS, Plan, contiguous_runs, entry_of_group, plan_parts, proposed_shard_bytes, shares
-from niels_cache_assets.sources.hub import data
-from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
@@ -23,7 +20,7 @@ def listed(*sizes: int, split: str | None = None) -> list[ListedFile]:
     return [ListedFile(f"f{number}", size, "digest", split) for number, size in enumerate(sizes)]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_runs_cover_all_files_in_order_and_are_balanced(seed: int) -> None:
     random = np.random.default_rng(seed)
     parts = int(random.integers(1, 9))
@@ -39,9 +36,11 @@ def test_runs_cover_all_files_in_order_and_are_balanced(seed: int) -> None:
 def test_one_large_file_leaves_a_file_for_each_other_part() -> None:
     assert contiguous_runs([1, 1, 1000, 1, 1], 4) == [range(0, 2), range(2, 3), range(3, 4), range(4, 5)]
     assert contiguous_runs([0, 0, 0, 0], 2) == [range(0, 2), range(2, 4)]
+    assert shares(5, [1, 1, 1]) == [2, 2, 1], "the first of equal remainders is larger"
+    assert shares(1, [0, 0]) == [1, 0]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_shares_sum_exactly_and_are_within_one_of_the_proportion(seed: int) -> None:
     random = np.random.default_rng(seed)
     weights = random.integers(0, 10 ** random.integers(1, 16), int(random.integers(1, 70))).tolist()
@@ -50,11 +49,6 @@ def test_shares_sum_exactly_and_are_within_one_of_the_proportion(seed: int) -> N
     found = shares(total, weights)
     assert sum(found) == total
     assert all(abs(share * sum(weights) - total * weight) < sum(weights) for share, weight in zip(found, weights, strict=True))
-
-
-def test_the_first_of_equal_remainders_is_larger() -> None:
-    assert shares(5, [1, 1, 1]) == [2, 2, 1]
-    assert shares(1, [0, 0]) == [1, 0]
 
 
 def plan_of(files: list[ListedFile], parts: int, *, train_tokens: int | None = None, val_tokens: int | None = None) -> Plan:
@@ -107,14 +101,6 @@ def test_the_room_for_a_part_is_unknown_if_the_size_of_a_file_is(project: PartsP
     assert part.need() is None
 
 
-def test_a_file_that_the_hub_does_not_return_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = SimpleNamespace(config=SimpleNamespace(data_files={"train": ["hf://datasets/owner/pages@c0ffee/data/0.parquet"]}))
-    monkeypatch.setattr(data, "_builder", lambda *args: told)
-    monkeypatch.setattr("huggingface_hub.HfApi.get_paths_info", lambda *args, **settings: [])
-    with pytest.raises(NielsCacheError, match=r"lists data/0\.parquet"):
-        data.hub_files(Huggingface(dataset="owner/pages"), "c0ffee")
-
-
 def test_shard_bytes_are_proposed_for_too_many_shards() -> None:
     settings = {"train_tokens": None, "val_tokens": None, "token_bytes": 2, "shard_bytes": 1 << 20}
     assert proposed_shard_bytes(listed(1 << 30), **settings) is None  # type: ignore[arg-type]
@@ -160,10 +146,7 @@ def test_settings_that_do_not_go_with_parts_are_refused(project: PartsProject, s
         project.graph(2, settings)
     assert "parts" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_source_without_a_list_of_files_is_refused(project: PartsProject) -> None:
-    with pytest.raises(NielsCacheError, match=r"parts.*text"):
+    with pytest.raises(NielsCacheError, match=r"parts.*text"):  # it lists no files
         project.graph(2, source="text")
 
 

@@ -12,13 +12,11 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import plan_of
-from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, write_unbuilt_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.exchange.hf import to_hf_dataset
 from niels_cache_assets.show.reports.cache import cache_report, find_items
 from niels_cache_assets.show.reports.history import History
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.measures import by_source
 from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_meta
 from niels_cache_runtime.verify import verify_cache, verify_dataset
@@ -26,7 +24,6 @@ from niels_cache_runtime.verify.__main__ import main as runtime_verify
 from tests.hand_made import exchange, rewrite_meta, write_cache, write_pretrain, write_sft
 from tests.messages import missing
 from tests.small_project import SmallProject, small_project
-from tests.tiny import sentences
 
 OTHER = "dataset_name is 'notes'"  # of the folder letters
 
@@ -121,12 +118,9 @@ def test_open_cache_shows_why_and_refuses(swapped: SmallProject) -> None:
     "words",
     [
         ("show", "letters"),
-        ("show", "letters", "--json"),
         ("sample", "letters"),
-        ("sample", "letters", "--notable"),
         ("export", "npy", "letters", "--out", "out", "--dry-run"),
         ("tokenizer", "compare", "cache", "cache", "--only", "letters"),
-        ("tokenizer", "compare", "cache", "cache"),
         ("prebuild-index", "mix"),
     ],
     ids=" ".join,
@@ -222,22 +216,6 @@ def test_a_copy_with_the_same_settings_and_text_is_no_hit(tmp_path: Path, tiny_m
     assert build_dataset(registry, "twin", root=project.root).state == "cache_hit"
 
 
-def test_what_was_never_built_is_written_anew_under_its_name(swapped: SmallProject) -> None:
-    letters = swapped.registry.pretrain["letters"].model_copy(update={"enabled": False})
-    swapped.registry.pretrain["letters"], enabled = letters, swapped.registry.pretrain["letters"]
-    try:
-        with pytest.raises(NielsCacheError, match=OTHER):
-            build_dataset(swapped.registry, "letters", root=swapped.root)
-        folder = swapped.root / "pretrain/letters"
-        shutil.rmtree(folder)
-        build_dataset(swapped.registry, "letters", root=swapped.root)
-        fingerprint = read_meta(str(folder / "meta.json"))["fingerprint"]
-        write_unbuilt_cache(str(folder), family="pretrain", provenance=Provenance(dataset_name="notes", fingerprint=fingerprint))
-        assert build_dataset(swapped.registry, "letters", root=swapped.root).meta["dataset_name"] == "letters"
-    finally:
-        swapped.registry.pretrain["letters"] = enabled
-
-
 def test_another_corpus_is_neither_read_nor_replaced(swapped: SmallProject, capsys: pytest.CaptureFixture[str]) -> None:
     registry, root = swapped.registry, swapped.root
     exchange(root / "pretrain/letters", root / "pretrain/notes")
@@ -258,11 +236,3 @@ def test_another_corpus_is_neither_read_nor_replaced(swapped: SmallProject, caps
         assert (code, other in errors) == (2, True), words
     assert "dataset_name is" in run(swapped, capsys, "status")[1]
     assert prepare_corpus(registry, "notes", root=root, processes=1, force=True).meta["dataset_name"] == "notes"
-
-
-def test_a_folder_of_ones_own_may_be_renamed(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    settings = {"max_train_tokens": 500, "max_val_tokens": 0, "shard_bytes": 4096, "seed": 1, "shuffle_buffer": None}
-    build_pretrain_cache(sentences(100), str(tmp_path / "mine"), tokenizer=tokenizer, **settings)  # type: ignore[arg-type]
-    renamed = (tmp_path / "mine").rename(tmp_path / "yours")
-    assert verify_dataset(renamed) == verify_cache(renamed) == []
-    assert len(next(iter(TokenLoader(str(renamed / "train"), T=16, B=1, seed=0))).x) == 1

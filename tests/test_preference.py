@@ -4,9 +4,7 @@ import json
 import pickle
 import re
 import runpy
-import shutil
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,11 @@ import torch
 
 from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
-from niels_cache_assets.artifacts.forecast.volumes import sample_of_source
 from niels_cache_assets.build_cache import Resume, build_sft_cache
-from niels_cache_assets.build_cache.conversations import paired
-from niels_cache_assets.chats.encoding import EncodedChat
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.cli.recognizing import recognize
-from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.documents import Conversation, Message
-from niels_cache_assets.publish.hub import data_card
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.samples import examples, notable
 from niels_cache_assets.sources.messages import template_messages
@@ -34,16 +28,11 @@ from niels_cache_runtime import SFT, NielsCacheError, PreferenceBatch, Preferenc
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.loader.preference.rows import PackedPairs
 from niels_cache_runtime.verify import verify_cache, verify_dataset
-from tests.chat_models import MARKED, chatml, model_folder, opened_model, template_of
+from tests.chat_models import MARKED, chat_project, chatml, examples_on_disk, opened_model, template_of
 from tests.hand_made import rewrite_meta
 from tests.tiny import sentences
 
 IGNORED = -100
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model") / "model")
 
 
 def message(role: Any, content: str) -> Message:
@@ -88,12 +77,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 def by_hand(folder: Path, split: str) -> list[list[tuple[list[int], list[bool]]]]:
     """For each pair, its two sides: tokens, and which of them are targets."""
-    tokens = np.fromfile(folder / f"{split}_tokens.bin", "<u2")
-    starts = [*np.load(folder / f"{split}_idx.npy").tolist(), len(tokens)]
-    mask = np.zeros(len(tokens), dtype=bool)
-    for begin, end in np.load(folder / f"{split}_targets.npy").tolist():
-        mask[begin:end] = True
-    sides = [(tokens[begin:end].tolist(), mask[begin:end].tolist()) for begin, end in pairwise(starts)]
+    sides = examples_on_disk(folder, split)
     return [sides[number : number + 2] for number in range(0, len(sides), 2)]
 
 
@@ -151,19 +135,6 @@ def test_pairs_that_are_none_are_dropped_with_their_reasons(tmp_path: Path, mode
             build(tmp_path / "y", model, [item for item in items if item.source_id == reason])
     with pytest.raises(NielsCacheError, match="preference pair"):
         build(tmp_path / "y", model, items[-1:], on_invalid="drop", max_tokens=20)
-
-
-def test_targets_of_the_prompt_are_found_by_tokens_and_places() -> None:
-    def chat(ids: list[int], spans: list[tuple[int, int]]) -> EncodedChat:
-        return EncodedChat(np.array(ids), np.array(spans))
-
-    chosen, rejected = chat([1, 2, 3, 4, 5, 9], [(1, 3), (4, 6)]), chat([1, 2, 3, 4, 5, 9, 7], [(1, 3), (4, 7)])
-    made = paired(chosen, rejected, most=None)
-    assert not isinstance(made, str)
-    assert [side.spans.tolist() for side in made] == [[[4, 6]], [[4, 7]]]
-    assert paired(chosen, chosen, most=None) == "equal_sides"
-    assert paired(chosen, rejected, most=6) == "too_long"
-    assert paired(chat([1, 2, 3], [(1, 2)]), chat([1, 2, 4], [(1, 2)]), most=None) == "no_target"
 
 
 ASK, GOOD, BAD = message("user", "q"), message("assistant", "good"), message("assistant", "bad")
@@ -380,22 +351,6 @@ def test_padded_inputs_name_a_setting_that_cannot_work(cache: Path) -> None:
         batch.padded_inputs(padding="long")
 
 
-def test_padding_is_never_attended(cache: Path) -> None:
-    expected = {tuple(ids): targets for pair in by_hand(cache, "train") for ids, targets in pair}
-    lengths = sorted({len(ids) for ids in expected})
-    exact = 0
-    for T in lengths[len(lengths) // 2 :: 3]:
-        loader = TokenLoader(str(cache / "train"), T=T, B=4, seed=0, epochs=1, sft=SFT(packing=False, overflow="drop"))
-        for batch in loader:
-            inputs = batch.padded_inputs()  # type: ignore[attr-defined]
-            for ids, attended in zip(inputs["input_ids"].tolist(), inputs["attention_mask"].tolist(), strict=True):
-                (side,) = (each for each in expected if list(each) == ids[: len(each)])
-                exact += len(side) == T
-                is_last_a_target = len(side) == T + 1 and not expected[side][-1]
-                assert sum(attended) == len(side) - is_last_a_target
-    assert exact > 2
-
-
 def test_readers_of_another_kind_refuse_pairs_and_pairs_refuse_chats(tmp_path: Path, model: Path) -> None:
     build(tmp_path / "x", model)
     folder = tmp_path / "x"
@@ -427,7 +382,7 @@ def test_damage_is_found(tmp_path: Path, model: Path) -> None:
     assert any("sides" in str(finding) for finding in verify_dataset(tmp_path / "x"))
 
 
-def test_hf_samples_the_catalog_and_the_card_show_both_sides(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hf_samples_and_the_catalog_show_both_sides(tmp_path: Path, model: Path) -> None:
     folder = tmp_path / "cache" / "sft" / "x"
     folder.parent.mkdir(parents=True)
     meta = build(folder, model)
@@ -454,11 +409,6 @@ def test_hf_samples_the_catalog_and_the_card_show_both_sides(tmp_path: Path, mod
     assert split[2].tolist() == expected[2][0][0] + expected[2][1][0]
     assert isinstance(split.sampler(T=80), PreferenceDataset)
     assert isinstance(next(iter(split.loader(T=60, B=1, seed=0))), PreferenceBatch)
-    code = data_card("hf://me/x", "sft", "x", meta).split("```python\n")[1].split("```")[0]
-    monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
-    exec(code, names)
-    assert names["batch"].chosen.x.shape == (16, 1024)
 
 
 def test_a_resumed_build_gives_the_same_bytes(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,13 +438,9 @@ def test_a_resumed_build_gives_the_same_bytes(tmp_path: Path, model: Path, monke
 
 
 def project(folder: Path, model: Path, rows: list[dict[str, Any]], *, more: str = "") -> Registry:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    tokens = 'special_tokens = { eot = "<|endoftext|>", sys = "<|sys|>", usr = "<|usr|>", asst = "<|asst|>" }'
-    config = f"[tokenizer]\nmodel = {json.dumps(str(model))}\n{tokens}\n"
-    config += f'[sft.pairs]\nsource = "chat_jsonl"\nkind = "preference"\nfiles = ["pairs.jsonl"]\n{more}'
-    (folder / "niels_cache.toml").write_text(config, encoding="utf-8")
-    return load_registry(profile="quickstart", config=str(folder / "niels_cache.toml"))
+    return chat_project(
+        folder, model, f'[sft.pairs]\nsource = "chat_jsonl"\nkind = "preference"\nfiles = ["pairs.jsonl"]\n{more}', pairs=rows
+    )
 
 
 def rows_of(items: Sequence[Conversation]) -> list[dict[str, Any]]:
@@ -544,28 +490,6 @@ def test_prompts_that_continue_each_other_share_a_split_on_request(tmp_path: Pat
         build(tmp_path / "z", model, [item._replace(rejected=None) for item in items], preference=False, split_by="conversation")
 
 
-def test_the_key_of_the_split_counts_only_if_it_is_set(tmp_path: Path, model: Path) -> None:
-    plain, prompt, conversation = (
-        project(tmp_path, model, [], more=f'template = "chatml"\n{more}').source("pairs")
-        for more in ("", 'split_by = "prompt"\n', 'split_by = "conversation"\n')
-    )
-    assert plain.identity() == prompt.identity() != conversation.identity()
-    assert [source.split_unit for source in (plain, prompt, conversation)] == ["prompt", "prompt", "conversation"]  # type: ignore[union-attr]
-
-
-def test_keys_of_the_other_kind_are_refused(tmp_path: Path, model: Path) -> None:
-    with pytest.raises(NielsCacheError, match="messages_field"):
-        project(tmp_path, model, [], more='messages_field = "x"\n')
-
-
-def test_a_forecast_counts_both_sides(tmp_path: Path, model: Path) -> None:
-    items = pairs(20)
-    source = project(tmp_path, model, rows_of(items), more='template = "chatml"\n').source("pairs")
-    found = sample_of_source(source, [], seed=0, encoder=None)
-    assert found is not None
-    assert found.text_bytes == sum(len(each["content"]) for item in items for each in [*item.messages, *(item.rejected or [])])
-
-
 @pytest.mark.walk
 def test_the_example_of_trl_lowers_the_loss(tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("trl", reason="trl is not installed: pip install trl")
@@ -579,13 +503,3 @@ def test_the_example_of_trl_lowers_the_loss(tmp_path: Path, model: Path, capsys:
     found = re.search(r"^loss ([\d.]+) at the start, ([\d.]+) at the end$", capsys.readouterr().out, re.MULTILINE)
     assert found is not None
     assert float(found[2]) < 0.5 * float(found[1])
-
-
-@pytest.mark.walk
-def test_the_example_names_a_missing_data_set_in_one_line(tmp_path: Path, cache: Path) -> None:
-    pytest.importorskip("trl", reason="trl is not installed: pip install trl")
-    (tmp_path / "sft").mkdir()
-    shutil.copytree(cache, tmp_path / "sft" / "x")
-    example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "dpo_trl.py"))["main"]
-    with pytest.raises(SystemExit, match=r"^[^\n]*'y'[^\n]*$"):
-        example(["--cache", str(tmp_path), "--data", "y"])

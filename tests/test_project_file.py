@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
-from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cli.new_config import catalog_table
 from niels_cache_assets.config.registry import Registry, load_registry
@@ -185,16 +184,6 @@ def test_what_refers_to_a_data_set_of_the_catalog_does_not_add_it(tables: str) -
         configured(NOTES + tables)
 
 
-def test_a_mixture_that_is_switched_off_asks_for_no_member() -> None:
-    mix = '[pretrain.mix]\nsource = "interleave"\nenabled = false\nmembers = { notes = 1, wikitext = 1 }\n'
-    assert configured(NOTES + mix).switched_off() == ["mix"]
-
-
-def test_a_table_of_the_catalog_can_be_appended_to_any_file(capsys: pytest.CaptureFixture[str]) -> None:
-    table = said(capsys, "init", "--list", "wikitext", code=exit_codes.DONE)[0]
-    assert names(configured(NOTES.rstrip("\n") + table)) == ["notes", "wikitext"]
-
-
 def test_a_misspelt_name_of_the_catalog_is_found_there() -> None:
     with pytest.raises(NielsCacheError, match=r"'wikitxt'; 'wikitext' .* catalog"):
         configured(NOTES).source("wikitxt")
@@ -227,19 +216,6 @@ def test_caches_that_the_file_does_not_name_are_listed_as_such(caches: Path, cap
     assert (rows["notes"]["condition"], rows["notes"]["note"]) == ("complete", "not in niels_cache.toml")
     assert rows["tokenizer"]["condition"] == "complete", "what it was trained on changes nothing"
     assert missing(rows["tokenizer"]["note"], "notes is not", "changes nothing") == []
-
-
-def test_a_tokenizer_of_shipped_data_sets_stays_when_the_file_names_them_no_longer(tmp_path: Path) -> None:
-    write_notes()
-    with_profile = configured(f'profile = "quickstart"\n{SMALL}[build]\ncache_dir = "cache"\n{NOTES}')
-    built = build_tokenizer(with_profile, root=Path("cache"))
-    assert {"python_docs", "notes", "python_help"} == set(built.meta["trained_on"]["sources"])
-    alone = configured(f"{SMALL}{NOTES}")
-    state = graph(alone, Path("cache")).state("tokenizer")
-    assert state.condition == "complete"
-    assert "python_docs, python_help are not" in state.note
-    assert not graph(alone, "cache").tokenizer().needs_training()
-    assert build_tokenizer(alone, root=Path("cache")).state == "cache_hit"
 
 
 def test_what_is_switched_off_is_not_listed_and_only_named_where_it_is_asked_for(caches: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -345,12 +321,6 @@ def test_a_pipe_is_refused_and_not_waited_for(kind: str) -> None:
     assert missing(problem.message, "pipe: ", "regular") == []
 
 
-def test_columns_of_a_local_copy_of_a_hub_data_set_are_looked_at() -> None:
-    write_wrong_data()
-    (problem,) = input_problems(configured('[sft.dolly]\nsource = "dolly15k"\nfiles = ["rows.jsonl"]\n'))
-    assert missing(problem.message, "no instruction", "no response") == []
-
-
 def test_what_is_neither_built_nor_sampled_holds_up_nothing() -> None:
     write_notes()
     write_wrong_data()
@@ -419,31 +389,3 @@ def test_files_and_path_are_one_key_and_a_folder_is_what_it_holds(tmp_path: Path
     for line, message in (('files = ["a", "b"]', "path is one place; give one, not 2"), ('files = "a"\npath = "a"', "are one key")):
         with pytest.raises(NielsCacheError, match=message):
             configured(f'[pretrain.n]\nsource = "markdown_folder"\n{line}\n')
-
-
-def test_an_option_that_says_path_replaces_the_files_of_the_table(tmp_path: Path) -> None:
-    configured('[pretrain.rows]\nsource = "jsonl"\nfiles = ["a.jsonl"]\n')
-    registry = load_registry(overrides={"pretrain": {"rows": {"path": "b.jsonl"}}})
-    assert registry.pretrain["rows"].files == [str(tmp_path / "b.jsonl")]  # type: ignore[attr-defined]
-    option = {"pretrain.rows.path": "command line: --set"}
-    with pytest.raises(NielsCacheError, match="command line: --set:"):
-        load_registry(overrides={"pretrain": {"rows": {"path": 5}}}, options=option)
-
-
-def test_the_launcher_leaves_out_what_is_switched_off_and_says_so_where_it_is_named() -> None:
-    registry = configured(NOTES + '[pretrain.off]\nsource = "text"\nfiles = ["a"]\nenabled = false\n')
-    assert graph(registry, "cache").order() == ["tokenizer", "pretrain/notes"]
-    assert graph(registry, "cache").order(["off"]) == ["tokenizer", "pretrain/off"]
-
-
-def test_definitions_announce_that_there_is_no_file(caplog: pytest.LogCaptureFixture) -> None:
-    from niels_cache_assets.defs.assembly import build_defs
-
-    build_defs()
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "niels_cache_assets.defs.assembly"]
-    assert line == load_registry().without_file
-    caplog.clear()
-    shutil.rmtree("cache", ignore_errors=True)
-    configured(NOTES)
-    build_defs()
-    assert not [record for record in caplog.records if record.name == "niels_cache_assets.defs.assembly"]

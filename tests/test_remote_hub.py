@@ -14,7 +14,6 @@ from niels_cache_assets.publish.hub import data_card, push_to_hub, repository_of
 from niels_cache_assets.publish.push import local_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.remote import store
 from niels_cache_runtime.verify import verify_cache
 from tests import programs
 from tests.loopback_hub import LoopbackHub
@@ -118,15 +117,3 @@ def test_a_card_names_a_licence_and_escapes_what_a_source_says() -> None:
     assert "a\\|b" in card
     assert "<script>" not in card
     assert "license:" not in data_card(ADDRESS, "sft", "chats", meta)
-
-
-def test_a_pull_from_the_hub_has_the_patience_of_the_sources() -> None:
-    """Otherwise a body that brings a byte now and then would hold it for ever (tests/test_transport.py)."""
-    from huggingface_hub.utils import get_session
-
-    from niels_cache_assets.publish.hub import _Repository
-    from niels_cache_assets.sources.net import transport
-
-    _Repository("ours/letters", "0" * 40)
-    assert isinstance(get_session()._transport, transport.PatientTransport)
-    assert (transport.STALL_SECONDS, transport.STALL_BYTES) == (store.STALL_SECONDS, store.STALL_BYTES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,7 @@ from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import Range, RemoteError, Store, open_store
 from niels_cache_runtime.remote.upkeep import trim
-from tests.copied_caches import ADDRESS, SETTINGS, Published, T, only_shards, room, rows, wait_until, write_notes
+from tests.copied_caches import ADDRESS, SETTINGS, Published, T, room, rows, wait_until, write_notes
 from tests.loopback_s3 import BUCKET
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
@@ -131,28 +130,6 @@ def test_meta_json_may_go_while_a_job_opens_it(published: Published, monkeypatch
         published.remote(epochs=1)
 
 
-def test_an_endpoint_that_nobody_serves_is_not_needed_if_everything_is_there(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit=limit)) == expected
-    gc.collect()
-    published.s3.requests.clear()
-    with socket.socket() as closed:  # bound, so that no other process takes the port; not listening
-        closed.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        with pytest.warns(RuntimeWarning, match="cannot be reached"):
-            assert rows(published.remote(epochs=1, limit=limit)) == expected
-    assert published.s3.requests == []
-
-
-def test_a_clock_that_is_wrong_is_told_in_one_line(published: Published) -> None:
-    published.s3.decide = only_shards("skewed")
-    with pytest.raises(RemoteError, match="clock") as raised:
-        rows(published.remote(epochs=1, shuffle=False))
-    assert "\n" not in str(raised.value)
-    published.s3.decide = lambda method, key: None
-    assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
-
-
 def test_no_download_goes_on_without_a_reader(published: Published) -> None:
     """A store that does not answer would keep the process that downloads, and the room of the file."""
     began, go_on = threading.Event(), threading.Event()
@@ -186,12 +163,6 @@ def give_up(published: Published) -> None:
 
 def windows(published: Published) -> TokenLoader:
     return published.remote(order="split", remote=Copy(fetch="windows"), epochs=1)
-
-
-@pytest.mark.parametrize("fault", ["500", "reset", "cut", "lost"])
-def test_windows_come_through_requests_that_fail_for_a_moment(published: Published, fault: str) -> None:
-    published.s3.decide = only_shards(fault, times=4)
-    assert rows(windows(published), 3) == rows(published.local(order="split"), 3)
 
 
 def test_a_window_is_requested_again_after_the_last_try_of_obstore(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:

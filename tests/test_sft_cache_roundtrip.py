@@ -14,7 +14,6 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.format.meta import Meta, read_meta
-from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 from niels_cache_runtime.verify import verify_dataset
 from tests.tiny import sentences
 
@@ -58,27 +57,6 @@ def test_each_message_is_its_sentinel_its_content_and_eot(tmp_path: Path, tokeni
     assert on_disk(tmp_path / "x", "val") == [encoded(examples[i], tokenizer) for i in range(60) if i in val]
     assert on_disk(tmp_path / "x", "train") == [encoded(examples[i], tokenizer) for i in range(60) if i not in val]
     assert (meta["train_examples"], meta["val_examples"]) == (54, 6)
-
-
-def test_a_sampled_example_is_one_that_was_written_and_its_targets_are_the_answers(
-    tmp_path: Path, tokenizer: SentencePieceTokenizer
-) -> None:
-    examples = chats(30)
-    build(tmp_path / "x", examples, tokenizer, val_frac=0)
-    ids = tokenizer.special_token_ids()
-    dataset = SFTExampleDataset(
-        str(tmp_path / "x" / "train_tokens.bin"), str(tmp_path / "x" / "train_idx.npy"), T=256, device="cpu", eot_id=ids["eot"]
-    )
-    x, y, masked = dataset.get_batch(B=16, generator=torch.Generator().manual_seed(0))
-    written = {tuple(encoded(example, tokenizer)): example for example in examples}
-    assert x.shape == (16, 256)
-    for row in range(16):
-        whole = [int(x[row, 0]), *y[row].tolist()]
-        length = next(length for length in range(1, 257) if tuple(whole[:length]) in written)
-        example = written[tuple(whole[:length])]
-        answers = [message["content"] for message in example if message["role"] == "assistant"]
-        targets = masked[row][masked[row] != -100].tolist()
-        assert targets == [token for answer in answers for token in (*tokenizer.encode(answer), ids["eot"])]
 
 
 def test_blocks_of_the_spool_do_not_show(tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,15 +111,6 @@ def test_notes_come_sorted_by_relative_path_without_hidden_ones(tmp_path: Path) 
     assert documents[1].title == "z"
 
 
-def test_links_that_loop_end_and_linked_folders_are_read_once(tmp_path: Path) -> None:
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes/a.md").write_text("a")
-    os.symlink(tmp_path / "notes", tmp_path / "notes/loop")
-    os.symlink(tmp_path / "notes", tmp_path / "zlink")
-    documents, _ = read(MarkdownFolder(path=str(tmp_path)))
-    assert [document.file for document in documents] == ["notes/a.md"]
-
-
 def test_a_folder_that_is_not_there_is_an_error_and_roam_without_a_path_is_no_partition(tmp_path: Path) -> None:
     for source in (MarkdownFolder(path=str(tmp_path / "no")), Roam(path=str(tmp_path / "no")), Gutenberg(path=str(tmp_path / "no"))):
         for use in (lambda source=source: source.revision({}), lambda source=source: read(source)):

@@ -1,14 +1,12 @@
 """SFT sources on rows in their real schema: what becomes a conversation, and why the rest does not."""
 
 import gzip
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.conversations import conversation_problem
 from niels_cache_assets.sources.dolly15k import Dolly15k
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_runtime.errors import NielsCacheError
@@ -19,39 +17,10 @@ USER = {"role": "user", "content": "Hi"}
 ASSISTANT = {"role": "assistant", "content": "Hello"}
 
 
-@pytest.mark.parametrize(
-    ("messages", "problem"),
-    [
-        ([USER, ASSISTANT], None),
-        ([{"role": "system", "content": "Be kind"}, USER, ASSISTANT, USER], None),
-        ([], "empty_conversation"),
-        ([USER], "no_assistant"),
-        ([USER, {"role": "tool", "content": "x"}, ASSISTANT], "unknown_role"),
-        ([{"content": "x"}], "unknown_role"),
-        ([{"role": ["user"], "content": "x"}], "unknown_role"),
-        ([USER, {"role": "assistant", "content": " \n"}], "empty_content"),
-        ([USER, {"role": "assistant", "content": None}], "null_content"),
-        ([USER, {"role": "assistant", "content": 3}], "non_string_content"),
-    ],
-)
-def test_what_is_wrong_with_a_conversation(messages: list[dict[str, Any]], problem: str | None) -> None:
-    assert conversation_problem(messages) == problem
-
-
 def chat(tmp_path: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[list[Any], dict[str, int]]:
     (tmp_path / "chats.jsonl.gz").write_bytes(gzip.compress(json_lines(rows)))
     conversations, context = read(ChatJsonl(files=[str(tmp_path / "*.jsonl.gz")], **keys))
     return conversations, dict(context.report.dropped)
-
-
-def test_openai_and_sharegpt_rows_become_conversations(tmp_path: Path) -> None:
-    sharegpt = [{"from": "system", "value": ""}, {"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
-    conversations, dropped = chat(tmp_path, [{"messages": [USER, ASSISTANT]}, {"messages": sharegpt, "id": "c7"}])
-    assert [conversation.messages for conversation in conversations] == [[USER, ASSISTANT]] * 2
-    assert [(conversation.source_id, conversation.row) for conversation in conversations] == [("chats.jsonl.gz#0", 0), ("c7", 1)]
-    assert not dropped
-    conversations, _ = chat(tmp_path, [{"conversations": sharegpt}], messages_field="conversations")
-    assert conversations[0].messages == [USER, ASSISTANT]
 
 
 def test_chat_rows_that_cannot_be_trained_on_are_counted_by_reason(tmp_path: Path) -> None:
@@ -124,12 +93,6 @@ def test_values_that_are_no_strings_are_counted_and_not_converted(tmp_path: Path
     conversations, context = read(Dolly15k(files=[str(tmp_path / "dolly.jsonl")]))
     assert [conversation.messages[0]["content"][:4] for conversation in conversations] == ["What"]
     assert context.report.dropped == {"non_string_content": 3}
-
-
-def test_chats_are_read_from_parquet_too(tmp_path: Path) -> None:
-    (tmp_path / "chats.parquet").write_bytes(parquet([{"messages": [USER, ASSISTANT]}] * 3))
-    conversations, _ = read(ChatJsonl(files=[str(tmp_path / "*.parquet")]))
-    assert [(conversation.messages, conversation.row) for conversation in conversations] == [([USER, ASSISTANT], row) for row in range(3)]
 
 
 def test_a_category_that_is_no_string_is_named(tmp_path: Path) -> None:
@@ -316,8 +279,3 @@ def test_a_tree_too_deep_for_json_is_an_error_that_says_so(tmp_path: Path) -> No
 def test_oasst_rows_without_the_needed_fields_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(NielsCacheError, match=r"message_id .*parent_id"):
         oasst(tmp_path, [{"text": "x"}])
-
-
-def test_conversations_are_json(tmp_path: Path) -> None:
-    conversations, _ = oasst(tmp_path, oasst_rows(1))
-    assert json.loads(json.dumps(conversations[0].messages)) == conversations[0].messages

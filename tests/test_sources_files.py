@@ -1,6 +1,5 @@
 """Row and text files: what is found, what is read, and what a mistake in them says."""
 
-import bz2
 import errno
 import gzip
 import lzma
@@ -19,7 +18,6 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from niels_cache_assets.cli.recognizing import sources_of
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.huggingface import Huggingface
@@ -31,32 +29,9 @@ from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import fineweb_row, json_lines
-from tests.read_sources import read
+from tests.read_sources import COMPRESS, one_file, read
 
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lzma.compress,
-    ".zst": zstandard.compress,
-}
 ROWS = [fineweb_row(0, row) for row in range(7)]
-
-
-def one_file(tmp_path: Path, name: str, content: bytes) -> list[str]:
-    (tmp_path / name).write_bytes(content)
-    return [str(tmp_path / name)]
-
-
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_json_lines_are_read_whatever_their_compression(tmp_path: Path, suffix: str) -> None:
-    compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[suffix]
-    files = one_file(tmp_path, f"web.jsonl{suffix}", compress(json_lines(ROWS)))
-    documents, context = read(Jsonl(files=files))
-    assert [(document.text, document.source_id, document.row) for document in documents] == [
-        (row["text"], row["id"], index) for index, row in enumerate(ROWS)
-    ]
-    assert {document.file for document in documents} == {f"web.jsonl{suffix}"}
-    assert not context.report.dropped
 
 
 @pytest.mark.parametrize("suffix", [*COMPRESS, ".GZ", ".Bz2", ".XZ", ".ZST"])
@@ -156,12 +131,6 @@ def test_json_text_that_is_no_string_or_is_missing_is_counted(tmp_path: Path) ->
     assert context.report.dropped == {"non_string_text": 2, "missing_text_field": 1}
 
 
-def test_a_parquet_column_that_is_no_string_is_counted(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "a.parquet")
-    documents, context = read(Parquet(files=[str(tmp_path / "a.parquet")]))
-    assert (documents, context.report.dropped) == ([], {"non_string_text": 2})
-
-
 @pytest.mark.parametrize("kind", [Jsonl, Parquet])
 def test_a_text_field_that_no_row_has_is_an_error_that_lists_the_fields(tmp_path: Path, kind: type[Jsonl | Parquet]) -> None:
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
@@ -192,17 +161,6 @@ def test_a_bad_json_line_is_an_error_with_file_and_line(tmp_path: Path, bad: byt
     files = one_file(tmp_path, "rows.jsonl", b'{"text": "a"}\n\n' + bad + b"\n")
     with pytest.raises(NielsCacheError, match=r"rows\.jsonl: line 3 is "):
         read(Jsonl(files=files))
-
-
-def test_invalid_utf8_and_byte_order_marks_are_repaired_everywhere(tmp_path: Path) -> None:
-    line = b'\xef\xbb\xbf{"text": "caf\xff"}\n'
-    assert read(Jsonl(files=one_file(tmp_path, "a.jsonl", line), max_replaced_share=1))[0][0].text == "caf\ufffd"
-    assert read(Text(files=one_file(tmp_path, "a.txt", b"\xef\xbb\xbfcaf\xff"), max_replaced_share=1))[0][0].text == "caf\ufffd"
-    column = pa.array([b"caf\xff", None, b"ok"], pa.binary()).view(pa.string())
-    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
-    documents, context = read(Parquet(files=[str(tmp_path / "a.parquet")], max_replaced_share=1))
-    assert [document.text for document in documents] == ["caf\ufffd", "ok"]
-    assert context.report.dropped == {"null_text": 1}
 
 
 @pytest.mark.parametrize(
@@ -397,15 +355,6 @@ def test_moving_a_file_between_keys_changes_what_identifies_the_data(tmp_path: P
     keys = {repr((source.identity(), source.revision({}))) for source in sources}
     assert len(keys) == len(sources)
     assert Gutenberg(files=[a]).identity() == Gutenberg(files=[b]).identity(), "where the files lie is not part of it"
-
-
-def test_files_of_json_lines_are_told_by_the_names_they_have_in_the_wild(tmp_path: Path) -> None:
-    names = ["c4-sample.01.json.gz", "a.jsonl", "b.NDJSON.xz"]
-    for name in names:
-        one_file(tmp_path, name, COMPRESS.get(name.lower()[name.rindex(".") :], bytes)(json_lines(ROWS)))
-    (source,) = sources_of([str(tmp_path)])
-    assert isinstance(source, Jsonl)
-    assert len(read(source)[0]) == len(names) * len(ROWS)
 
 
 def test_what_is_no_address_is_one_line() -> None:

@@ -94,12 +94,6 @@ def test_the_seeded_val_of_members_is_left_out_as_their_own_build_chooses_it(
     assert val < {document.source_id for document in whole}
 
 
-def test_closing_a_mixed_stream_early_is_clean(siblings: dict[str, PretrainSource]) -> None:
-    stream = Interleave(members={"mirror": 1, "web": 1}).documents(StreamContext(seed=1, siblings=siblings))
-    assert next(stream)
-    stream.close()  # type: ignore[attr-defined]
-
-
 def test_the_revision_follows_the_members(siblings: dict[str, PretrainSource], tmp_path: Path) -> None:
     source = Interleave(members={"web": 1, "poem": 1})
     before = source.revision(siblings)

@@ -2,19 +2,16 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
@@ -22,9 +19,10 @@ from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.references import questions
 from niels_cache_assets.sources.reading.rows import parquet_rows
-from niels_cache_assets.sources.text_column import ROWS, Column, choose_text_field, kind_of_name
+from niels_cache_assets.sources.text_column import ROWS, Column, kind_of_name
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from tests.dagster_tools import Project
 from tests.hub_repositories import json_lines, parquet
 from tests.loopback_hub import LoopbackHub
 from tests.messages import missing
@@ -121,15 +119,6 @@ def test_rows_that_do_not_decide_are_one_error_that_lists_the_fields(
 
 
 @of_each_kind
-def test_an_explicit_field_is_used_as_it_is(tmp_path: Path, source: Any, write: Any) -> None:
-    log: list[str] = []
-    rows = [{**row, "text": "not this"} for row in IDS]
-    texts, _ = read(source(files=[str(write(tmp_path / "a", rows))], text_field="url"), log)
-    assert texts == [row["url"] for row in rows]
-    assert log == []
-
-
-@of_each_kind
 def test_a_first_file_without_rows_does_not_decide(tmp_path: Path, source: Any, write: Any) -> None:
     write(tmp_path / "a", [])
     files = [str(write(tmp_path / name, rows)) for name, rows in (("a", []), ("b", IDS))]
@@ -160,14 +149,6 @@ def test_files_without_the_field_are_counted_and_named_and_no_other_field_is_rea
     assert context.report.dropped == {"missing_text_field": 6}
     suffix = Path(files[0]).suffix
     assert context.report.facts["files_without_text_field"] == {"files": 2, "first": f"b{suffix}", "fields": "content, url"}
-
-
-@pytest.mark.parametrize(("source", "write"), [KINDS["jsonl"], KINDS["parquet"]], ids=["jsonl", "parquet"])
-def test_an_explicit_field_may_be_missing_in_the_first_file(tmp_path: Path, source: Any, write: Any) -> None:
-    files = [str(write(tmp_path / "a", IDS)), str(write(tmp_path / "b", [{"body": text} for text in TEXTS]))]
-    texts, context = read(source(files=files, text_field="body"))
-    assert texts == TEXTS
-    assert context.report.dropped == {"missing_text_field": len(IDS)}
 
 
 def test_a_file_that_has_the_field_in_one_row_is_not_named(tmp_path: Path) -> None:
@@ -269,21 +250,6 @@ def test_rows_of_chats_have_text_in_place_of_bytes_but_pictures_stay(tmp_path: P
     assert second["messages"][0]["content"] == "è and more"
 
 
-def test_pictures_are_not_the_text(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"image": [b"\x89PNG\r\n\0\xff" * 20] * 3, "caption": ["a cat", "a dog", "a tree"]}), tmp_path / "a.parquet")
-    assert read(Parquet(files=[str(tmp_path / "a.parquet")]))[0] == ["a cat", "a dog", "a tree"]
-
-
-def test_columns_of_bytes_are_compared_and_kept(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"lang": [b"en", b"de"], "text": ["a b", "c d"]}), tmp_path / "a.parquet")
-    (document,) = (
-        each
-        for batch in Parquet(files=[str(tmp_path / "a.parquet")], where="lang == 'de'", keep=("lang",)).documents(StreamContext(seed=1))
-        for each in batch
-    )
-    assert (document.text, document.kept) == ("c d", '{"lang":"de"}')
-
-
 # The hub.
 
 
@@ -380,28 +346,6 @@ def test_a_build_warns_of_files_without_the_field_in_one_line(project: PartsProj
     assert outcomes[f"pretrain/{NAME}"].meta["dropped"] == {"missing_text_field": len(TEXTS)}
 
 
-@pytest.mark.parametrize(("parts", "more"), [(1, ""), (2, "tokens_in_parts = true\n")])
-def test_a_corpus_and_the_cache_that_is_built_from_it_have_the_field(project: PartsProject, parts: int, more: str) -> None:
-    rename(project)
-    outcomes = build(project.graph(parts, f'prepare = ["dedup"]\n{more}val_frac = 0.1'))
-    for key in (f"corpus/{NAME}", f"pretrain/{NAME}"):
-        assert outcomes[key].meta["source"]["text_field"] == "content"
-
-
-def test_members_of_a_mixture_have_a_field_each(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a", IDS)
-    write_jsonl(tmp_path / "b", [{"body": text} for text in TEXTS])
-    tables: dict[str, Any] = {name: {"source": "jsonl", "files": [str(tmp_path / f"{name}.jsonl")], "val_frac": 0.0} for name in "ab"}
-    mixture = {"source": "interleave", "members": {"a": 1.0, "b": 1.0}, "val_frac": 0.0}
-    registry = load_registry(profile="quickstart", overrides={"pretrain": {**tables, "mix": mixture}})
-    log: list[str] = []
-    context = StreamContext(seed=1, log=log.append, siblings=registry.pretrain)
-    found = {document.text for batch in registry.pretrain["mix"].documents(context) for document in batch}
-    assert len(found) > 20
-    assert found <= {*TEXTS}
-    assert sum("text is read from" in line for line in log) == 2
-
-
 # References and `init`.
 
 
@@ -434,33 +378,6 @@ def test_init_writes_the_field_and_asks_for_it_where_rows_do_not_decide(in_folde
     assert missing(capsys.readouterr().err, "'bdy'", "title, body") == []
 
 
-VALUES = st.sampled_from(["en", "2024-01-01", "http://a.b/c", "a/b.txt", "x-17", "a text of words", "noch ein Text", "", "это", None, 3])
-NAMES = st.sampled_from(["id", "content", "body", "Text", "lang", "meta", "title"])
-INNER = st.dictionaries(st.sampled_from(["content", "id"]), VALUES, min_size=1, max_size=2)
-
-
-@settings(max_examples=60, deadline=None)
-@given(rows=st.lists(st.dictionaries(NAMES, VALUES | INNER, min_size=1, max_size=4), min_size=1, max_size=4))
-def test_init_and_builds_choose_the_same_field(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> None:
-    path = tmp_path_factory.mktemp("rows", numbered=True) / "a.jsonl"
-    path.write_bytes(json_lines(rows))
-    chosen = of_build = None
-    with suppress(NielsCacheError):
-        (proposal,) = recognize([str(path)])
-        if proposal.kind.family == "sft":  # a question and its answer
-            return
-        ((_, chosen),) = proposal.kind.keys
-    with suppress(NielsCacheError):
-        of_build = Jsonl(files=[str(path)]).text_field_of([SourceFile(str(path), "a.jsonl")])
-    assert chosen == of_build
-
-
-def test_a_column_of_ids_is_never_chosen() -> None:
-    for name in ("id", "key", "ref"):
-        with pytest.raises(NielsCacheError):
-            choose_text_field([{name: f"{number}-a", "data": {"content": "a text"}} for number in range(300)], "a.jsonl")
-
-
 def test_the_error_of_a_build_shows_no_values_of_rows(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(
         "".join(json.dumps({"title": f"secret title {n}", "body": f"secret words {n}"}) + "\n" for n in range(3))
@@ -481,3 +398,144 @@ def test_an_id_field_that_no_row_has_is_refused(tmp_path: Path, source: Any, wri
         with pytest.raises(NielsCacheError, match=r"id_field: .*'nmae'.*'name'"):
             use(source(files=[str(file)], id_field="nmae"))
     assert read(source(files=[str(file)], id_field="name"))[0] == TEXTS
+
+
+# A field that holds something else than text in every row.
+
+
+SCORES = [{"score": number, "body": f"Text {number} of the body.", "title": "A title", "tags": ["a"], "more": "x"} for number in range(15)]
+
+
+def stream(family: str, **table: Any) -> tuple[list[Any], StreamContext]:
+    """All that the source gives, and what it reports."""
+    source = load_registry(profile="quickstart", overrides={family: {"x": table}}).source("x")
+    context = StreamContext(seed=0)
+    batches = source.documents(context) if isinstance(source, PretrainSource) else source.conversations(context)  # type: ignore[attr-defined]
+    return [item for batch in batches for item in batch], context
+
+
+def read_table(family: str, **table: Any) -> list[Any]:
+    given, context = stream(family, **table)
+    assert context.report.hints == []
+    return given
+
+
+def hint(family: str, **table: Any) -> str:
+    """The one hint of a source that gives nothing."""
+    given, context = stream(family, **table)
+    assert given == []
+    assert sum(context.report.dropped.values()) > 0
+    (said,) = context.report.hints
+    return said
+
+
+READERS = [
+    ("jsonl", write_jsonl, "x.jsonl", {"numbers": "numbers", "lists": "lists"}),
+    ("parquet", write_parquet, "x.parquet", {"numbers": "int64", "lists": "list<element: string>"}),
+    ("fineweb_edu", write_jsonl, "x.jsonl", {"numbers": "numbers", "lists": "lists"}),
+    ("fineweb_edu", write_parquet, "x.parquet", {"numbers": "numbers", "lists": "lists"}),
+]
+
+
+@pytest.mark.parametrize(("source", "write", "name", "types"), READERS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_text_field_of_another_type_names_key_field_type_and_where_text_is(
+    tmp_path: Path, source: str, write: Callable[[Path, list[dict[str, Any]]], Path], name: str, types: dict[str, str]
+) -> None:
+    table: dict[str, Any] = {"source": source, "files": [str(write(tmp_path / name, SCORES))]}
+    if source == "fineweb_edu":
+        table["shuffle_buffer"] = 0  # the first row of the file is the first that is read_table
+    said = hint("pretrain", **table, text_field="score")
+    others = ("text_field", ": body, title, more")
+    assert missing(said, name, "row 0", "'score'", types["numbers"], *others) == []
+    assert missing(hint("pretrain", **table, text_field="tags"), "'tags'", types["lists"], *others) == []
+    assert len(read_table("pretrain", **table, text_field="body")) == 15
+
+
+def test_a_field_called_text_that_is_taken_by_itself_is_named_too(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "x.jsonl", [{"text": {"en": "a"}, "body": "b"}, {"text": None, "body": "b"}] * 3)
+    said = hint("pretrain", source="jsonl", files=[str(file)])
+    assert missing(said, "x.jsonl: row 0: ", "'text' holds objects", "set text_field ", " of: body") == []
+    file = write_jsonl(tmp_path / "x.jsonl", [{"text": True}])
+    said = hint("pretrain", source="jsonl", files=[str(file)])
+    assert missing(said, "x.jsonl: row 0: ", "'text' holds true", "text_field cannot help") == []
+
+
+def test_one_row_of_text_is_enough_for_the_others_to_be_counted_only(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "x.jsonl", [*SCORES, {"score": "a text"}])
+    assert [document.text for document in read_table("pretrain", source="jsonl", files=[str(file)], text_field="score")] == ["a text"]
+    file = write_jsonl(tmp_path / "x.jsonl", [*SCORES, {"score": " "}])
+    assert read_table("pretrain", source="jsonl", files=[str(file)], text_field="score") == []
+
+
+CHATS = [
+    {"turns": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "messages": "q a", "n": 1, "q": "q", "a": "a"}
+    for _ in range(3)
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ("'messages' holds text, ", "set messages_field ", " of: turns")),
+        ({"messages_field": "n"}, ("'n' holds numbers, ", "set messages_field ", " of: turns")),
+        ({"instruction_field": "n", "output_field": "a"}, ("'n' holds numbers, ", "set instruction_field ", " of: turns, messages, q, a")),
+        ({"instruction_field": "q", "output_field": "n"}, ("'n' holds numbers, ", "set output_field ", " of: turns, messages, q, a")),
+        (
+            {"instruction_field": "q", "output_field": "a", "input_field": "n"},
+            ("'n' holds numbers, ", "set input_field ", " of: messages, q, a"),
+        ),
+    ],
+)
+@pytest.mark.parametrize(("write", "name"), [(write_jsonl, "x.jsonl"), (write_parquet, "x.parquet")])
+def test_a_field_of_conversations_of_another_type_is_named(
+    tmp_path: Path, write: Callable[[Path, list[dict[str, Any]]], Path], name: str, settings: dict[str, str], said: tuple[str, ...]
+) -> None:
+    file = write(tmp_path / name, CHATS)
+    assert missing(hint("sft", source="chat_jsonl", files=[str(file)], **settings), f"{name}: row 0: ", *said) == []
+    assert len(read_table("sft", source="chat_jsonl", files=[str(file)], messages_field="turns")) == 3
+
+
+@pytest.mark.parametrize(
+    ("family", "source", "row", "field"),
+    [
+        ("pretrain", "wikitext", {"text": 5}, "text"),
+        ("sft", "dolly15k", {"instruction": "q", "response": 5, "context": "", "category": "x"}, "response"),
+        ("sft", "oasst1", {"message_id": "1", "parent_id": None, "message_tree_id": "1", "text": 5, "role": "prompter"}, "text"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_sources_without_a_key_for_the_field_name_the_field(
+    tmp_path: Path, family: str, source: str, row: dict[str, Any], field: str
+) -> None:
+    file = write_jsonl(tmp_path / "x.jsonl", [row] * 3)
+    said = hint(family, source=source, files=[str(file)])
+    assert missing(said, "x.jsonl: row 0: ", f"'{field}' holds numbers, ", "only") == []
+    assert "_field" not in said, "there is no such key"
+
+
+def test_the_hint_is_in_the_line_that_ends_a_build_or_a_corpus(tmp_path: Path, tiny_model: Path) -> None:
+    said = ("notes.jsonl", "row 0", "'score'", "text_field", ": body, title, more")
+    project = Project(tmp_path, tiny_model)
+    write_jsonl(tmp_path / "notes.jsonl", SCORES)
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(config.read_text().replace('files = ["notes.jsonl"]', 'files = ["notes.jsonl"]\ntext_field = "score"'))
+    registry = load_registry(profile="quickstart", config=str(config))
+    build_tokenizer(registry, root=project.root)
+    with pytest.raises(NielsCacheError) as caught:
+        build_dataset(registry, "notes", root=project.root)
+    assert missing(caught.value, "non_string_text 15", *said) == []
+    config.write_text(
+        config.read_text() + '[pretrain.cleaned]\nsource = "jsonl"\nfiles = ["notes.jsonl"]\ntext_field = "score"\nprepare = ["clean"]\n'
+    )
+    with pytest.raises(NielsCacheError, match="no document") as caught:
+        prepare_corpus(load_registry(profile="quickstart", config=str(config)), "cleaned", root=project.root)
+    assert missing(caught.value, *said) == []
+
+
+def test_names_of_fields_stay_on_one_line(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"a\r": None, "b\n\x1b[2J": 1}] * 3
+    file = write_jsonl(tmp_path / "chats.jsonl", rows)
+    with pytest.raises(NielsCacheError) as caught:
+        read_table("sft", source="chat_jsonl", files=[str(file)])
+    assert str(caught.value).isprintable()
+    assert missing(str(caught.value), "chats.jsonl: row 0: ", "'messages'", "a\\r, b\\n\\x1b[2J") == []

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from niels_cache_assets import to_hf_dataset
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, open_cache
-from tests.hand_made import ASST, EOT, SYS, USR, write_cache, write_meta_of, write_pair, write_pretrain, write_sft, write_stream
+from tests.hand_made import ASST, EOT, SYS, USR, write_cache, write_pretrain, write_sft, write_stream
 
 STREAM = [10, 11, 12, 13, EOT, 14, EOT, *[20] * 8, EOT, 30, 31, 32, EOT]
 DOCUMENTS = [[10, 11, 12, 13, EOT], [14, EOT], [*[20] * 8, EOT], [30, 31, 32, EOT]]
@@ -29,7 +29,7 @@ def addresses(dataset: Dataset) -> list[int]:
     return [chunk.values.buffers()[1].address for chunk in chunks]
 
 
-@pytest.mark.parametrize("shard_tokens", [1, 3, 7, 8, 4096], ids=lambda size: f"shards of {size}")
+@pytest.mark.parametrize("shard_tokens", [1, 7, 4096], ids=lambda size: f"shards of {size}")
 def test_rows_are_the_documents_or_the_windows_whatever_the_shards(root: Path, shard_tokens: int) -> None:
     write_pretrain(root / "pretrain" / "cut", shard_tokens=shard_tokens)
     documents = to_hf_dataset("cut", cache_dir=root)
@@ -140,14 +140,3 @@ def test_mistakes_are_one_line_with_what_was_meant(root: Path) -> None:
 def test_without_a_folder_it_is_the_configured_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIELS_CACHE_ROOT", str(root))
     assert len(to_hf_dataset("notes")) == 4
-
-
-def test_long_examples_are_found_in_a_pair_of_many(tmp_path: Path) -> None:
-    examples = [[USR, *[10] * length, EOT, ASST, *[11] * length, EOT] for length in range(1, 40)]
-    folder = tmp_path / "sft" / "many"
-    write_pair(folder, "train", examples)
-    write_pair(folder, "val", [])
-    write_meta_of(folder, kind="sft", train_examples=39, val_examples=0, train_tokens=sum(map(len, examples)), val_tokens=0)
-    dataset = to_hf_dataset("many", cache_dir=tmp_path)
-    assert [row["input_ids"] for row in dataset] == examples
-    assert [sum(label != IGNORED for label in row["labels"]) for row in dataset] == [length + 1 for length in range(1, 40)]

@@ -8,7 +8,6 @@ import io
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -346,13 +345,6 @@ def test_the_command_exits_0_with_a_summary_1_with_findings_and_2_for_a_wrong_pa
         assert err.count("\n") == 1
 
 
-def test_the_module_runs_by_its_name_without_warnings(tmp_path: Path) -> None:
-    root = write_cache(tmp_path / "cache")
-    command = [sys.executable, "-W", "error", "-m", "niels_cache_runtime.verify", str(root)]
-    done = subprocess.run(command, cwd=Path(verify.__file__).parents[2], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_on_a_terminal_the_share_of_read_bytes_is_shown_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -397,22 +389,6 @@ def test_every_finding_is_reported_and_what_follows_from_damage_is_none(tmp_path
         ("val/shard_00001.bin", UNLISTED),
         ("train/shard_00000.bin", CHANGED),
     ]
-
-
-def test_swapped_shards_and_a_shard_of_another_build_are_found_where_they_are(tmp_path: Path) -> None:
-    folder = write_pretrain(tmp_path / "data")
-    first, second = folder / "train" / "shard_00000.bin", folder / "train" / "shard_00001.bin"
-    first.rename(tmp_path / "aside")
-    second.rename(first)
-    (tmp_path / "aside").rename(second)
-    assert problems(folder) == [("train/shard_00000.bin", CHANGED), ("train/shard_00001.bin", CHANGED)]
-
-    other = write_pretrain(tmp_path / "other", vocab_size=49)
-    write_tokens(other / "train" / "shard_00000.bin", [10, 11, 12, 12, EOT, 14, EOT, 20])
-    rehash(other)
-    assert verify_dataset(other) == []
-    shutil.copy(other / "train" / "shard_00000.bin", first)
-    assert ("train/shard_00000.bin", CHANGED) in problems(folder)
 
 
 def test_an_edited_meta_is_found_also_where_it_says_the_same(tmp_path: Path) -> None:
@@ -541,14 +517,6 @@ def test_what_a_builder_does_not_leave_under_its_names_is_a_note(tmp_path: Path,
     ]
 
 
-def test_help_says_what_is_not_verified(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    shown = " ".join(capsys.readouterr().out.split())
-    for left_out in ("reports/", ".NAME.partial", ".dagster", "logs", "exports"):
-        assert left_out in shown.partition("Not verified: ")[2]
-
-
 def test_a_name_in_meta_that_leaves_the_folder_is_a_finding(tmp_path: Path) -> None:
     folder = write_pretrain(tmp_path / "data")
     secret = tmp_path / "secret.bin"
@@ -600,16 +568,6 @@ def test_any_number_of_threads_finds_the_same_and_an_interrupt_ends_them(tmp_pat
     assert threading.active_count() == before
 
 
-def test_the_folder_that_one_is_in_has_the_same_findings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = write_pretrain(tmp_path / "data")
-    damage_byte(folder / "train" / "shard_00001.bin")
-    (folder / "val_doc_ends.npy").write_bytes(b"no array")
-    there = verify_dataset(folder)
-    assert {finding.path for finding in there} >= {"train/shard_00001.bin", "val_doc_ends.npy"}
-    monkeypatch.chdir(folder)
-    assert verify_dataset(".") == verify_cache(".") == there
-
-
 def test_a_rebuild_during_verify_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = write_cache(tmp_path / "cache")
     folder, other = root / "pretrain" / "notes", tmp_path / "other"
@@ -648,15 +606,6 @@ def test_names_that_no_terminal_should_get_are_shown_as_escapes(tmp_path: Path, 
     shown = ["\\udcff.bin", "\\x1b[31mred.bin", "two\\nlines.bin"]
     assert sorted(lines) == [Saying(f"{folder}/{name}: not listed") for name in sorted(shown)]
     assert all(line.isprintable() for line in lines)
-
-
-def test_the_name_of_the_folder_around_one_data_set_is_shown_with_escapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    around = tmp_path / os.fsdecode(b"odd\xff\x1b[31m")
-    write_pretrain(around / "notes")
-    main([str(around / "notes")])
-    table = capsys.readouterr().out.splitlines()[-2]
-    assert "odd\\udcff\\x1b[31m" in table
-    assert "\x1b" not in table
 
 
 def test_a_file_that_becomes_a_pipe_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

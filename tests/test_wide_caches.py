@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
@@ -24,7 +23,6 @@ from niels_cache_assets.show.differences.folders import Pair, compare_pair
 from niels_cache_assets.show.plots import measures
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.plots.pictures import cache_pictures
-from niels_cache_assets.show.samples import Drawn, examples, notable, windows
 from niels_cache_assets.streaming import encode, intake
 from niels_cache_assets.streaming.disjoint import splits_disjoint
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -32,7 +30,7 @@ from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_m
 from niels_cache_runtime.format.layout import Family, list_shards
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.exports import WIDE, export, random_documents, read_back, write_documents_cache
+from tests.exports import WIDE, random_documents, write_documents_cache
 from tests.messages import missing
 from tests.test_cache_determinism import conversations, digests
 from tests.tiny import WORDS, WideTokenizer, sentences
@@ -321,15 +319,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("format", ["megatron", "nanogpt", "llmc", "datatrove", "olmo", "npy"])
-def test_what_a_builder_wrote_is_exported(root: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.exports.EOT", EOT)
-    export(root / "pretrain" / "notes", format, tmp_path / "out" / "x")
-    for split in ("train", "val"):
-        found = read_back(format, tmp_path / "out" / "x", split, name="notes", token_bytes=4)  # type: ignore[arg-type]
-        assert found == stream(root / "pretrain" / "notes", split).tolist()
-
-
 def test_a_datasets_view_has_rows_of_32_bits_on_the_mapped_files(root: Path) -> None:
     documents, windows = (to_hf_dataset("notes", T=T, cache_dir=root) for T in (None, 50))
     tokens = stream(root / "pretrain" / "notes").tolist()
@@ -340,33 +329,6 @@ def test_a_datasets_view_has_rows_of_32_bits_on_the_mapped_files(root: Path) -> 
     chats = to_hf_dataset("chats", cache_dir=root)
     assert [row["input_ids"] for row in chats] == [opened[row].tolist() for row in range(opened.rows or 0)]
     assert {label for row in chats for label in row["labels"]} - {-100} > {EOT}
-
-
-def test_samples_are_those_of_the_files(root: Path) -> None:
-    notes, chats = root / "pretrain" / "notes", root / "sft" / "chats"
-    everything = stream(notes).tolist()
-    generator = torch.Generator().manual_seed(1)
-    drawn: list[Drawn] = [*windows(notes, "train", count=5, length=40, generator=generator)]
-    assert all(found.tokens.dtype == DTYPE and len(found.tokens) == 40 for found in drawn)
-    assert all(found.tokens.tolist() in (everything[start : start + 40] for start in range(len(everything))) for found in drawn)
-    first = next(iter(notable(notes, "pretrain", "train", length=10_000, tokenizer=None)))
-    assert first.tokens.tolist() == everything[: len(first.tokens)]
-    assert everything[len(first.tokens) - 1] == EOT
-    shown = [*examples(chats, "train", count=5, length=1_000, generator=generator, tokenizer=None)]
-    known = [encoded(messages) for messages in conversations(60)]
-    assert all(found.tokens.tolist() in known and found.is_target.any() for found in shown)
-    assert max(len(each.tokens) for each in notable(chats, "sft", "train", length=10**6, tokenizer=None)) == max(map(len, known))
-
-
-def test_a_batch_is_traced_to_its_documents(root: Path) -> None:
-    loader = TokenLoader(str(root / "pretrain" / "notes" / "train"), T=32, B=4, seed=1)
-    found = loader.trace(0)
-    assert found.tokens.dtype == DTYPE
-    ends = np.load(root / "pretrain" / "notes" / "train_doc_ends.npy")
-    tokens = stream(root / "pretrain" / "notes")
-    for row in range(4):
-        begin = int(ends[found.documents[row, 0] - 1]) if found.documents[row, 0] else 0
-        assert found.tokens[row].tolist() == tokens[begin + int(found.document_offsets[row, 0]) :][:33].tolist()
 
 
 def test_counts_of_ids_follow_the_vocabulary_or_grow_with_the_ids(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,16 +22,6 @@ COMMANDS = [shlex.split(step["run"]) for step in STEPS if "run" in step]
 MATERIALIZED = [command for command in COMMANDS if command[0].endswith("/dagster")]
 
 
-def test_it_has_what_a_workflow_needs() -> None:
-    assert {"workflow_dispatch", "push"} <= set(WORKFLOW[True])  # YAML 1.1 reads `on` as true
-    assert WORKFLOW["permissions"] == {"contents": "read"}
-    used = [step["uses"] for step in STEPS if "uses" in step]
-    assert [name.partition("@")[0] for name in used] == [
-        f"actions/{name}" for name in ("checkout", "setup-python", "cache", "upload-artifact")
-    ]
-    assert all(("run" in step) != ("uses" in step) for step in STEPS)
-
-
 def test_every_command_it_runs_is_there() -> None:
     assert len(COMMANDS) >= 6
     targets = re.findall(
@@ -70,12 +60,6 @@ def test_dagster_takes_the_options_and_finds_assets_and_partitions(monkeypatch: 
             partitions = graph.get(key).partitions_def
             assert partitions is None if options["partition"] is None else options["partition"] in partitions.get_partition_keys()
     assert families == {"tokenizer", "pretrain", "sft"}
-
-
-def test_the_variant_with_dg_starts_the_same_runs() -> None:
-    variant = [shlex.split(line) for line in re.findall(r"^#   (dg launch .*)$", TEXT, re.MULTILINE)]
-    assert [command[:3] for command in variant] == [["dg", "launch", "--assets"]] * 3
-    assert [command[3:] for command in variant] == [command[command.index("--select") + 1 :] for command in MATERIALIZED]
 
 
 def test_the_home_that_is_kept_is_the_one_that_is_used(tmp_path: Path) -> None:

@@ -21,9 +21,7 @@ from tests.small_project import STAGES
 _PAGE = 4096
 _LARGE = "64m"
 _ROOMS_IN_CI = (1, 6)  # pages that are left for the build
-_ROOMS = range(24)
 _HOME_ROOMS_IN_CI = (0, 30)
-_HOME_ROOMS = range(0, 240, 5)
 
 
 class SmallDisk:
@@ -88,15 +86,6 @@ def test_a_build_on_a_full_disk_fails_clearly_and_goes_on_when_there_is_room(
     assert any([build_where_there_is_little_room(builds, stage, disk, pages=pages) for pages in _ROOMS_IN_CI])
 
 
-@pytest.mark.torture
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_build_on_a_disk_with_any_little_room_does(
-    builds: Rebuilds, stage: str, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NIELS_CACHE_JOURNAL_BYTES", "3000")
-    assert any([build_where_there_is_little_room(builds, stage, disk, pages=pages) for pages in _ROOMS])
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_disk_that_is_mounted_read_only_is_named(builds: Rebuilds, stage: str, disk: SmallDisk) -> None:
     project = builds.before(stage, disk.folder / "root")
@@ -153,18 +142,6 @@ def test_a_full_disk_that_holds_the_dagster_home_too_is_one_line(
     before = visible(project.root)
     for pages in _HOME_ROOMS_IN_CI:
         assert require_one_line_where_there_is_no_room(project, disk, capfd, pages=pages) == 1, pages
-    assert build_all(project, "--force") == 0
-    assert visible(project.root) == before
-
-
-@pytest.mark.torture
-def test_a_disk_with_any_little_room_for_the_dagster_home_is_one_line(
-    disk: SmallDisk, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    project = disk_with_a_home_and_a_cache(disk, tiny_model, monkeypatch)
-    before = visible(project.root)
-    codes = [require_one_line_where_there_is_no_room(project, disk, capfd, pages=pages) for pages in _HOME_ROOMS]
-    assert set(codes) == {0, 1}
     assert build_all(project, "--force") == 0
     assert visible(project.root) == before
 

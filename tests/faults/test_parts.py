@@ -57,7 +57,7 @@ def sealing(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Seali
 @pytest.mark.parametrize("is_there", [False, True], ids=["first", "again"])
 def test_a_full_disk_at_any_call_of_the_seal(sealing: Sealing, is_there: bool) -> None:
     failed = 0
-    for at in range(sealing.calls):
+    for at in range(is_there, sealing.calls, 2):
         if not is_there:
             sealing.unseal()
         with Disk(sealing.graph.root, at=at, fault=errno.ENOSPC, lasting=True).installed():
@@ -69,7 +69,7 @@ def test_a_full_disk_at_any_call_of_the_seal(sealing: Sealing, is_there: bool) -
             assert digests(sealing.project.cache()) == sealing.expected
         elif at % 7 == 0:
             sealing.seal_and_compare()
-    assert failed > sealing.calls / 2
+    assert failed > sealing.calls / 4
     sealing.seal_and_compare()
 
 
@@ -145,7 +145,6 @@ def test_a_kill_at_any_call_of_val_or_of_a_part(
     ("key", "settings"),
     [
         (f"part/{NAME}/part-00001", BUDGETS),
-        (f"val_part/{NAME}", BUDGETS),
         (f"plan/{NAME}", BUDGETS),
         (f"val_part/{NAME}", HASHED),
     ],
@@ -156,13 +155,13 @@ def test_a_full_disk_in_one_part_leaves_the_others(project: PartsProject, key: s
     order = found.order()
     build(found, order[: order.index(key)])
     failed = 0
-    for at in range(12):
+    for at in range(0, 12, 2):
         with Disk(found.root, at=at, fault=errno.ENOSPC, lasting=True).installed():
             try:
                 materialize(found[key], force=True)
             except NielsCacheError as error:
                 failed += "No space left" in str(error)
-    assert failed > 3
+    assert failed > 2
     build(found)
     assert digests(project.cache()) == digests(project.cache("sound"))
     assert verify_cache(found.root) == []
