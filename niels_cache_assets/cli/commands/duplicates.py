@@ -55,8 +55,7 @@ the other split, or earlier in the same one. Without NAME, show counts for every
     examples="""\
   niels-cache duplicates                                counts of every data set
   niels-cache duplicates wikipedia -n 5                 five random near duplicates
-  niels-cache duplicates wikipedia --closest-call -n 5  the five least similar, to check the threshold
-  niels-cache duplicates wikipedia --kind exact""",
+  niels-cache duplicates wikipedia --closest-call -n 5  the five least similar, to check the threshold""",
     offers={"name": PRETRAIN, "kind": KINDS},
 )
 

@@ -83,7 +83,6 @@ the parts of the current plan, which repair and growth need; their shards are ha
   niels-cache part web 17
   niels-cache part wiki 17 --corpus                    build a part of the corpus
   niels-cache part wiki 3 --range                      find duplicates in one range of hashes
-  niels-cache part web 17 --no-wait
   niels-cache part web --seal                          join the parts
   niels-cache part web --add 'CC-MAIN-2026-05/*' --parts 8   add a crawl as 8 more parts
   niels-cache part web --prune                         remove parts of earlier plans""",
