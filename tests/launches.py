@@ -1,6 +1,8 @@
 """Builds from a program, as `niels-cache build-all` makes them, with a listener that records events, and an instance without files."""
 
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Protocol
 
 import dagster as dg
 import pytest
@@ -41,7 +43,14 @@ def states(results: dict[str, LaunchResult]) -> dict[str, str]:
     return {name: result.state for name, result in results.items()}
 
 
-def launch_in_memory(project: Project, monkeypatch: pytest.MonkeyPatch) -> dg.DagsterInstance:
+class HasInstance(Protocol):
+    """A project: its folder, and its instance in memory."""
+
+    folder: Path
+    instance: dg.DagsterInstance
+
+
+def launch_in_memory(project: HasInstance, monkeypatch: pytest.MonkeyPatch) -> dg.DagsterInstance:
     """The project's instance, which launches use now: it has no files, and is three times as fast."""
     home = project.folder / "home"
     home.mkdir()

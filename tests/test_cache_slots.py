@@ -11,7 +11,6 @@ import pytest
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.cache import mmap as mapping
-from niels_cache_runtime.cache import mmap as slots_module
 from niels_cache_runtime.cache.mmap import SlotTokens
 
 TOKENS = np.dtype("<u2")
@@ -31,20 +30,14 @@ def empty_slots(paths: Sequence[Path]) -> SlotTokens:
     return SlotTokens([path.stat().st_size for path in paths], dtype=TOKENS)
 
 
-def test_all_slots_are_empty_at_first_and_have_their_places(tmp_path: Path) -> None:
-    slots = empty_slots(written(tmp_path))
-    assert slots.held.tolist() == [0] * len(LENGTHS)
+def test_a_mapped_shard_is_read_at_the_same_place_each_time(tmp_path: Path) -> None:
+    paths = written(tmp_path)
+    slots = empty_slots(paths)
     assert slots.shard_lengths.tolist() == [*LENGTHS]
     assert slots.tokens is not None
     ends = slots.shard_starts + slots.shard_lengths
     assert (ends[:-1] <= slots.shard_starts[1:]).all()
     assert ends[-1] <= len(slots.tokens)
-
-
-def test_a_mapped_shard_is_read_at_the_same_place_each_time(tmp_path: Path) -> None:
-    paths = written(tmp_path)
-    slots = empty_slots(paths)
-    assert slots.tokens is not None
     for number in (1, 0, 3, 0, 2, 1):
         slots.map(number, paths[number])
         assert slots.held[number] == LENGTHS[number]
@@ -63,22 +56,14 @@ def test_a_slot_holds_the_first_tokens_and_then_the_whole_shard(tmp_path: Path) 
     assert slots.shards[0][:50].tobytes() == content[:100]
     slots.map(0, paths[0])
     assert slots.shards[0].tobytes() == content
+    slots.map(1, paths[1])
+    slots.map(3, paths[3])
     slots.clear(0)
     slots.fill(0, content[:2])
-    assert slots.held.tolist() == [1, 0, 0, 0]
-    assert slots.shards[0][0] == np.frombuffer(content[:2], dtype=TOKENS)[0]
-
-
-def test_the_neighbours_of_a_slot_stay(tmp_path: Path) -> None:
-    paths = written(tmp_path)
-    slots = empty_slots(paths)
-    for number, path in enumerate(paths):
-        slots.map(number, path)
-    slots.clear(0)
-    slots.fill(0, b"\1\0")
     slots.clear(3)
-    assert slots.held.tolist() == [1, LENGTHS[1], 0, 0]
+    assert slots.held.tolist() == [1, LENGTHS[1], 0, 0], "its neighbours stay"
     assert slots.shards[1].tobytes() == paths[1].read_bytes()
+    assert slots.shards[0][0] == np.frombuffer(content[:2], dtype=TOKENS)[0]
 
 
 def test_a_removed_file_can_be_read_until_its_slot_is_empty(tmp_path: Path) -> None:
@@ -112,7 +97,7 @@ def test_a_system_without_such_ranges_is_named(tmp_path: Path, monkeypatch: pyte
 def test_a_map_that_the_system_refuses_is_named_and_leaves_the_slot_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = written(tmp_path)
     slots = empty_slots(paths)
-    monkeypatch.setattr(slots_module, "map_at", lambda *arguments, **settings: False)
+    monkeypatch.setattr(mapping, "map_at", lambda *arguments, **settings: False)
     with pytest.raises(NielsCacheError, match="max_map_count"):
         slots.map(0, paths[0])
     with pytest.raises(NielsCacheError, match="shard 1"):

@@ -12,20 +12,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy.pool import NullPool
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.commands.sample import render
-from niels_cache_assets.cli.console import output
-from niels_cache_assets.processes import Interrupted, stop_on_signals
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime import Batch
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta, write_meta
@@ -129,9 +122,6 @@ def test_a_data_set_that_fails_does_not_stop_the_others(folder: Path, first_buil
     assert re.search(r"^roam skipped: .*path", first_build.stdout, flags=re.MULTILINE)
     assert not (folder / "cache/pretrain/broken").exists()
     assert "Traceback" not in first_build.stdout + first_build.stderr
-
-
-def test_progress_is_lines_on_stderr_where_it_is_no_terminal(first_build: subprocess.CompletedProcess[str]) -> None:
     lines = first_build.stderr.splitlines()
     assert lines[0] == "tokenizer: started"
     assert any(re.fullmatch(r"notes: built in [0-9.]+ s", line) for line in lines)
@@ -147,19 +137,12 @@ def test_the_snippet_that_it_prints_runs(built: Path, first_build: subprocess.Co
     assert batch.x.shape == batch.y.shape == (4, 256)
 
 
-@pytest.fixture
-def endless(built: Path) -> Iterator[Path]:
-    """600 MB of text that takes minutes to encode, and no room."""
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_build_stops_and_leaves_the_last_good_cache(built: Path, number: signal.Signals, code: int) -> None:
+    before, endless = contents(built / "cache"), built / "endless.jsonl.gz"
     text = " ".join(sentences(2_000))
     member = gzip.compress("".join(json.dumps({"text": f"{text} {row}"}) + "\n" for row in range(10)).encode(), 1)
-    (built / "endless.jsonl.gz").write_bytes(member * 400)
-    yield built / "endless.jsonl.gz"
-    (built / "endless.jsonl.gz").unlink()
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_build_stops_and_leaves_the_last_good_cache(built: Path, endless: Path, number: signal.Signals, code: int) -> None:
-    before = contents(built / "cache")
+    endless.write_bytes(member * 400)  # 600 MB of text that takes minutes to encode, and no room
     settings = {"pretrain.notes.files": [endless.name], "pretrain.notes.val_frac": 0, "build.threads": 1}
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
     with (built / "stdout").open("w+b") as stdout, (built / "stderr").open("w+b") as stderr:
@@ -175,27 +158,11 @@ def test_an_interrupted_build_stops_and_leaves_the_last_good_cache(built: Path, 
             assert build.wait(timeout=60) == code, "long before the end of the text"
         finally:
             build.kill()
+            endless.unlink()
     errors = (built / "stderr").read_text().splitlines()
     assert [line for line in errors if line.startswith("niels-cache:")] == [errors[-1]]
     assert "Traceback" not in (built / "stdout").read_text() + "".join(errors)
     assert contents(built / "cache") == before, "neither the old cache nor anything beside it has changed"
-
-
-def test_a_signal_that_comes_while_a_connection_closes_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = create_engine("sqlite://", poolclass=NullPool)
-    monkeypatch.setattr(engine.dialect, "do_close", lambda connection: signal.raise_signal(signal.SIGTERM))
-    with pytest.raises(Interrupted), stop_on_signals():
-        engine.connect().close()
-    assert caplog.records == [], "the message of Interrupted is the only one"
-
-
-def test_force_builds_again(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = contents(built / "cache")
-    assert main(["build-all", "--only", "chats", "--force"]) == 0
-    assert states(capsys.readouterr().out) == {"tokenizer": "cache hit", "chats": "built"}
-    assert contents(built / "cache") == before, "the same input gives the same bytes"
 
 
 def test_status_says_what_is_configured_and_what_is_built(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,21 +186,6 @@ def test_status_marks_what_is_damaged_or_has_another_tokenizer(built: Path, tmp_
     assert re.search(r"stale .*tokenizer has changed", rows["notes"])
     assert main(["sample", "notes", "--cache-dir", str(root)]) == 2
     assert "built with tokenizer" in capsys.readouterr().err
-
-
-def test_status_goes_by_the_settings_and_the_keys_of_meta_json(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = shutil.copytree(built / "cache", tmp_path / "cache")
-    config = tmp_path / "other.toml"
-    config.write_text(
-        f'profile = "quickstart"\n[pretrain.notes]\nsource = "jsonl"\nfiles = ["{built / "notes.jsonl"}"]\nval_frac = 0.5\n',
-        encoding="utf-8",
-    )
-    path = str(root / "sft/chats" / META_NAME)
-    write_meta(path, {key: value for key, value in read_meta(path).items() if key != "train_tokens"})
-    assert main(["status", "--cache-dir", str(root), "--config", str(config)]) == 1
-    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    assert re.search(r"stale +[0-9,]+ tokens +[0-9,]+ .*settings", rows["notes"])
-    assert re.search(r"broken +- +- ", rows["chats"])
 
 
 def test_show_prints_what_meta_json_says(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,6 +213,9 @@ def test_verify_is_clean_and_finds_a_changed_byte(built: Path, tmp_path: Path, c
     shard = root / "pretrain/notes/train/shard_00000.bin"
     shard.write_bytes(b"\x00\x00" + shard.read_bytes()[2:])
     assert "train/shard_00000.bin: its sha256" in printed(capsys, "verify", "notes", "--cache-dir", str(root), code=1)
+    verified = printed_json(capsys, "verify", "notes", "--cache-dir", str(root), code=1)
+    assert (verified["folders"], verified["findings"][0]["path"]) == (["pretrain/notes"], "train/shard_00000.bin")
+    assert {row["name"]: row["outcome"] for row in verified["results"]} == {"notes": "findings"}
     assert "no findings" in printed(capsys, "verify", "chats", "--cache-dir", str(root))
 
 
@@ -278,12 +233,12 @@ def test_sample_marks_what_the_assistant_is_trained_to_say(built: Path, capsys: 
     answers = re.findall(r"^<\|usr\|>a stream\?<\|eot\|><\|asst\|>\[\[(.*)<\|eot\|>\]\]$", text, flags=re.MULTILINE)
     assert len(answers) == 2
     assert set(answers) <= set(sentences(40, seed=1))
+    assert main(["sample", "chats", "--split", "val"]) == 2
+    assert missing(capsys.readouterr().err, "empty", "(0 examples)") == []
 
 
-@pytest.mark.parametrize("how", [("-n", "40", "--seed", "0"), ("--notable",)])
-def test_sample_marks_a_target_that_is_cut_and_explains_it_once(
-    how: tuple[str, ...], built: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sample_marks_a_target_that_is_cut_and_explains_it_once(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    how = ("-n", "40", "--seed", "0")
     whole = printed_json(capsys, "sample", "chats", *how, "--tokens", "200")["samples"]
     assert not any(sample["hidden_targets"] for sample in whole)
     assert "[cut" not in printed(capsys, "sample", "chats", *how, "--tokens", "200")
@@ -311,28 +266,6 @@ def test_sample_marks_the_document_that_the_token_budget_cut(built: Path, tmp_pa
     assert [sample["is_cut_by_budget"] for sample in marked] == ["document 0," in sample["title"] for sample in marked]
 
 
-def test_sample_shows_the_notable_ones(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, "sample", "chats", "--notable", "--tokens", "200")
-    titles = re.findall(r"^--- ([a-z, ]+): train example ([\d,]+), [\d,]+ tokens", text, flags=re.MULTILINE)
-    assert {what for whats, _ in titles for what in whats.split(", ")} == {"first", "random", "longest", "shortest"}
-    assert "[[" in text
-    assert text == printed(capsys, "sample", "chats", "--notable", "--tokens", "200"), "no seed is needed"
-    windows = printed(capsys, "sample", "notes", "--notable")
-    assert re.search(r"^--- .*first.*: train document 0, ", windows, flags=re.MULTILINE)
-
-
-def test_sample_spells_out_what_could_drive_a_terminal(built: Path) -> None:
-    tokenizer = SentencePieceTokenizer(str(built / "cache/tokenizer/spm.model"))
-    tokens = np.array(tokenizer.encode("red \x1b[31m alarm\x07\n"), dtype=np.uint16)
-    assert render(tokens, np.zeros(len(tokens), dtype=np.bool_), tokenizer, output()).plain == "red \\x1b[31m alarm\\x07\n"
-
-
-def test_sampling_from_an_empty_split_says_so(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for how in ((), ("--notable",)):
-        assert main(["sample", "chats", "--split", "val", *how]) == 2
-        assert missing(capsys.readouterr().err, "empty", "(0 examples)") == []
-
-
 def test_every_command_that_looks_prints_json_for_programs(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     meta = read_meta(str(built / "cache/pretrain/notes" / META_NAME))
     assert main(["status", "--json"]) == 1
@@ -352,17 +285,10 @@ def test_every_command_that_looks_prints_json_for_programs(built: Path, tmp_path
     assert exported["written"] is False
 
 
-def test_verify_prints_findings_as_json(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = shutil.copytree(built / "cache", tmp_path / "cache")
-    assert printed_json(capsys, "verify", "--cache-dir", str(root))["findings"] == []
-    (root / "pretrain/notes/train/shard_00000.bin").unlink()
-    verified = printed_json(capsys, "verify", "notes", "--cache-dir", str(root), code=1)
-    assert verified["folders"] == ["pretrain/notes"]
-    assert verified["findings"][0]["path"] == "train/shard_00000.bin"
-    assert {row["name"]: row["outcome"] for row in verified["results"]} == {"notes": "findings"}
-
-
-def test_tokenizers_are_compared_on_the_same_text_by_source(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokenizers_are_compared_on_the_same_text_by_source(
+    built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("niels_cache_assets.cli.commands.tokenizer._BLOCK_TOKENS", 50)  # documents cross blocks
     (tmp_path / "own.txt").write_text("the river " * 100)
     compared = printed_json(capsys, "tokenizer", "compare", "cache", "spm.model", "--files", str(tmp_path / "own.txt"))
     rows = {row["source"]: row for row in compared["sources"]}

@@ -3,7 +3,6 @@
 test_cli.py has real builds.
 """
 
-import json
 import re
 import shlex
 import subprocess
@@ -21,7 +20,7 @@ from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.cli import exit_codes, main, parser
 from niels_cache_assets.cli.overrides import FLAGS, parse_value
 from niels_cache_assets.cli.parser import parse_arguments
-from niels_cache_assets.cli.progress import BarListener, LineListener
+from niels_cache_assets.cli.progress import LineListener
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.registry import Registry, load_registry
 from tests.hand_made import write_cache
@@ -93,14 +92,11 @@ def build(launcher: FakeLauncher, *arguments: str) -> Registry:
     return launcher.registry
 
 
-def test_without_arguments_the_profile_is_built_as_it_is(launcher: FakeLauncher) -> None:
+def test_only_force_wait_and_cache_dir_go_to_the_launcher(launcher: FakeLauncher) -> None:
     registry = build(launcher)
     assert registry.is_fallback
     assert replace(registry, is_fallback=False) == load_registry(profile="default")
     assert (launcher.root, launcher.only, launcher.force, launcher.wait) == (Path("cache"), None, False, False)
-
-
-def test_only_force_wait_and_cache_dir_go_to_the_launcher(launcher: FakeLauncher) -> None:
     build(launcher, "--only", "wikitext", "tokenizer", "--force", "--wait", "--cache-dir", "elsewhere")
     asked = (launcher.root, launcher.only, launcher.force, launcher.wait)
     assert asked == (Path("elsewhere"), ["wikitext", "tokenizer"], True, True)
@@ -166,6 +162,8 @@ def test_set_takes_toml_values_or_plain_text_and_wins_over_flags(launcher: FakeL
     assert (oasst1["split_by"], oasst1["languages"], oasst1["val_frac"]) == ("tree", ["de", "en"], 0.2)
     assert registry.sft["dolly15k"].val_frac == 0.3
     assert registry.build.seed == 3
+    registry = build(launcher, "--set", "pretrain.my.notes.source=jsonl", "--set", 'pretrain.my.notes.files=["notes.jsonl"]')
+    assert registry.pretrain["my.notes"].source == "jsonl"
 
 
 def test_set_reaches_blends_and_single_entries_of_keys_that_are_tables(launcher: FakeLauncher, tmp_path: Path) -> None:
@@ -197,27 +195,18 @@ num_samples = 10
     assert registry.tokenizer.special_tokens["sys"].startswith("<|ngpt_sys")
 
 
-def test_set_can_add_a_data_set(launcher: FakeLauncher) -> None:
-    registry = build(launcher, "--set", "pretrain.my.notes.source=jsonl", "--set", 'pretrain.my.notes.files=["notes.jsonl"]')
-    assert registry.pretrain["my.notes"].source == "jsonl"
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
+def test_set_values() -> None:
+    for text in ("plain text", "2024-01-01", ""):
+        assert parse_value(text) == text
+    for text, value in (
         ("200_000", 200_000),
         ("0.5", 0.5),
         ("true", True),
         ('["a", "b"]', ["a", "b"]),
         ("{a = 1}", {"a": 1}),
-        ("plain text", "plain text"),
-        ("2024-01-01", "2024-01-01"),
         ('"103"', "103"),
-        ("", ""),
-    ],
-)
-def test_set_values(text: str, value: Any) -> None:
-    assert parse_value(text) == value
+    ):
+        assert parse_value(text) == value
 
 
 @pytest.mark.parametrize(
@@ -225,30 +214,19 @@ def test_set_values(text: str, value: Any) -> None:
     [
         (["biuld-all"], ("did you mean 'build-all'?",)),
         (["--cache-dir", "x", "status"], ("niels-cache status --cache-dir ...",)),
-        (["-q", "status"], ("niels-cache status -q ...",)),
         (["-q"], ("niels-cache COMMAND -q ...",)),
         (["--versoin"], ("'--versoin'", "did you mean '--version'?")),
-        (["--hlep", "status"], ("'--hlep'", "did you mean '--help'?")),
-        (["--quite", "status"], ("'--quite'", "did you mean '--quiet'?")),
         (["build-all", "--seeed", "1"], ("did you mean '--seed'?",)),
-        (["build-all", "--seeed=1"], ("did you mean '--seed'?",)),
         (["build-all", "--seed", "many"], ("'many'", "whole number")),
-        (["build-all", "--seed", "9" * 4_000], (f"'{'9' * 40}'", "64 bits")),
         (["build-all", "--seed", "9" * 5_000], (f"'{'9' * 40}'", "64 bits")),
-        (["build-all", "--set", "build.seed=" + "9" * 5_000], ("64 bits",)),
         (["build-all", "--set", "build.seed=0x" + "f" * 5_000], ("64 bits",)),
         (["build-all", "--set", "blend.mx.seed=3"], ("no blend 'mx'",)),
-        (["build-all", "--set", "blend.seed=3"], ("is not TABLE.KEY=VALUE",)),
         (["build-all", "--seed"], ("--seed",)),
         (["build-all", "--sft-val-frac", "half"], ("'half'", "number")),
         (["build-all", "--only", "wikitxt"], ("did you mean 'wikitext'?",)),
         (["build-all", "--profile", "quikstart"], ("error: --profile: ", "'quikstart'", "did you mean 'quickstart'?")),
-        (["build-all", "--set", "pretrain.wikitxt.enabled=false"], ("did you mean 'wikitext'?",)),
         (["build-all", "--set", "pretrain.wikitext.enabld=false"], ("line: --set: [pretrain.wikitext] ", "'enabld'", "'enabled'")),
-        (["build-all", "--set", "pretran.wikitext.enabled=false"], ("did you mean 'pretrain'?",)),
-        (["build-all", "--set", "tokenizer.vocab_sise=5"], ("did you mean 'vocab_size'?",)),
         (["build-all", "--set", "seed=5"], ("is not TABLE.KEY=VALUE",)),
-        (["build-all", "--set", "pretrain.wikitext=5"], ("is not TABLE.KEY=VALUE",)),
         (["build-all", "--set", "pretrain.wikitext.train_tokens=-5"], ("command line: --set: [pretrain.wikitext] train_tokens = -5",)),
         (["build-all", "--set", "tokenizer.vocab_size=x", "--vocab-size", "5"], ('command line: --set: [tokenizer] vocab_size = "x"',)),
         (["build-all", "--set", "pretrain.wikitext.cleaning={min_words=2}"], ("command line: --set: [pretrain.wikitext]: cleaning ",)),
@@ -263,25 +241,18 @@ def test_set_values(text: str, value: Any) -> None:
         (["build-all", "--config", "none.toml"], ("none.toml: ", "No such file", "correct --config")),
         (["clean", "bad.toml", "--set", "min_wrds=2"], ("command line: clean --set: [cleaning] ", "'min_wrds'")),
         (["build-all", "--config", "bad.toml"], ("bad.toml: ", "TOML")),
-        (["build-all", "--cache-dir", "bad.toml"], ("choose another --cache-dir",)),
         (["build-all", "--cache-dir", "bad.toml/below"], ("choose another --cache-dir",)),
         (["doctor", "extra"], ("unexpected argument 'extra'",)),
         (["build-all", "notes", "books 2"], ("'notes'", "--only notes 'books 2'\n")),
         (["status", "--cache-dir", "bad.toml"], ("bad.toml: ", "is a file", "--cache-dir")),
-        (["ui", "--port", "0", "--profile", "quick"], ("error: --profile: no profile 'quick'",)),
         (["show"], ("NAME",)),
-        (["show", "wikitxt"], ("did you mean 'wikitext'?",)),
         (["show", "wikitext"], ("not built yet",)),
         (["show", "roam"], ("it needs path",)),
         (["verify"], ("holds no cache",)),
-        (["verify", "wikitxt"], ("did you mean 'wikitext'?",)),
-        (["sample", "wikitext"], ("not built yet",)),
         (["sample", "tokenizer"], ("tokenizer: ",)),
         (["sample", "zzz"], ("no data set 'zzz'", "fineweb_edu,")),
-        (["sample", "wikitext", "--split", "vall"], ("did you mean 'val'?",)),
         (["sample", "wikitext", "-n", "0"], ("at least 1",)),
         (["sample", "wikitext", "--seed", "-1"], ("--seed", "0 to 9223372036854775807", "-1")),
-        (["sample", "wikitext", "--seed", str(2**63)], ("--seed", "0 to 9223372036854775807", str(2**63))),
     ],
 )
 def test_a_mistake_is_one_line_with_the_way_out(
@@ -304,15 +275,12 @@ def test_a_mistake_is_one_line_with_the_way_out(
         (["doctor", "cache"], ("'cache'", "niels-cache doctor --cache-dir cache\n")),
         (["status", "cache"], ("cache root", "--cache-dir cache\n")),
         (["status", "--cache-dir", "cache/pretrain/notes"], ("pretrain", " notes, ", "type --cache-dir cache\n")),
-        (["status", "--cache-dir", "cache/sft"], ("folder of sft", "type --cache-dir cache\n")),
         (["build-all", "--cache-dir", "cache/pretrain"], ("folder of pretrain", "type --cache-dir cache\n")),
-        (["verify", "--cache-dir", "cache/sft/chats"], ("SFT", " chats, ", "type --cache-dir cache\n")),
         (["verify", "--cache-dir", "cache/pretrain/notes/train"], ("split train", "notes", "type --cache-dir cache\n")),
         (["verify", "--cache-dir", "nowhere"], ("nowhere: ", "no such folder")),
         (["verify", "--cache-dir", "."], ("no cache root", ": cache\n")),
         (["verify", "cache/pretrain/notes"], ("pretrain", " notes, ", "type notes --cache-dir cache\n")),
         (["verify", "cache"], ("cache: ", "cache root", "NAME --cache-dir cache\n")),
-        (["sample", "cache/sft/chats"], ("SFT", " chats, ", "type chats --cache-dir cache\n")),
         (["show", "./cache"], ("cache root", "type niels-cache status --cache-dir cache\n")),
         (["show", "cache/pretrain/notes/train"], ("split train", "type niels-cache show cache/pretrain/notes\n")),
         (["show", "cache/pretrain/notes/meta.json"], ("file meta.json", "notes; type niels-cache show cache/pretrain/notes\n")),
@@ -381,73 +349,6 @@ def test_the_table_has_a_row_per_data_set_and_the_reasons_below_it(launcher: Fak
     assert any("sample wikitext" in line for line in lines)
 
 
-def test_what_is_said_of_many_data_sets_alike_is_one_line(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
-    def skipped(count: int) -> list[SimpleNamespace]:
-        return [result(f"set_{i}", "skipped", message="tokenizer", meta=None, directory=None) for i in range(count)]
-
-    launcher.results = [*skipped(500), result("other", "failed", message="no", meta=None, directory=None)]
-    assert main(["build-all"]) == 1
-    output = capsys.readouterr().out
-    first = ", ".join(f"set_{i}" for i in range(9))
-    assert output.splitlines()[-2:] == [f"{first} and 491 more skipped: tokenizer", "other failed: no"]
-    launcher.results = skipped(2)
-    main(["build-all"])
-    assert capsys.readouterr().out.splitlines()[-1] == "set_0, set_1 skipped: tokenizer"
-
-
-def test_the_table_says_what_is_in_corpora_duplicates_and_reports(
-    launcher: FakeLauncher, capsys: pytest.CaptureFixture[str], empty_folder: Path
-) -> None:
-    files = {"documents_00000.parquet": {"bytes": 5_000, "sha256": "a" * 64}}
-    corpus = {"kind": "corpus", "documents": {"read": 2_000, "kept": 1_500}, "content_sha256": "c" * 64, "files": files}
-    found = {"notes": {"documents": 1_500, "exact": 200, "near": 50}}
-    duplicates = {"kind": "duplicates", "datasets": found, "content_sha256": "d" * 64, "files": files}
-    (empty_folder / "figures").mkdir()
-    (empty_folder / "figures" / "report.json").write_bytes(b"x" * 700)
-    report = {"kind": "corpus_report", "documents": {"given": 2_000, "kept": 1_250}, "content_sha256": "c" * 64}
-    launcher.results = [
-        result("corpus/notes", family="corpus", meta=corpus),
-        result("corpus/duplicates", family="corpus", meta=duplicates),
-        result("report/notes", family="corpus", meta=report, directory=empty_folder / "figures"),
-    ]
-    build(launcher)
-    text = capsys.readouterr().out
-    assert " verify" not in text, "nothing is there yet that could be looked at"
-    rows = {line.split()[0]: re.split(r" {2,}", line.strip()) for line in text.splitlines() if "/" in line}
-    assert rows["corpus/notes"][2:6] == ["1,500 documents", "-", "5.0 kB", "c" * 12]
-    assert rows["corpus/duplicates"][2:6] == ["250 duplicates", "-", "5.0 kB", "d" * 12]
-    assert rows["report/notes"][2:6] == ["1,250 documents", "-", "700 bytes", "-"]
-    build(launcher, "--json")
-    printed = json.loads(capsys.readouterr().out)["results"]
-    assert [(row["counts"], row["bytes"]) for row in printed] == [
-        ({"documents": 1_500}, 5_000),
-        ({"duplicates": 250}, 5_000),
-        ({"documents": 1_250}, 700),
-    ]
-
-
-def test_what_to_do_next_names_the_same_caches_and_is_left_out_where_nothing_was_built(
-    launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]
-) -> None:
-    launcher.results = [result("wikitext", "cache_hit")]
-    build(launcher)
-    assert " verify" not in capsys.readouterr().out
-    launcher.results = [result("wikitext")]
-    build(launcher, "--cache-dir", "my caches")
-    text = capsys.readouterr().out
-    assert " verify --cache-dir 'my caches'" in text
-    assert " ui --cache-dir 'my caches'  # shows lineage" in text
-    assert "T=256" in text
-
-
-def test_what_was_built_is_json_for_programs(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
-    launcher.results = [result("wikitext"), result("roam", "failed", message="no such folder", meta=None, directory=None)]
-    assert main(["build-all", "--json"]) == exit_codes.FAILED
-    built, failed = json.loads(capsys.readouterr().out)["results"]
-    assert (built["state"], built["counts"]) == ("built", {"train_tokens": 1_234_567, "val_tokens": 89})
-    assert (failed["state"], failed["message"], failed["sha256"]) == ("failed", "no such folder", None)
-
-
 def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     listener = LineListener(Console(stderr=True, width=240), clock=lambda: now)
@@ -464,23 +365,6 @@ def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(capsys: pytest
     ]
 
 
-def test_bars_show_what_failed_and_what_was_never_started() -> None:
-    console = Console(force_terminal=True, width=120, record=True)
-    listener = BarListener(console, clock=lambda: 0.0)
-    with listener.bars:
-        listener.started("notes", "pretrain")
-        listener.progressed("notes", Progress(documents=1, tokens=10, share=None))
-        listener.logged("notes", "WARNING: a [bracket] is no markup")
-        listener.progressed("notes", Progress(documents=2, tokens=20, share=0.5))
-        listener.finished(result("notes", "failed"))  # type: ignore[arg-type]
-        listener.finished(result("roam", "skipped"))  # type: ignore[arg-type]
-    text = console.export_text()
-    assert "notes: WARNING: a [bracket] is no markup" in text
-    assert "50%" in text
-    assert "failed" in text
-    assert "roam" not in text
-
-
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m niels_cache_assets.cli status --profile default | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
@@ -494,18 +378,10 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert done.returncode in (0, 141)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["build-all", "--help"]], ids=" ".join)
-def test_help_imports_nothing_heavy(words: list[str]) -> None:
-    code = f"import sys, niels_cache_assets.cli as cli\ntry: cli.main({words})\nexcept SystemExit: pass\n"
+def test_help_and_parsers_import_nothing_heavy_and_help_of_all_no_command() -> None:
+    code = "import sys, niels_cache_assets.cli as cli\ntry: cli.main(['--help'])\nexcept SystemExit: pass\n"
     code += "print([name for name in sys.modules if name.startswith('niels_cache_assets.cli.commands.')])\n"
-    done = subprocess.run([sys.executable, "-c", f"{code}{LOADED}"], env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    text, loaded, heavy = done.stdout.rsplit("\n", 3)[:3]
-    assert "usage: niels-cache" in text
-    assert loaded == str([f"niels_cache_assets.cli.commands.{words[0].replace('-', '_')}"] if len(words) > 1 else [])
-    assert heavy == "[]"
-
-
-def test_no_command_imports_anything_heavy_before_it_runs() -> None:
-    code = f"import sys\nfrom niels_cache_assets.cli.parser import build_parsers\nprint(len(build_parsers()[1]))\n{LOADED}"
+    code += f"from niels_cache_assets.cli.parser import build_parsers\nprint(len(build_parsers()[1]))\n{LOADED}"
     done = subprocess.run([sys.executable, "-c", code], env=ENVIRONMENT, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [str(len(COMMANDS)), "[]"]
+    assert "usage: niels-cache" in done.stdout
+    assert done.stdout.splitlines()[-3:] == ["[]", str(len(COMMANDS)), "[]"]

@@ -1,27 +1,26 @@
-"""The common behaviour of all commands: completion, quiet and verbose, exit codes."""
+"""The common behaviour of all commands: completion, quiet and verbose, exit codes, speed and time left."""
 
 import errno
 import io
 import os
+import re
 import runpy
 import ssl
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from niels_cache_assets.artifacts.index import Part
-from niels_cache_assets.cli import exit_codes, main
-from niels_cache_assets.cli.completion import PROFILES as COMPLETED_PROFILES
+from niels_cache_assets.artifacts.corpus import CorpusProgress
+from niels_cache_assets.build_cache import Progress
+from niels_cache_assets.cli import exit_codes, main, progress
 from niels_cache_assets.cli.console import diagnostics, new_table, output, speaking
 from niels_cache_assets.cli.parser import build_parsers, load
-from niels_cache_assets.cli.progress import build_listener
-from niels_cache_assets.config.shipped import PROFILES
-from niels_cache_assets.exchange.megatron import Link
-from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_assets.cli.progress import BarListener, build_listener, transfer_progress
+from niels_cache_assets.show.progress import HowFar, Pace, describe
 from tests import programs
 from tests.messages import missing
 
@@ -64,16 +63,6 @@ def test_output_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
     assert missing(ended.stderr, "output", "No space left") == []
 
 
-def test_a_log_on_a_full_disk_takes_nothing_from_the_output(tmp_path: Path) -> None:
-    with open("/dev/full", "wb") as full:
-        code = "import sys; from niels_cache_assets.cli import main; sys.exit(main(['status', '--verbose', '--all']))"
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        command = [sys.executable, "-c", code]
-        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, cwd=tmp_path, env=environment, check=False)
-    assert ended.returncode == exit_codes.FAILED  # nothing is built
-    assert "tokenizer" in ended.stdout
-
-
 def test_a_log_on_a_full_disk_ends_no_build() -> None:
     with open("/dev/full", "w", encoding="utf-8") as full:
         with build_listener(Console(file=full, force_terminal=False)) as listener:
@@ -87,17 +76,11 @@ def test_a_log_on_a_full_disk_ends_no_build() -> None:
     ("line", "expected"),
     [
         ("niels-cache sta", ["status"]),
-        ("niels-cache sample my", ["my_notes"]),
-        ("niels-cache sample tok", []),
         ("niels-cache show tok", ["tokenizer"]),
         ("niels-cache import megatron x --name my", []),
-        ("niels-cache clean a.txt --text-field my", []),
         ("niels-cache build-all --only tokenizer my", ["my_notes"]),
         ("niels-cache sample --profile quickstart python", ["python_docs", "python_help"]),
         ("niels-cache sample my_notes --split ", ["train", "val"]),
-        ("niels-cache init --list wikit", ["wikitext"]),
-        ("niels-cache init --from dolly", ["dolly15k"]),
-        ("niels-cache export nano", ["nanogpt"]),
     ],
 )
 def test_tab_completes_commands_data_sets_and_values(line: str, expected: list[str], empty_folder: Path) -> None:
@@ -111,15 +94,6 @@ def test_every_value_of_a_short_list_that_is_completed_is_known_to_an_option() -
     assert sum(map(len, offered.values())) > 20
     for name, parser in commands.items():
         assert offered[name] <= {action.dest for action in parser._actions}, name
-
-
-def test_what_is_offered_without_loading_anything_is_what_is_taken() -> None:
-    export, sample, prebuild = (load(name).COMMAND.offers for name in ("export", "sample", "prebuild-index"))
-    assert export["split"] == (*SPLITS, "all")
-    assert set(export["link"]) == set(get_args(Link))
-    assert sample["split"] == SPLITS
-    assert prebuild["part"] == get_args(Part)
-    assert COMPLETED_PROFILES == PROFILES
 
 
 class Terminal(io.StringIO):
@@ -139,17 +113,8 @@ def test_a_terminal_has_colours_unless_no_color_is_set(monkeypatch: pytest.Monke
     assert ("\x1b[31m" in terminal.getvalue()) == is_coloured
 
 
-def test_a_pipe_folds_only_tables_that_are_wider_than_most(capsys: pytest.CaptureFixture[str]) -> None:
-    output().print("x" * 241)
-    assert capsys.readouterr().out == "x" * 241 + "\n"
-    table = new_table("a", shrinking=["a"])
-    table.add_row("x" * 241)
-    output().print(table)
-    assert max(map(len, capsys.readouterr().out.splitlines())) == 240
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_a_table_on_a_narrow_terminal_loses_nothing(width: int) -> None:
+def test_a_table_on_a_narrow_terminal_loses_nothing() -> None:
+    width = 80
     label, sha256 = "characters per token of my_text", "0123456789abcdef" * 4
     table = new_table("setting", "A", "B", "size", right=frozenset({"size"}), shrinking=["A", "B"])
     table.add_row(label, sha256, f"{sha256}.parquet", "1,234")
@@ -186,18 +151,21 @@ def test_verbose_says_what_is_used_and_where_an_error_arose(capsys: pytest.Captu
     errors = capsys.readouterr().err
     assert "Traceback" in errors
     assert errors.splitlines()[-1].startswith("niels-cache: error: ")
-
-
-def test_quiet_and_verbose_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "-q", "-v"]) == exit_codes.WRONG_USE
     assert "not allowed with" in capsys.readouterr().err
 
 
-def test_a_bug_has_an_exit_code_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("niels_cache_assets.cli.commands.status.run", lambda arguments: 1 // 0)
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError(), ssl.SSLError(errno.EPERM, "a certificate")]
+)  # the number of TLS means something else
+def test_a_bug_has_an_exit_code_of_its_own(error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(arguments: object) -> int:
+        raise error
+
+    monkeypatch.setattr("niels_cache_assets.cli.commands.status.run", fail)
     assert main(["status"]) == exit_codes.BUG
     errors = capsys.readouterr().err
-    assert "ZeroDivisionError" in errors
+    assert type(error).__name__ in errors
     assert "bug in niels-cache" in errors.splitlines()[-1]
 
 
@@ -213,17 +181,6 @@ def test_a_file_that_cannot_be_read_is_no_bug(monkeypatch: pytest.MonkeyPatch, c
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_an_error_of_the_network_without_a_file_is_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The number of an error of TLS means something else."""
-
-    def fail(arguments: object) -> int:
-        raise ssl.SSLError(errno.EPERM, "a certificate")
-
-    monkeypatch.setattr("niels_cache_assets.cli.commands.status.run", fail)
-    assert main(["status"]) == exit_codes.BUG
-    assert "Traceback" in capsys.readouterr().err
-
-
 def test_a_system_without_posix_is_refused_with_advice(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("niels_cache_assets.cli._system", lambda: "nt")
     assert main(["status"]) == exit_codes.WRONG_USE
@@ -233,3 +190,56 @@ def test_a_system_without_posix_is_refused_with_advice(monkeypatch: pytest.Monke
 def test_the_page_about_commands_is_what_the_code_says() -> None:
     page = runpy.run_path(str(REPOSITORY / "docs/commands.py"))["page"]()
     assert (REPOSITORY / "docs/commands.md").read_text(encoding="utf-8") == page, "run python docs/commands.py"
+
+
+def told(progress: HowFar, pace: Pace, now: float) -> str:
+    return describe(progress, pace.estimate(progress, now), with_share=True)
+
+
+def test_nothing_is_guessed_without_a_share_or_before_the_second_report() -> None:
+    pace = Pace()
+    assert told(Progress(documents=1, tokens=1_000, share=None), pace, 0.0) == "1 documents, 1.0k tokens"
+    assert told(Progress(documents=2, tokens=3_000, share=None), pace, 2.0) == "2 documents, 3.0k tokens, 1.0k tokens/s"
+    assert told(Progress(documents=2, tokens=3_000, share=0.5), pace, 2.0) == "50%, 2 documents, 3.0k tokens, 1.0k tokens/s, 0:02 left"
+    corpus = Pace()
+    first = told(CorpusProgress(documents=10, kept=9, characters=5_000, share=0.1), corpus, 0.0)
+    assert first == "10%, 10 documents, 9 kept, 5.0k characters"
+    assert told(CorpusProgress(documents=30, kept=25, characters=15_000, share=0.3), corpus, 4.0) == (
+        "30%, 30 documents, 25 kept, 15.0k characters, 2.5k characters/s, 0:14 left"
+    )
+
+
+def test_a_bar_has_share_speed_time_left_and_the_memory_of_this_process_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.fullmatch(r"[\d.]+ (MB|GB)", progress.memory_now() or "")
+    monkeypatch.setattr(progress, "memory_now", lambda: "512.0 MB")
+    console, now = Console(force_terminal=True, width=160, record=True), [0.0]
+    listener = BarListener(console, clock=lambda: now[0])
+
+    def shown() -> str:
+        console.print(listener.bars.get_renderable())
+        return console.export_text()
+
+    listener.started("notes", "pretrain")
+    for now[0], share in ((0.0, 0.1), (4.0, 0.3)):
+        listener.progressed("notes", CorpusProgress(documents=30, kept=25, characters=round(50_000 * share), share=share))
+    line = shown()
+    for part in ("notes", "30%", "25 kept", "2.5k characters/s, 0:14 left", "512.0 MB"):
+        assert part in line
+    listener.finished(SimpleNamespace(name="notes", state="built"))  # type: ignore[arg-type]
+    done = shown()
+    assert "built" in done
+    assert "512.0 MB" not in done
+
+
+def test_bytes_are_a_line_every_ten_seconds_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    with transfer_progress("exporting notes", clock=lambda: now[0]) as progress:
+        for seconds, done in ((3, 100_000), (10, 250_000), (12, 300_000), (20, 500_000), (21, 1_000_000)):
+            now[0] = seconds
+            progress(done, 1_000_000)
+    output, errors = capsys.readouterr()
+    assert not output
+    assert errors.splitlines() == [
+        "exporting notes: 25%, 250.0 kB of 1.0 MB",
+        "exporting notes: 50%, 500.0 kB of 1.0 MB",
+    ]

@@ -4,8 +4,6 @@ import json
 import shutil
 import sys
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +11,9 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster._core.executor.in_process import InProcessExecutor
-from dagster._core.test_utils import create_run_for_test
 
 from niels_cache_assets.artifacts.base import Artifact
 from niels_cache_assets.artifacts.graph import Graph
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets.parts import RunEnding
@@ -196,12 +192,6 @@ def graph_part(home: Home) -> Artifact:
     return home.graph[parts_of(home.graph)[0]]
 
 
-def test_the_sensor_leaves_out_parts_of_other_settings(project: PartsProject) -> None:
-    build(project.graph(2))
-    home = Home(project.graph(2, "val_frac = 0.5"))
-    assert home.tick() == {}
-
-
 @pytest.mark.parametrize(("table", "places"), [("at_once = 3", 3), ('command = ["ssh", "{host}"]\nhosts = ["a", "b"]', 2), ("", 1)])
 def test_the_pool_has_as_many_places_as_the_table_says(
     project: PartsProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, places: int
@@ -231,28 +221,6 @@ def test_a_run_sets_the_limit_of_a_pool_that_nobody_has_set_and_keeps_another_on
             pool.set_concurrency_slots(keys.PARTS_POOL, 7)
 
 
-def test_a_waiting_run_sleeps_and_gets_the_place_that_was_given_back_as_it_began_to_wait(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
-        pool, run = instance.event_log_storage, create_run_for_test(instance)
-        pool.set_concurrency_slots(keys.PARTS_POOL, 1)
-        assert pool.claim_concurrency_slot(keys.PARTS_POOL, "other", "step").is_claimed
-        # The step finds no free place. Then the other run gives its place back, before the step is in the list of steps that wait.
-        pool.free_concurrency_slot_for_step("other", "step")
-        pool.add_pending_step(keys.PARTS_POOL, run.run_id, "waiting", should_assign=False)
-        with PatientClaims(instance, run) as claims:
-            assert not claims.claim(keys.PARTS_POOL, "waiting")
-            assert 0 <= claims.interval_to_next_pending_claim_check() <= 1
-            assert any(claims.claim(keys.PARTS_POOL, "waiting") for _ in sleeping(5))
-
-
-def sleeping(seconds: float) -> Iterator[None]:
-    """Yield ten times a second, for some seconds."""
-    for _ in range(round(10 * seconds)):
-        time.sleep(0.1)
-        yield
-
-
 def test_the_runs_of_parts_wait_with_patience(project: PartsProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another run holds the only place, and gives it back when this one is about to sleep."""
     home = Home(project.graph(2), builds_parts_here=True)
@@ -275,8 +243,3 @@ def test_the_runs_of_parts_wait_with_patience(project: PartsProject, tmp_path: P
         late.cancel()
         assert all(0 <= pause <= 1 for pause in pauses)
         assert 0 < len(pauses) < 10
-
-
-def test_the_default_grows_with_the_cores() -> None:
-    cluster = load_registry(profile="quickstart").cluster
-    assert [cluster.parts_at_once(cores) for cores in (1, 8, 15, 16, 64)] == [1, 1, 1, 2, 8]

@@ -1,18 +1,14 @@
 """Builds from a program. Each data set is one run in the instance that the UI shows, and a failed run does not stop other runs."""
 
 import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import dagster as dg
-import pyarrow.parquet as pq
 import pytest
 from dagster._core.execution.retries import auto_reexecution_should_retry_run  # what the daemon asks
 
-from niels_cache_assets.artifacts.builds import build_tokenizer
-from niels_cache_assets.defs.home import abandoned
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, LOCATION, MIXTURE
 from niels_cache_assets.defs.launcher import launch_builds
@@ -20,9 +16,8 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.text import Text
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
-from niels_cache_runtime.format.layout import META_NAME, Split, documents_name
+from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
-from tests import programs
 from tests.built_project import Built
 from tests.dagster_tools import Project
 from tests.launches import Recorder, launch, launch_in_memory, states
@@ -111,14 +106,6 @@ def test_a_blend_is_built_when_its_members_are_and_is_skipped_without_them(built
     assert missing(results["index/mix"].message, "notes", "built") == []
 
 
-def test_a_blend_with_a_member_that_is_switched_off_is_skipped_and_says_so(built: Project) -> None:
-    built.configure(extra=BLEND.replace("[blend.mix]", "enabled = false\n[blend.mix]"))
-    for only in (None, ["mix"]):
-        result = launch(built, only=only)[0]["index/mix"]
-        assert result.state == "skipped"
-        assert missing(result.message, "books", "built") == []
-
-
 def test_a_second_launch_finds_everything_and_force_builds_it_again_with_the_reports(built: Project) -> None:
     def written() -> list[int]:
         return [len(built.instance.fetch_materializations(key, limit=10).records) for key in (MIXTURE, CACHE_REPORT)]
@@ -155,30 +142,6 @@ def test_a_report_that_cannot_be_written_fails_no_build(built: Project, monkeypa
     assert missing(recorder.told[-1], "reports: WARNING: ", "no page today") == []
 
 
-def test_a_build_records_what_it_has_read_of_upstream(project: Project, in_memory: dg.DagsterInstance) -> None:
-    results, _ = launch(project, only=["notes"])
-    observed = in_memory.fetch_observations(dg.AssetKey(["upstream", "pretrain"]), limit=5).records
-    built = in_memory.fetch_materializations(dg.AssetKey(["pretrain", "train_shards"]), limit=5).records
-    assert [record.asset_observation.partition for record in observed if record.asset_observation] == ["notes"]
-    observation, materialization = observed[0].asset_observation, built[0].asset_materialization
-    assert observation is not None
-    assert materialization is not None
-    assert results["notes"].meta is not None
-    assert observation.metadata["revision"].value == results["notes"].meta["dataset_revision"]
-    assert observation.tags["dagster/data_version"].startswith(results["notes"].meta["dataset_revision"] + "+")
-    read = in_memory.fetch_materializations(dg.AssetKey(["upstream", "pretrain"]), limit=5).records
-    assert (materialization.tags or {})["dagster/input_event_pointer/upstream/pretrain"] == str(read[0].storage_id)
-
-
-def test_a_data_set_that_fails_does_not_stop_the_others_and_says_why(built: Project) -> None:
-    built.write_notes(["", ""])
-    built.remove("chats")
-    results, recorder = launch(built, only=["notes", "chats"])
-    assert states(results) == {"tokenizer": "cache_hit", "notes": "failed", "chats": "built"}
-    assert missing(results["notes"].message, f"{built.root / 'pretrain/notes'}: ", "dropped: empty 2") == []
-    assert "finished notes: failed" in recorder.told
-
-
 @pytest.mark.parametrize("method", ["documents", "revision"])
 def test_a_source_that_breaks_in_any_way_is_left_out_of_the_tokenizer_and_stops_nothing(
     project: Project, in_memory: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, method: str
@@ -200,24 +163,19 @@ def test_a_source_that_breaks_in_any_way_is_left_out_of_the_tokenizer_and_stops_
     assert len([text for text in kept if text.startswith("Traceback") and "in broken\n" in text and "KeyError: 'text'" in text]) == 1
 
 
-@pytest.fixture
-def prepared_project(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, more: str) -> Project:
-    """Its tokenizer is trained. `more`: as `prepare_project` takes it."""
-    project = prepare_project(tmp_path, tiny_model, more=more)
+def test_a_corpus_that_fails_stops_what_is_read_from_it_and_nothing_else(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture = '[pretrain.mix]\nsource = "interleave"\nmembers = { books = 1, notes = 1 }\n'
+    project = prepare_project(tmp_path, tiny_model, more=mixture)
     project.edit(f'model = "{tiny_model}"', "vocab_size = 330")
     launch_in_memory(project, monkeypatch)
-    return project
 
-
-@pytest.mark.parametrize("more", ['[pretrain.mix]\nsource = "interleave"\nmembers = { books = 1, notes = 1 }\n'], ids=["mix"])
-def test_a_corpus_that_fails_stops_what_is_read_from_it_and_nothing_else(
-    prepared_project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def broken(self: Text, context: object) -> None:
         raise KeyError("text")
 
     monkeypatch.setattr(Text, "documents", broken)  # of books
-    results, _ = launch(prepared_project)
+    results, _ = launch(project)
     assert states(results) == {
         "corpus/books": "failed",
         "corpus/letters": "built",
@@ -238,44 +196,6 @@ def test_a_corpus_that_fails_stops_what_is_read_from_it_and_nothing_else(
     assert results["tokenizer"].meta["trained_on"]["read_as"] == {"notes": "raw", "letters": "prepared", "chats": "raw"}
 
 
-MIX = '[pretrain.mix]\nsource = "interleave"\nmembers = { books = 1, letters = 1 }\nprepare = ["clean"]\n'
-
-
-@pytest.mark.parametrize(
-    ("more", "budgets"), [(MIX, False), (f"train_tokens = 900\nval_tokens = 90\n{MIX}", True)], ids=["shares", "budgets"]
-)
-def test_corpora_come_before_the_tokenizer_but_for_mixtures_that_leave_out_what_a_budget_gives_to_val(
-    prepared_project: Project, budgets: bool
-) -> None:
-    project = prepared_project
-    results, _ = launch(project, only=["letters", "mix"])
-    last = ["tokenizer", "corpus/mix"] if budgets else ["corpus/mix", "tokenizer"]
-    reports = ["report/books", "report/letters", "report/mix"]
-    assert [*results] == ["corpus/books", "corpus/letters", "corpus/duplicates", *last, *reports, "letters", "mix"]
-    tokenizer = results["tokenizer"].meta
-    assert (tokenizer is not None, results["tokenizer"].message) == (True, None), "no data set was left out, or read raw"
-    assert tokenizer is not None
-    assert tokenizer["trained_on"]["read_as"] == {
-        "notes": "raw",
-        "books": "prepared",
-        "letters": "prepared",
-        "mix": "members" if budgets else "prepared",
-        "chats": "raw",
-    }
-    again = build_tokenizer(project.registry, root=project.root, force=True)
-    assert again.meta == tokenizer, "whatever corpora are there now"
-    if budgets:
-        val, train = ids_of(project, "letters", "val"), ids_of(project, "mix", "train")
-        assert len(val) >= 1
-        assert train & ids_of(project, "letters", "train"), "they are called the same in both"
-        assert val & train == set()
-
-
-def ids_of(project: Project, name: str, split: Split) -> set[str]:
-    """Of the documents in a split."""
-    return set(pq.read_table(project.root / "pretrain" / name / documents_name(split))["source_id"].to_pylist())
-
-
 def test_a_check_that_fails_fails_its_data_set_until_force_builds_it_again(built: Project) -> None:
     shard = built.root / "pretrain/notes/train/shard_00000.bin"
     shard.write_bytes(b"\xff\xff" + shard.read_bytes()[2:])
@@ -283,15 +203,6 @@ def test_a_check_that_fails_fails_its_data_set_until_force_builds_it_again(built
     assert results["notes"].state == "failed"
     assert missing(results["notes"].message, "check files_match_meta", "train/shard_00000.bin: ", "sha256", "(--force)") == []
     assert states(launch(built, only=["notes"], force=True)[0])["notes"] == "built"
-
-
-@pytest.mark.usefixtures("in_memory")
-def test_without_a_tokenizer_the_others_are_skipped_with_the_reason(project: Project) -> None:
-    project.configure(tokenizer='model = "none.model"')
-    results, _ = launch(project)
-    assert states(results) == {"tokenizer": "failed", "notes": "skipped", "books": "skipped", "chats": "skipped"}
-    assert "none.model: " in (results["tokenizer"].message or "")
-    assert "no tokenizer" in (results["chats"].message or "")
 
 
 def test_an_unknown_name_is_refused_before_anything_runs(project: Project) -> None:
@@ -318,75 +229,3 @@ def test_what_another_process_builds_fails_with_who_it_is_or_is_waited_for(built
 
     [*_, result] = launch_builds(built.registry, root=built.root, only=["notes"], wait=True, listener=Freeing())
     assert (waited, result.state) == (["notes"], "built")
-
-
-SLOW = """
-import sys, time
-from pathlib import Path
-from niels_cache_assets.defs import launcher
-from niels_cache_assets.sources.jsonl import Jsonl
-from tests.dagster_tools import Project
-from tests.launches import Recorder
-
-passes = []
-
-def documents(self, context):
-    passes.append(context)  # the first only counts
-    for batch in real(self, context):
-        yield batch
-        if len(passes) == 2:
-            print("writing", flush=True)
-            time.sleep(60)
-
-real, Jsonl.documents = Jsonl.documents, documents
-project = Project(Path(sys.argv[1]), Path(sys.argv[2]))
-try:
-    launcher.launch_builds(project.registry, root=project.root, only=["notes"], listener=Recorder())
-except KeyboardInterrupt:
-    sys.exit(7)
-"""
-
-
-@pytest.fixture
-def slow_build(project: Project, tiny_model: Path) -> Iterator[programs.Program]:
-    """Another process that builds `notes`, and has written some of it."""
-    read, written = os.pipe()
-    program = programs.Program("-c", SLOW, project.folder, tiny_model, cwd=Path(__file__).parent.parent, streams=(0, written, 2))
-    os.close(written)
-    with open(read) as output:
-        assert output.readline() == "writing\n"
-        yield program
-        program.kill()
-        program.wait(60)
-
-
-def test_an_interrupt_cancels_the_run_and_leaves_nothing_that_looks_finished(
-    project: Project, home_instance: dg.DagsterInstance, slow_build: programs.Program
-) -> None:
-    slow_build.send_signal(signal.SIGINT)
-    assert slow_build.wait(timeout=30) == 7, "it does not go on for its minute"
-    assert [(run.job_name, run.status.value) for run in home_instance.get_runs()] == [
-        ("build_pretrain", "CANCELED"),
-        ("build_tokenizer", "SUCCESS"),
-    ]
-    left = {path.name for path in (project.root / "pretrain").iterdir()}
-    assert left <= {".notes.lock", ".notes.partial"}  # if counting took long, the counts are kept for the next build
-
-
-def test_a_launch_goes_on_where_the_one_that_it_waits_for_is_killed(
-    project: Project, home_instance: dg.DagsterInstance, slow_build: programs.Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(abandoned, "_WATCH_SECONDS", 0.2)
-    killed = []
-
-    class Killing(Recorder):
-        def logged(self, name: str, message: str) -> None:
-            if message.startswith("waiting for the build"):
-                slow_build.kill()
-                killed.append(name)
-
-    [*_, result] = launch_builds(project.registry, root=project.root, only=["notes"], listener=Killing())
-    assert slow_build.wait(timeout=60) == -signal.SIGKILL
-    assert (killed, result.state) == (["notes"], "built")
-    statuses = [run.status.value for run in home_instance.get_runs() if run.job_name == "build_pretrain"]
-    assert statuses == ["SUCCESS", "FAILURE"]

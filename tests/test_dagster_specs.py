@@ -1,17 +1,25 @@
-"""All definitions as literal data. A change of a key, a dependency or a check is a decision, so it must be made here too."""
+"""All definitions as literal data, and every input of the graph of artifacts as a dependency.
+
+A change of a key, a dependency or a check is a decision, so it must be made here too.
+"""
 
 import importlib
 import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import pytest
 
+from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.config.registry import cache_root, load_registry
-from niels_cache_assets.defs.keys import UPSTREAM_KEYS
+from niels_cache_assets.corpus.layout import HASHES
+from niels_cache_assets.defs import keys
+from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.format.layout import FAMILIES
 from tests.dagster_tools import Project
 from tests.messages import missing
 
@@ -87,17 +95,8 @@ def test_checks_block_where_a_cache_would_be_used(defs: dg.Definitions) -> None:
     assert {key.name: graph.get_check_spec(key).blocking for key in graph.asset_check_keys} == BLOCKING
 
 
-def test_jobs_are_these_and_say_what_they_do(defs: dg.Definitions) -> None:
-    jobs = {job.name: job for job in defs.resolve_all_job_defs() if not job.name.startswith("__")}
-    assert set(jobs) == JOBS
-    assert all(job.description for job in jobs.values())
-
-
-def test_streams_are_in_no_pool_and_are_not_retried(defs: dg.Definitions) -> None:
-    for key in (["pretrain", "meta_json"], ["sft", "meta_json"]):
-        definition = defs.resolve_assets_def(dg.AssetKey(key))
-        op = definition.op
-        assert (op.pool, op.retry_policy, definition.can_subset, definition.backfill_policy) == (None, None, False, None)
+def test_jobs_are_these(defs: dg.Definitions) -> None:
+    assert {job.name for job in defs.resolve_all_job_defs() if not job.name.startswith("__")} == JOBS
 
 
 def test_the_launchpad_offers_budgets_and_force_and_no_resources_of_ours(defs: dg.Definitions) -> None:
@@ -108,52 +107,10 @@ def test_the_launchpad_offers_budgets_and_force_and_no_resources_of_ours(defs: d
     assert shown == {"force": False, "wait": False, "train_tokens": -1, "val_tokens": -1}
 
 
-def test_every_asset_says_where_it_lies_and_how_training_opens_it(defs: dg.Definitions) -> None:
-    for family in FAMILIES:
-        upstream = defs.resolve_assets_def(UPSTREAM_KEYS[family]).get_asset_spec(UPSTREAM_KEYS[family])
-        compile((upstream.description or "").split("```python\n")[1].removesuffix("```"), family, "exec")
-    specs = [spec for spec in defs.resolve_all_asset_specs() if spec.group_name != "upstream"]
-    assert len(specs) == 9
-    for spec in specs:
-        code = (spec.description or "").split("```python\n")[1].removesuffix("```")
-        compile(code, spec.key.to_user_string(), "exec")
-        folder = "/".join([spec.group_name or "", *([] if spec.group_name in ("tokenizer", "reports") else ["<data set>"])])
-        assert folder in (spec.description or "")
-
-
-def test_the_first_line_of_a_description_stands_alone(defs: dg.Definitions) -> None:
-    specs = defs.resolve_all_asset_specs()
-    assert len(specs) == 11
-    for spec in specs:
-        first, blank, *_ = (spec.description or "").split("\n")
-        assert first.endswith((".", ")."))
-        assert blank == ""
-        assert len(first) < 150
-        assert "`" not in first, "the catalog shows it as it is written"
-
-
-def test_assets_link_to_their_code_and_upstream_to_the_configuration(defs: dg.Definitions, tmp_path: Path) -> None:
-    links = code_links(defs)
-    assert len(links) == 11
-    for key, link in links.items():
-        assert isinstance(link, dg.LocalFileCodeReference)
-        lines = Path(link.file_path).read_text(encoding="utf-8").splitlines()
-        if key.startswith("upstream/"):
-            assert (link.file_path, link.label) == (str(tmp_path / "niels_cache.toml"), "niels_cache.toml")
-        else:
-            assert any("asset(" in line for line in lines[(link.line_number or 0) - 1 :][:1])
-
-
 def test_owners_and_tags_are_configured(tmp_path: Path, tiny_model: Path) -> None:
     project = Project(tmp_path, tiny_model)
-    toml = tmp_path / "niels_cache.toml"
-    table = """[dagster]
-owners = ["team:data", "ada@example.org"]
-tags = { project = "tiny" }
-"""
-    toml.write_text(toml.read_text().replace("[dagster]\n", table))
-    defs = project.defs
-    specs = list(defs.resolve_all_asset_specs())
+    project.edit("[dagster]\n", '[dagster]\nowners = ["team:data", "ada@example.org"]\ntags = { project = "tiny" }\n')
+    specs = list(project.defs.resolve_all_asset_specs())
     assert len(specs) == 11
     assert all(list(spec.owners) == ["team:data", "ada@example.org"] and spec.tags["project"] == "tiny" for spec in specs)
 
@@ -169,18 +126,10 @@ def test_what_the_ui_would_refuse_is_refused_where_it_is_configured(
     tmp_path: Path, tiny_model: Path, line: str, named: tuple[str, ...]
 ) -> None:
     project = Project(tmp_path, tiny_model)
-    toml = tmp_path / "niels_cache.toml"
-    toml.write_text(toml.read_text().replace("[dagster]\n", f"[dagster]\n{line}\n"))
+    project.edit("[dagster]\n", f"[dagster]\n{line}\n")
     with pytest.raises(NielsCacheError) as caught:
         _ = project.registry
     assert missing(caught.value, *named) == []
-
-
-def code_links(defs: dg.Definitions) -> dict[str, dg.LocalFileCodeReference]:
-    """Return the link of every asset."""
-    found = {spec.key.to_user_string(): spec.metadata["dagster/code_references"].code_references for spec in defs.resolve_all_asset_specs()}
-    assert all(len(links) == 1 for links in found.values())
-    return {key: links[0] for key, links in found.items()}
 
 
 def test_the_code_location_is_what_the_environment_configures(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,3 +161,110 @@ def test_the_cache_root_is_what_the_registry_says_made_absolute(tmp_path: Path, 
     assert CacheRoot(root="cache").path == tmp_path / "cache"
     assert CacheRoot(root="~/cache").path == tmp_path / "~/cache"
     assert CacheRoot(root=str(cache_root(project.registry, "~/cache"))).path == tmp_path / "home/cache"
+
+
+PROJECT = """
+[dedup]
+ranges = {ranges}
+[tokenizer]
+train_on = ["web", "book"]
+[pretrain.web]
+source = "jsonl"
+files = ["web/*.jsonl"]
+prepare = ["clean", "dedup"]
+parts = 2
+[pretrain.book]
+source = "jsonl"
+files = ["book/*.jsonl"]
+prepare = ["clean", "dedup"]
+parts = 2
+tokens_in_parts = true
+[pretrain.plain]
+source = "jsonl"
+files = ["plain/*.jsonl"]
+parts = 3
+val_tokens = 10
+[pretrain.whole]
+source = "text"
+files = ["whole.txt"]
+[pretrain.both]
+source = "interleave"
+members = {{ web = 1, book = 1 }}
+prepare = ["clean"]
+[blend.mix]
+weights = {{ plain = 1, web = 1 }}
+num_samples = 10
+sequence_length = 16
+[sft.chat]
+source = "chat_jsonl"
+files = ["chat.jsonl"]
+"""
+ASSET_OF = {
+    "tokenizer": keys.TOKENIZER,
+    "corpus_part": keys.CORPUS_PARTS,
+    "corpus": keys.DOCUMENTS,
+    "corpus/duplicates": keys.DUPLICATES,
+    HASHES: keys.HASHES,
+    "range": keys.RANGES,
+    "report": keys.REPORT,
+    "plan": keys.PLAN,
+    "val_part": keys.VAL_PART,
+    "part": keys.PARTS,
+    "pretrain": keys.TRAIN_KEYS["pretrain"],
+    "sft": keys.TRAIN_KEYS["sft"],
+    "index": keys.INDEX,
+}
+Place = tuple[dg.AssetKey, str | None]  # an asset, and its partition
+
+
+@pytest.fixture(params=[1, 3], ids=["in one search", "in ranges"])
+def found(tmp_path: Path, request: pytest.FixtureRequest) -> Graph:
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(PROJECT.format(ranges=request.param), encoding="utf-8")
+    return graph(load_registry(config=str(config)), tmp_path)
+
+
+def test_dagster_knows_every_input(found: Graph) -> None:
+    """An input of an input counts too. Dagster allows no asset that depends on itself, so the corpus of a mixture depends on no corpus. The
+    corpus of a mixture may need the tokenizer, so this depends on no corpus.
+    """
+    assets = build_defs(registry=found.registry).get_repository_def().asset_graph
+    unknown = {key: [each for each in found[key].inputs() if place(each) not in above(assets, place(key))] for key in found.keys}
+    of_ranges = set() if found.registry.search_ranges else {HASHES, "range"}
+    assert {key.partition("/")[0] for key in found.keys} | {"corpus/duplicates"} >= ASSET_OF.keys() - of_ranges
+    assert {key: inputs for key, inputs in unknown.items() if inputs} == {
+        "tokenizer": ["corpus/web", "corpus/book", "corpus/both", "corpus/duplicates"],
+        "corpus/both": ["corpus/web", "corpus/book", "corpus/duplicates"],
+    }
+
+
+def place(key: str) -> Place:
+    kind, _, name = key.partition("/")
+    return (ASSET_OF[key], None) if key in ASSET_OF else (ASSET_OF[kind], name)
+
+
+def above(assets: Any, below: Place) -> set[Place]:
+    """Return everything that a partition of an asset depends on."""
+    known: set[Place] = set()
+    left = [below]
+    while left:
+        new = set(inputs_of(assets, left.pop())) - known
+        known |= new
+        left += new
+    return known
+
+
+def inputs_of(assets: Any, below: Place) -> Iterator[Place]:
+    asset, partition = below
+    node = assets.get(asset)
+    chosen = node.partitions_def.subset_with_partition_keys([partition]) if partition else None
+    for parent in node.parent_keys:
+        partitions = assets.get(parent).partitions_def
+        if partitions is None:
+            yield parent, None
+        else:
+            mapping = assets.get_partition_mapping(asset, parent_asset_key=parent)
+            mapped = mapping.get_upstream_mapped_partitions_result_for_partitions(
+                chosen, node.partitions_def, partitions, datetime.now(UTC)
+            )
+            yield from ((parent, name) for name in mapped.partitions_subset.get_partition_keys())

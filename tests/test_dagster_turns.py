@@ -10,15 +10,17 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs import turns
 from niels_cache_assets.defs.home.instance import ensure_instance
-from niels_cache_assets.defs.keys import STREAM_POOL
+from niels_cache_assets.defs.keys import CORPUS_JOB, STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.turns import stream_limit
 from niels_cache_runtime.format.commit import writer_lock
 from tests.dagster_tools import Project
 from tests.messages import missing
+from tests.parts_project import build
 from tests.test_dagster_launcher import Recorder, states
 
 HOLDER = "letters (run 0a1b2c3d)"
@@ -89,30 +91,15 @@ def test_build_all_settles_hits_and_what_is_switched_off_while_another_build_has
     project: Project, instance: dg.DagsterInstance, home: Path
 ) -> None:
     project.configure(extra=PREPARED_AND_OFF)
-    first = launch_builds(project.registry, root=project.root, only=["tokenizer", "notes", "books", "chats"], listener=Recorder())
-    assert {result.name for result in first if result.state == "built"} >= {"corpus/books", "books", "notes", "chats"}
-    runs = len(instance.get_runs())
-    storage = instance.event_log_storage
-    storage.set_concurrency_slots(STREAM_POOL, 1)
-    storage.claim_concurrency_slot(STREAM_POOL, "the run of another program", "step")  # as builds once took their place
+    found = graph(project.registry, project.root)
+    assert {outcome.state for outcome in build(found).values()} == {"built"}
+    instance.event_log_storage.set_concurrency_slots(STREAM_POOL, 1)
+    instance.event_log_storage.claim_concurrency_slot(STREAM_POOL, "the run of another program", "step")
     with taken(home, 0):
-        second = launch_builds(project.registry, root=project.root, listener=NeverWaiting())
-    assert {result.name: result.state for result in second} == {
-        "tokenizer": "cache_hit",
-        "corpus/books": "cache_hit",
-        "corpus/duplicates": "cache_hit",
-        "report/books": "cache_hit",
-        "notes": "cache_hit",
-        "books": "cache_hit",
-        "chats": "cache_hit",
-    }
-    assert len(instance.get_runs()) == runs + len(second)
-    [record] = instance.fetch_materializations(dg.AssetKey(["pretrain", "meta_json"]), limit=1).records
-    assert record.asset_materialization is not None
-    assert record.asset_materialization.partition in ("books", "notes")
-    [latest] = instance.fetch_materializations(
-        dg.AssetRecordsFilter(asset_key=dg.AssetKey(["pretrain", "meta_json"]), asset_partitions=["notes"]), limit=1
-    ).records
+        results = launch_builds(project.registry, root=project.root, listener=NeverWaiting())
+    keys = ("tokenizer", "corpus/books", "corpus/duplicates", "report/books", "notes", "books", "chats")
+    assert {result.name: result.state for result in results} == dict.fromkeys(keys, "cache_hit")
+    [latest] = instance.fetch_materializations(dg.AssetKey(["pretrain", "meta_json"]), limit=1).records
     assert latest.asset_materialization is not None
     assert str(latest.asset_materialization.metadata["state"].value).startswith("hit (")
 
@@ -126,19 +113,8 @@ def test_no_op_is_in_a_pool_that_is_asked_before_the_op_can_look(project: Projec
 
 
 @pytest.mark.usefixtures("instance")
-def test_a_build_waits_for_a_place_and_says_for_whose(project: Project, home: Path) -> None:
-    project.configure(extra='val_frac = 0.2\nprepare = ["dedup"]\n[build]\nthreads = 1')
-    with ExitStack() as places:
-        places.enter_context(taken(home, 0))
-        listener = Freeing(places)
-        results = launch_builds(project.registry, root=project.root, only=["notes", "books"], listener=listener)
-        assert [(name, HOLDER in message) for name, message in listener.waited] == [("corpus/books", True)]
-    assert {result.state for result in results} == {"built"}
-
-
-@pytest.mark.usefixtures("instance")
 def test_who_has_waited_looks_again_before_it_builds(project: Project, home: Path) -> None:
-    launch_builds(project.registry, root=project.root, only=["tokenizer"], listener=Recorder())
+    build_tokenizer(project.registry, root=project.root)
 
     class Building(Freeing):
         def first(self) -> None:
@@ -172,13 +148,6 @@ def test_the_limit_is_that_of_the_pool_else_the_default_of_dagster_yaml(project:
     assert missing(reason, f"pool {STREAM_POOL}", "limit is 0") == []
 
 
-def test_a_dagster_yaml_without_pools_limits_nothing(home: Path) -> None:
-    home.mkdir()
-    (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
-    with ensure_instance() as instance:
-        assert stream_limit(instance) is None
-
-
 @pytest.mark.usefixtures("instance")
 def test_a_home_whose_places_cannot_be_locked_builds_without_turns_and_says_so(project: Project, home: Path) -> None:
     (home / ".streams").write_text("no folder")
@@ -194,7 +163,10 @@ def test_an_interrupt_ends_a_run_that_waits(project: Project, instance: dg.Dagst
             if not missing(message, "waiting", HOLDER):
                 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 
+    project.configure(extra=PREPARED_AND_OFF)
     with taken(home, 0), pytest.raises(KeyboardInterrupt):
-        launch_builds(project.registry, root=project.root, only=["notes"], listener=Interrupting())
-    assert [(run.job_name, run.status.value) for run in instance.get_runs(limit=1)] == [("build_pretrain", "CANCELED")]
-    assert not (project.root / "pretrain/notes").exists()
+        launch_builds(project.registry, root=project.root, only=["books"], listener=Interrupting())
+    assert [(run.job_name, run.status.value) for run in instance.get_runs(limit=1)] == [(CORPUS_JOB, "CANCELED")], (
+        "a corpus takes turns too"
+    )
+    assert not (project.root / "corpus/books").exists()

@@ -1,17 +1,19 @@
-"""The examples in deploy/: manifests that Kubernetes accepts, settings that niels-cache reads, and commands that exist."""
+"""The examples in deploy/ and of continuous integration: valid files, settings that are read, and commands that exist."""
 
+import importlib.util
 import json
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from niels_cache_assets.cli.parser import build_parsers
+from niels_cache_assets.cli.parser import build_parsers, parse_arguments
 from niels_cache_assets.config.running import ClusterSettings
 from niels_cache_assets.config.toml import parse_toml
 
@@ -91,14 +93,6 @@ def test_compose_has_its_services_and_no_open_port() -> None:
         assert documents(name)
 
 
-def test_compose_follows_its_schema(tmp_path: Path) -> None:
-    program = pytest.importorskip("check_jsonschema", reason="there is no check-jsonschema")
-    for file, expected in ((DEPLOY / "compose/compose.yaml", 0), (tmp_path / "compose.yaml", 1)):
-        (tmp_path / "compose.yaml").write_text("services: {worker: {image: niels-cache, command: {a: 1}}}\n")
-        done = CliRunner().invoke(program.main, ["--builtin-schema", "vendor.compose-spec", str(file)])
-        assert done.exit_code == expected, done.output
-
-
 @pytest.mark.parametrize(("val", "before"), [("yes", "--val"), ("", "0")])
 def test_the_script_of_slurm_is_a_script(tmp_path: Path, val: str, before: str) -> None:
     """A program in place of sbatch prints what it gets."""
@@ -113,3 +107,51 @@ def test_the_script_of_slurm_is_a_script(tmp_path: Path, val: str, before: str) 
     waits = {"--dependency=afterok:7", "--kill-on-invalid-dep=yes"}
     assert waits | {"--array=0-63", f"{_PROGRAM} part web"} <= set(array)
     assert waits | {f"{_PROGRAM} part web --seal"} <= set(seal)
+
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / ".github" / "workflows" / "cache.yml").read_text(encoding="utf-8")
+WORKFLOW: dict[Any, Any] = yaml.safe_load(TEXT)
+STEPS: list[dict[str, Any]] = WORKFLOW["jobs"]["build"]["steps"]
+COMMANDS = [shlex.split(step["run"]) for step in STEPS if "run" in step]
+MATERIALIZED = [command for command in COMMANDS if command[0].endswith("/dagster")]
+
+
+def test_every_command_it_runs_is_there() -> None:
+    assert len(COMMANDS) >= 6
+    targets = re.findall(
+        r"^([^\s:#]+):", (ROOT / "Makefile").read_text(encoding="utf-8").replace("$(STAMP)", ".venv/.installed"), re.MULTILINE
+    )
+    for command in COMMANDS:
+        if command[0] == "make":
+            assert command[1] in targets
+            continue
+        program = Path(command[0])
+        assert program.parent == Path(".venv/bin")
+        assert (Path(sys.executable).parent / program.name).exists()
+        if program.name == "niels-cache":
+            assert parse_arguments(command[1:]) is not None
+        elif program.name == "python":
+            assert command[1] == "-m"
+            assert importlib.util.find_spec(command[2]) is not None
+
+
+def test_dagster_takes_the_options_and_finds_assets_and_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dagster._cli.asset import asset_materialize_command
+
+    from niels_cache_assets.defs.assembly import build_defs
+
+    monkeypatch.setenv("NIELS_CACHE_PROFILE", WORKFLOW["env"]["NIELS_CACHE_PROFILE"])
+    monkeypatch.chdir(ROOT)
+    graph = build_defs().resolve_asset_graph()
+    families = set()
+    assert len(MATERIALIZED) == 3
+    for command in MATERIALIZED:
+        assert command[1:3] == ["asset", "materialize"]
+        options = asset_materialize_command.make_context("materialize", command[3:]).params
+        chosen = dg.AssetSelection.from_string(options["select"]).resolve(graph)
+        families |= {key.path[0] for key in chosen}
+        for key in chosen:
+            partitions = graph.get(key).partitions_def
+            assert partitions is None if options["partition"] is None else options["partition"] in partitions.get_partition_keys()
+    assert families == {"tokenizer", "pretrain", "sft"}

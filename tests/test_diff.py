@@ -106,8 +106,8 @@ def test_a_changed_word_is_named_with_its_document_and_the_text_around_it(
     assert "token" in lines[at + 4].partition("[[")[2]
 
 
-def test_documents_in_and_out_are_counted_and_named(
-    a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
+def test_documents_in_and_out_are_counted_and_named_and_a_full_disk_says_what_to_do(
+    a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new = [Document("a new stream of tokens", source_id="new", file="new.jsonl", row=0)]
     build_notes(b, tokenizer, [*rows_of(TEXTS)[5:], *new])
@@ -115,20 +115,19 @@ def test_documents_in_and_out_are_counted_and_named(
     assert found["only"] == {"a": 5, "b": 1}
     assert [each["row"] for each in found["first"]["a"]] == [0, 1, 2]
     assert [each["source_id"] for each in found["first"]["b"]] == ["new"]
-    text = printed(capsys, a, b, "-n", 3)
-    assert "5 documents only in A:" in text
-    assert "... and 2 more" in text
-    assert "new.jsonl row 0, id new" in text
-
-
-def test_a_build_that_ends_earlier_is_said_to(
-    a: Path, b: Path, tokenizer: SentencePieceTokenizer, capsys: pytest.CaptureFixture[str]
-) -> None:
+    assert missing(printed(capsys, a, b, "-n", 3), "5 documents only in A:", "... and 2 more", "new.jsonl row 0, id new") == []
     build_notes(b, tokenizer, rows_of(TEXTS)[:-1])
     first = diff(capsys, a, b, code=1)["datasets"][1]["tokens"]["train"]["first_difference"]
     assert first["b"] is None
     assert (first["a"]["document"], first["a"]["document_offset"]) == (len(TEXTS) - 1, 0)
     assert "B: ends before" in printed(capsys, a, b)
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(documents_module, "_write", full)
+    assert main(["diff", str(a), str(b)]) == 2
+    assert missing(capsys.readouterr().err, "No space left", "TMPDIR") == []
 
 
 def test_examples_of_sft_are_compared_and_another_seed_moves_them(
@@ -144,27 +143,22 @@ def test_examples_of_sft_are_compared_and_another_seed_moves_them(
     assert first["a"]["lineage"] != first["b"]["lineage"]
 
 
-def test_a_data_set_that_one_root_lacks_is_a_difference(a: Path, b: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_fingerprint_and_a_data_set_that_one_root_lacks_differ(a: Path, b: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = b / "pretrain/notes" / META_NAME
+    write_meta(str(path), {**json.loads(path.read_text()), "fingerprint": "0" * 64})
+    assert diff(capsys, a, b, code=1)["datasets"][1]["has_unrecorded_setting"]
+    assert missing(printed(capsys, a, b), "fingerprint", "every setting") == []
     shutil.rmtree(b / "sft/chats")
     found = diff(capsys, a, b, code=1)
     assert (found["only_a"], found["only_b"]) == (["sft/chats"], [])
     assert "sft/chats: only in A" in printed(capsys, a, b)
 
 
-def test_a_fingerprint_that_differs_alone_is_a_difference(a: Path, b: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = b / "pretrain/notes" / META_NAME
-    write_meta(str(path), {**json.loads(path.read_text()), "fingerprint": "0" * 64})
-    assert diff(capsys, a, b, code=1)["datasets"][1]["has_unrecorded_setting"]
-    assert missing(printed(capsys, a, b), "fingerprint", "every setting") == []
-
-
 @pytest.mark.parametrize(
     ("left", "right", "said"),
     [
         ("a", "a/pretrain/notes", ["/a ", "cache root", "/a/pretrain/notes ", "pretrain data set"]),
-        ("a/sft/chats", "a/pretrain/notes", ["/a/sft/chats ", "SFT data set", "/a/pretrain/notes ", "pretrain data set"]),
         ("a/pretrain/notes/train", "a", ["split train", "data set notes", "give", "a/pretrain/notes"]),
-        ("a/pretrain/notes/meta.json", "a", ["file meta.json", "data set notes"]),
         ("a/pretrain", "a", ["/a/pretrain", "cache root: "]),
         ("a", "nowhere", ["/nowhere: ", "no such folder"]),
     ],
@@ -219,19 +213,6 @@ def test_counts_are_those_of_multisets_whatever_the_batches_and_parts(
     for what, side in (("a", 0), ("b", 1)):
         assert Counter(tuple(each.lineage)[1:4] for each in found.first[what]) == whole[side] - whole[1 - side]
     assert len(found.first["moved"]) == found.moved
-
-
-def test_a_full_disk_for_what_is_compared_is_said_with_what_to_do(
-    a: Path, b: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    build_notes(b, tokenizer, rows_of(TEXTS[1:]))
-
-    def full(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(documents_module, "_write", full)
-    assert main(["diff", str(a), str(b)]) == 2
-    assert missing(capsys.readouterr().err, "No space left", "TMPDIR") == []
 
 
 def test_a_difference_is_found_in_any_block_and_across_shards(

@@ -11,14 +11,11 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.base import Outcome, Work
-from niels_cache_assets.artifacts.forecast.steps import forecast
+from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.disk.lineage import read_lineage
-from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import read_meta
@@ -26,7 +23,8 @@ from niels_cache_runtime.verify import verify_cache
 from tests.hub_builds import Build, build_from
 from tests.hub_repositories import card, parquet
 from tests.loopback_hub import LoopbackHub
-from tests.parts_project import NAME, PartsProject, build, is_val, stream_of
+from tests.messages import missing
+from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
@@ -59,17 +57,20 @@ def grow(project: PartsProject, parts: int, settings: str, *, added: str = ADDED
     return project.graph(parts, f"{settings}\n{added}", root=root)
 
 
-@pytest.mark.parametrize(("parts", "settings"), [(8, HASHED), (8, BUDGETS), (1, HASHED), (1, BUDGETS), (3, "val_frac = 0.0")])
+@pytest.mark.parametrize(("parts", "settings"), [(8, HASHED), (3, BUDGETS), (1, HASHED), (1, BUDGETS)])
 def test_a_grown_cache_begins_with_the_old_one_and_is_that_of_a_build_from_nothing(
     project: PartsProject, parts: int, settings: str
 ) -> None:
-    build(project.graph(parts, settings))
+    found = project.graph(parts, settings)
+    build(found)
+    kept = {key: digests(found[key].directory) for key in parts_of(found)}
     old, documents = stream_of(project.cache()), {split: files_of(project.cache(), split) for split in ("train", "val")}
     places = {path.name: path.stat().st_ino for path in list_shards(project.cache() / "train")}
     grown = states(build(grow(project, parts, settings)))
     changed = {key for key, state in grown.items() if state == "built"}
     first = {f"part/{NAME}/part-00000"} if parts == 1 else set()  # its files are links
     assert changed == {PLAN, *first, f"part/{NAME}/part-{parts:05d}", f"part/{NAME}/part-{parts + 1:05d}", SEALED}
+    assert {key: digests(found[key].directory) for key in kept} == kept
     new = stream_of(project.cache())
     assert {split: new[split].startswith(old[split]) for split in ("train", "val")} == {"train": True, "val": True}
     assert len(new["train"]) > len(old["train"])
@@ -89,15 +90,6 @@ def test_a_grown_cache_begins_with_the_old_one_and_is_that_of_a_build_from_nothi
     assert list(digests(project.cache()))  # not two empty folders
 
 
-def test_the_parts_that_were_there_keep_their_fingerprints_and_their_bytes(project: PartsProject) -> None:
-    found = project.graph(3, BUDGETS)
-    build(found)
-    parts = found.root / "pretrain/.parts" / NAME
-    before = {name: digests(parts / name) for name in ("val", "part-00000", "part-00001", "part-00002")}
-    build(grow(project, 3, BUDGETS))
-    assert {name: digests(parts / name) for name in before} == before
-
-
 @contextmanager
 def opened() -> Iterator[list[str]]:
     """The paths of all files that this process opens."""
@@ -115,8 +107,8 @@ def opened() -> Iterator[list[str]]:
         is_on = False
 
 
-@pytest.mark.parametrize("parts", [8, 1])
-def test_adding_2_parts_to_8_opens_no_shard_of_the_8(project: PartsProject, parts: int) -> None:
+@pytest.mark.parametrize("parts", [3, 1])
+def test_adding_parts_opens_no_shard_of_the_old_ones(project: PartsProject, parts: int) -> None:
     build(project.graph(parts, HASHED))
     old = {os.path.join(folder, name) for folder, _, names in os.walk(project.folder / "cache") for name in names if name.endswith(".bin")}
     assert len(old) > 3
@@ -143,81 +135,46 @@ def test_growth_after_prune(project: PartsProject, parts: int) -> None:
     assert stream_of(project.cache())["train"].startswith(old)
     grown = grow(project, parts, BUDGETS)
     assert prune_parts(grown, NAME) == []
-    twice = ADDED + ADDED.replace("more", "again").replace("parts = 2", "parts = 1\ntrain_tokens = 50")
-    project.write([20], first=20, folder="again")
+    twice = ADDED + ADDED.replace("more/*", "texts/f02*").replace("parts = 2", "parts = 1\ntrain_tokens = 50")
+    project.write([20], first=20)  # below the pattern of the first files
     outcomes = build(grow(project, parts, BUDGETS, added=twice))
     assert [key for key, state in states(outcomes).items() if state == "built"] == [PLAN, f"part/{NAME}/part-{parts + 2:05d}", SEALED]
     assert [entry["tokens"]["train"] for entry in read_meta(str(project.cache() / "meta.json"))["parts"]][-1] == 50
     assert verify_cache(found.root) == []
 
 
-def test_new_files_below_the_pattern_of_the_data_set_can_be_added(project: PartsProject) -> None:
-    build(project.graph(4, HASHED))
-    old = stream_of(project.cache())["train"]
-    project.write([6, 6], first=20)
-    added = ADDED.replace("more/*", "texts/f02*")
-    outcomes = states(build(grow(project, 4, HASHED, added=added)))
-    assert [key for key, state in outcomes.items() if state == "cache_hit" and key.startswith("part")] == [
-        f"part/{NAME}/part-{number:05d}" for number in range(4)
-    ]
-    assert stream_of(project.cache())["train"].startswith(old)
-
-
-@pytest.mark.parametrize(("parts", "tables"), [(3, (2, 1)), (2, (3, 2))])
-def test_other_numbers_of_parts_move_no_part_to_another_number(project: PartsProject, parts: int, tables: tuple[int, int]) -> None:
-    project.write([4, 6, 5], first=20, folder="again")
-
-    def tables_of(numbers: tuple[int, int]) -> str:
-        return "".join(
-            f'[[pretrain.{NAME}.added]]\nfiles = ["{name}/*"]\nparts = {number}\n'
-            for name, number in zip(("more", "again"), numbers, strict=True)
-        )
-
-    build(grow(project, 2, HASHED, added=tables_of((2, 2))))
-    build(grow(project, parts, HASHED, added=tables_of(tables)))
-    build(grow(project, parts, HASHED, added=tables_of(tables), root="nothing"))
-    assert stream_of(project.cache()) == stream_of(project.cache("nothing"))
-    assert len(set(files_of(project.cache(), "train"))) == len(files_of(project.cache(), "train")) > 80
-
-
-def test_the_budget_of_added_files_is_their_own(project: PartsProject) -> None:
-    build(project.graph(3, BUDGETS))
-    build(grow(project, 3, BUDGETS, added=ADDED + "train_tokens = 101\n"))
-    meta = read_meta(str(project.cache() / "meta.json"))
-    assert (meta["train_tokens"], meta["val_tokens"]) == (1001, 301)
-    assert sum(entry["tokens"]["train"] for entry in meta["parts"][-2:]) == 101
-
-
-@pytest.mark.parametrize("parts", [3, 1])
-@pytest.mark.parametrize("change", ["changed", "deleted", "new"])
-def test_other_files_of_the_first_parts_are_listed_and_need_force(project: PartsProject, parts: int, change: str) -> None:
+@pytest.mark.parametrize(
+    ("parts", "change", "named"),
+    [(3, "changed", "f002.jsonl"), (3, "deleted", "f002.jsonl"), (1, "new", "f030.jsonl"), (1, "changed", "")],
+)
+def test_other_files_of_the_first_parts_are_listed_and_need_force(project: PartsProject, parts: int, change: str, named: str) -> None:
     build(project.graph(parts, HASHED))
     expected = digests(project.cache())
-    name = {"changed": "f002.jsonl", "deleted": "f002.jsonl", "new": "f030.jsonl"}[change]
-    path = project.folder / "texts" / name
+    path = project.folder / "texts" / (named or "f002.jsonl")
     if change == "deleted":
         path.unlink()
     else:
-        project.write([5], first=int(name[1:4]))
+        project.write([5], first=int(path.name[1:4]))
     found = grow(project, parts, HASHED)
-    if parts == 3 and change == "new":  # nothing that was read has changed, so this file is named and left out
-        said: list[str] = []
-        build(found, log=said.append)
-        assert any(name in line for line in said)
-        assert name not in {file for split in ("train", "val") for file, _ in files_of(project.cache(), split)}
-        return
     with pytest.raises(NielsCacheError, match="--force") as caught:
         build(found)
     assert "\n" not in str(caught.value)
-    if not (parts == 1 and change == "changed"):
-        assert name in str(caught.value)
-        assert change in str(caught.value)
+    assert missing(caught.value, *([named, change] if named else [])) == []
     assert digests(project.cache()) == expected
     for key in found.order():
         materialize(found[key], force=key != "tokenizer")
     assert verify_cache(found.root) == []
     build(grow(project, parts, HASHED, root="nothing"))
     assert digests(project.cache("nothing")) == digests(project.cache())
+
+
+def test_a_new_file_beside_those_of_a_plan_is_named_and_left_out(project: PartsProject) -> None:
+    build(project.graph(3, HASHED))
+    project.write([5], first=30)
+    said: list[str] = []
+    build(grow(project, 3, HASHED), log=said.append)
+    assert any("f030.jsonl" in line for line in said)
+    assert "f030.jsonl" not in {file for split in ("train", "val") for file, _ in files_of(project.cache(), split)}
 
 
 @pytest.mark.parametrize(
@@ -233,6 +190,8 @@ def test_tables_that_do_not_go_with_their_data_set_are_refused(project: PartsPro
     with pytest.raises(NielsCacheError, match=said) as caught:
         grow(project, 2, settings, added=ADDED + added)
     assert "\n" not in str(caught.value)
+    with pytest.raises(NielsCacheError, match=r"f008.*two tables"):
+        build(grow(project, 2, HASHED, added=ADDED + ADDED))
 
 
 def test_decontaminate_compares_new_parts_with_the_val_that_is_there(project: PartsProject) -> None:
@@ -247,47 +206,10 @@ def test_decontaminate_compares_new_parts_with_the_val_that_is_there(project: Pa
         grow(project, 1, settings)
 
 
-def test_another_val_is_compared_with_the_added_parts_again(project: PartsProject) -> None:
-    settings = 'val_tokens = {}\ndecontaminate = "exact"'
-    lines = (project.folder / "texts/f000.jsonl").read_text().splitlines()
-    with open(project.folder / "more/f009.jsonl", "a") as file:
-        file.write("".join(json.dumps({"id": f"copy {row}", "text": json.loads(line)["text"]}) + "\n" for row, line in enumerate(lines)))
-    dropped = []
-    for val_tokens in (120, 400):
-        build(grow(project, 3, settings.format(val_tokens)))
-        dropped.append(read_meta(str(project.cache() / "meta.json"))["dropped"]["in_val"])
-    assert 0 < dropped[0] < dropped[1]
-    build(grow(project, 3, settings.format(400), root="nothing"))
-    assert digests(project.cache("nothing")) == digests(project.cache())
-
-
-@pytest.mark.parametrize(("parts", "settings"), [(3, BUDGETS), (1, HASHED)])
-def test_a_dry_run_tells_that_only_new_parts_are_built(project: PartsProject, parts: int, settings: str) -> None:
-    build(project.graph(parts, settings))
-    steps = {step.key: step for step in forecast(grow(project, parts, settings))}
-    first = {f"part/{NAME}/part-00000"} if parts == 1 else set()
-    new = {f"part/{NAME}/part-{number:05d}" for number in (parts, parts + 1)}
-    assert {key for key, step in steps.items() if step.action == "build"} == {PLAN, *first, *new, SEALED}
-    assert {key for key, step in steps.items() if step.estimate is not None} == new
-    outcomes = states(build(grow(project, parts, settings)))
-    assert {key for key, state in outcomes.items() if state == "built"} == {PLAN, *first, *new, SEALED}
-
-
-def test_two_tables_with_one_file_are_refused(project: PartsProject) -> None:
-    with pytest.raises(NielsCacheError, match=r"f008.*two tables"):
-        build(grow(project, 2, HASHED, added=ADDED + ADDED))
-
-
 MIX = f'\n[pretrain.mix]\nsource = "interleave"\nmembers = {{ {NAME} = 1 }}\nval_frac = 0.0\n'
 
 
-def test_a_mixture_does_not_read_a_data_set_that_has_grown_without_parts(project: PartsProject) -> None:
-    found = grow(project, 1, HASHED, added=ADDED + MIX)
-    with pytest.raises(NielsCacheError, match=f"{NAME}.*added"):
-        build(found, ["tokenizer", "pretrain/mix"])
-
-
-@pytest.mark.parametrize("settings", [HASHED, "val_tokens = 301", 'val_tokens = 301\ndecontaminate = "exact"'])
+@pytest.mark.parametrize("settings", [HASHED, 'val_tokens = 301\ndecontaminate = "exact"'])
 def test_a_mixture_reads_the_added_files_of_a_member_without_its_val(project: PartsProject, settings: str) -> None:
     """The order of builds changes nothing. With decontaminate, copies of val in the added files are left out too."""
     first = (project.folder / "texts/f000.jsonl").read_text().splitlines()[0]  # with val_tokens, the head of a part
@@ -309,24 +231,9 @@ def test_a_mixture_reads_the_added_files_of_a_member_without_its_val(project: Pa
     assert len({file for file, _ in read if file.startswith("more/")}) == 3
     assert read == train
     assert (("more/f010.jsonl", 15) in read) == ("decontaminate" not in settings)
-
-
-def test_a_mixture_is_built_again_when_files_of_a_member_become_added_ones(project: PartsProject) -> None:
-    """Even if the files together have the same content."""
-    table = "val_frac = 0.0\nshuffle_buffer = 0\n"
-    build(project.graph(2, table + MIX), ["tokenizer", "pretrain/mix"])
-    found = project.graph(2, f'{table}[[pretrain.{NAME}.added]]\nfiles = ["texts/f000.jsonl"]\n{MIX}')
-    assert build(found, ["pretrain/mix"])["pretrain/mix"].state == "built"
-    files = [file for file, _ in files_of(project.cache().with_name("mix"), "train")]
-    assert files[-1].endswith("f000.jsonl")
-
-
-def test_a_lost_cache_of_one_process_is_built_again_to_the_same_bytes(project: PartsProject) -> None:
-    build(grow(project, 1, HASHED))
-    expected = digests(project.cache())
-    shutil.rmtree(project.folder / "cache/pretrain")
-    build(grow(project, 1, HASHED))
-    assert digests(project.cache()) == expected
+    if settings == HASHED:
+        with pytest.raises(NielsCacheError, match=f"{NAME}.*added"):
+            build(grow(project, 1, HASHED, added=ADDED + MIX, root="no parts"), ["tokenizer", "pretrain/mix"])
 
 
 def test_a_first_part_that_is_built_again_reads_the_files_of_the_plan(project: PartsProject) -> None:
@@ -343,30 +250,6 @@ def test_a_first_part_that_is_built_again_reads_the_files_of_the_plan(project: P
     project.write([40], first=2)
     with pytest.raises(NielsCacheError, match=r"f002.*changed"):
         build(found, [f"part/{NAME}/part-00000"])
-
-
-def test_links_replace_the_files_of_an_unfinished_build(project: PartsProject, tmp_path: Path) -> None:
-    build(project.graph(1, HASHED))
-    found = grow(project, 1, HASHED)
-    build(found, [PLAN])
-    left, part = tmp_path / "left", found[f"part/{NAME}/part-00000"]
-    (left / "train").mkdir(parents=True)
-    for path in list_shards(project.cache() / "train"):
-        (left / "train" / path.name).write_bytes(b"unfinished")
-    revision = part.revision()
-    work = Work(directory=left, revision=revision, made_of=part.identity(revision), force=False, progress=None, log=lambda line: None)
-    part.write(work)
-    assert stream_of(left) == stream_of(project.cache())
-
-
-def test_a_damaged_cache_of_one_process_is_not_linked(project: PartsProject) -> None:
-    build(project.graph(1, HASHED))
-    shard = list_shards(project.cache() / "train")[0]
-    expected = shard.read_bytes()
-    shard.write_bytes(bytes(len(expected)))
-    found = project.graph(1, f"{HASHED}\n{ADDED}", build='verify_parts = "sha256"')
-    build(found)
-    assert list_shards(project.cache() / "train")[0].read_bytes() == expected
 
 
 def rows(count: int, seed: int) -> list[dict[str, object]]:
@@ -401,36 +284,3 @@ def test_a_data_set_of_the_hub_grows_by_files_of_a_later_commit(hub: LoopbackHub
     plan = json.loads((root / "pretrain/.parts/parts/plan.json").read_text())
     assert [group["dataset_revision"] for group in plan["groups"]] == [first, hub.commit("owner/pages")]
     assert json.loads(grown[0]["meta"])["parts"][0] == json.loads(before[0]["meta"])["parts"][0]
-
-
-def test_the_val_of_a_grown_data_set_of_the_hub_stays_out_of_another_one(hub: LoopbackHub, tmp_path: Path, tiny_model: Path) -> None:
-    """The added files are read at their own commit, before and after the plan is made. A set that has grown is read again."""
-    texts = {f"data/2025/{number}.parquet": sentences(20, seed=number) for number in range(3)}
-    more = {f"data/2026/{number}.parquet": sentences(20, seed=number) for number in (8, 9)}
-    old: dict[str, Any] = {name: parquet([{"text": text} for text in each]) for name, each in texts.items()}
-    old["README.md"] = card({"default": {"train": "data/*/*"}})
-    hub.repositories["owner/pages"] = old
-    first = hub.commit("owner/pages")
-    hub.repositories["owner/pages"] = old | {name: parquet([{"text": text} for text in each]) for name, each in more.items()}
-    later = hub.commit("owner/pages")
-    root = tmp_path / "root"
-    root.mkdir()
-    (root / "tokenizer").symlink_to(tiny_model.parent)
-    lines = [text for each in (texts | more).values() for text in each] + sentences(20, seed=30)
-    (tmp_path / "news.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in lines))
-    web: dict[str, Any] = {"source": "huggingface", "dataset": "owner/pages", "pinned_revision": first, "parts": 2, "val_frac": 0.3}
-    grown = web | {"added": [{"files": ["2026/*"], "revision": later}]}
-    news = {"source": "jsonl", "files": [str(tmp_path / "news.jsonl")], "val_frac": 0.0, "decontaminate_against": ["web"]}
-    builds = [Build(news, name="news", others={"web": table}) for table in (web, grown)]
-    builds += [Build(grown, name="web"), Build(news, name="news", others={"web": grown})]
-    found, _ = build_from(hub, root, builds)
-    assert [each.get("error") for each in found] == [None] * 4
-    rule = HashRule(val_frac=0.3, seed=load_registry(profile="quickstart").build.seed)
-    of_old, of_more = (sum(is_val(rule, name, row) for name in each for row in range(20)) for each in (texts, more))
-    assert of_old > 5
-    assert of_more > 3
-    before, unplanned, of_web, planned = (json.loads(each["meta"]) for each in found)
-    assert before["dropped"]["in_held_out"] == of_old
-    assert unplanned["dropped"]["in_held_out"] == of_old + of_more == of_web["documents"]["val"]
-    assert planned == unplanned
-    assert unplanned["dataset_revision"] != before["dataset_revision"]

@@ -1,20 +1,19 @@
-"""build-all over every real sample: all built, verified, and all there for a second run.
-
-That the command then finds only hits is in test_default_profile.py.
-"""
+"""Every real sample by build-all: built, verified, all there for a second run, and packed with little padding."""
 
 import os
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import read_meta
+from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.verify import verify_cache
 
 pytestmark = [
@@ -60,3 +59,46 @@ def test_every_real_sample_is_built_and_verified_and_built_once(
     assert {state.condition for state in graph(registry, root).states()} == {"complete"}
     for name in NAMES[1:]:
         assert build_dataset(registry, name, root=root).state == "cache_hit"
+
+
+PACKED = ["dolly15k", "oasst1"]
+_CONFIG = """
+[tokenizer]
+vocab_size = 4000
+sample_bytes = 300_000
+train_on = ["dolly15k", "oasst1"]
+[sft.dolly15k]
+files = ["$NIELS_CACHE_REAL_DATA/dolly/*.jsonl"]
+[sft.oasst1]
+files = ["$NIELS_CACHE_REAL_DATA/oasst1/en_trees_60.jsonl"]
+split_by = "tree"
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("real")
+    (folder / "niels_cache.toml").write_text(_CONFIG, encoding="utf-8")
+    registry = load_registry(profile="default", config=str(folder / "niels_cache.toml"))
+    build_tokenizer(registry, root=folder / "cache")
+    for name in PACKED:
+        build_dataset(registry, name, root=folder / "cache")
+    return folder / "cache" / "sft"
+
+
+def opened(root: Path, name: str, **settings: object) -> PackedExamples:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a few examples are cut before they are answered
+        return PackedExamples(str(root / name / "train"), **{"T": 1024, "seed": 0, **settings})  # type: ignore[arg-type]
+
+
+@pytest.mark.walk
+@pytest.mark.parametrize("overflow", ["truncate_right", "truncate_left", "drop"])
+def test_less_than_two_percent_of_the_rows_is_padding(root: Path, overflow: str) -> None:
+    reports = [opened(root, name, overflow=overflow).report() for name in PACKED]
+    for name, report in zip(PACKED, reports, strict=True):
+        print(f"{name}, {overflow}: {report}")
+        assert report.rows > 50
+        assert report.padding < 0.02 * report.rows * 1025
+        assert report.fill > 0.98
+    assert sum(report.padding for report in reports) < 0.02 * sum(report.rows for report in reports) * 1025

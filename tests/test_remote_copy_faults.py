@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import shutil
 import threading
@@ -14,22 +13,15 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.publish.push import local_build, push
-from niels_cache_runtime import Copy, NielsCacheError, TokenLoader
-from niels_cache_runtime.errors import NotWrittenError
+from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.meta import sha256_file
-from niels_cache_runtime.remote import fetcher, ledger, local_copy
-from niels_cache_runtime.remote.copied_build import CopiedBuild
+from niels_cache_runtime.remote import ledger, local_copy
 from niels_cache_runtime.remote.fetcher import Fetcher
-from niels_cache_runtime.remote.ledger import Ledger, State, once_unlocked
+from niels_cache_runtime.remote.ledger import Ledger, State
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from niels_cache_runtime.remote.record import read_published
-from niels_cache_runtime.remote.store import RemoteError, open_store
+from niels_cache_runtime.remote.store import RemoteError
 from niels_cache_runtime.remote.upkeep import trim
-from tests.chat_models import chatml, model_folder, opened_model
-from tests.copied_caches import ADDRESS, Published, only_shards, room, rows, wait_until
-from tests.hand_made import rewrite_meta
-from tests.loopback_s3 import BUCKET, LoopbackS3
+from tests.copied_caches import ADDRESS, Published, only_shards, room, rows
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
 
@@ -53,50 +45,6 @@ def test_a_dropped_loader_may_be_collected_while_the_ledger_is_locked(published:
     threading.Thread(target=collect, daemon=True).start()
     assert done.wait(20)
     published.wait_until_unread()
-
-
-def test_a_dropped_iterator_waits_for_no_thread_that_reads(published: Published) -> None:
-    """A thread that reads may wait for a lock of the thread on which the collector runs."""
-    remote = published.remote()
-    iterator = iter(remote)
-    next(iterator)
-    (copy,) = (each for each in local_copy._copies if each.folder == published.copy)
-    lock, reads, is_closed = threading.Lock(), threading.Event(), threading.Event()
-
-    def read() -> None:
-        with copy.reading:
-            reads.set()
-            with lock:
-                pass
-
-    def close() -> None:
-        with lock:
-            reader.start()
-            assert reads.wait(20)
-            iterator.close()
-            is_closed.set()
-
-    def runs() -> set[str]:
-        with Ledger(published.copy).changing() as state:
-            return {each.run for each in state.readers.values()}
-
-    reader = threading.Thread(target=read, daemon=True)
-    assert runs() != {""}
-    threading.Thread(target=close, daemon=True).start()
-    assert is_closed.wait(20)
-    wait_until(lambda: runs() == {""})
-
-
-def test_calls_wait_until_the_lock_is_free(tmp_path: Path) -> None:
-    record, other, seen = Ledger(tmp_path / "a"), Ledger(tmp_path / "b"), []
-    record.make()
-    other.make()
-    once_unlocked(lambda: seen.append("at once"))
-    with record.changing():
-        with other.changing():
-            once_unlocked(lambda: seen.append("later"))
-        assert seen == ["at once"]
-    assert seen == ["at once", "later"]
 
 
 def test_a_meta_json_that_a_killed_process_left_is_used(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,42 +103,6 @@ def _fetch_or_fail(folder: Path) -> None:
         copy.fetch_of(copy.open(ADDRESS)[0], ["train_doc_ends.npy"])
 
 
-def test_a_download_whose_end_cannot_be_recorded_is_done_again(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    record, left = Fetcher._record, [3]
-
-    def refused(self: Fetcher, path: str, *others: Any) -> None:
-        if "/shard_" in path and left[0]:
-            left[0] -= 1
-            raise NotWrittenError("the disk is full")
-        record(self, path, *others)
-
-    monkeypatch.setattr(Fetcher, "_record", refused)
-    monkeypatch.setattr(local_copy, "GIVE_UP_SECONDS", 20.0)
-    assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
-    assert left == [0]
-
-
-def test_a_full_disk_at_the_record_of_a_tail_counts_as_a_smaller_limit(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch_tail, calls = Fetcher._tail, list[str]()
-
-    def is_waited_for(record: Ledger, path: str) -> bool:
-        with record.changing() as state:
-            return any(path in reader.demand for reader in state.readers.values())
-
-    def refused(self: Fetcher, build: CopiedBuild, path: str) -> tuple[bytes, dict[str, int]]:
-        calls.append(path)
-        if len(calls) == 1:
-            wait_until(lambda: is_waited_for(self._ledger, path))
-            with self._ledger.writing():
-                raise OSError(errno.ENOSPC, "No space left on device")
-        return fetch_tail(self, build, path)
-
-    monkeypatch.setattr(Fetcher, "_tail", refused)
-    monkeypatch.setattr(fetcher, "_DISK_SECONDS", 0.2)
-    assert rows(published.remote(epochs=1, limit=room(8))) == rows(published.local(epochs=1))
-    assert calls.count(calls[0]) == 2
-
-
 def test_a_repaired_object_may_have_another_etag(published: Published) -> None:
     settings: dict[str, Any] = {"epochs": 1, "shuffle": False}
     expected = rows(published.local(**settings))
@@ -201,27 +113,6 @@ def test_a_repaired_object_may_have_another_etag(published: Published) -> None:
         assert len(state.etags) > 0
         state.etags = dict.fromkeys(state.etags, '"of the damaged object"')
     assert rows(published.remote(**settings)) == expected
-
-
-def test_the_targets_of_a_chat_template_come_with_the_split(s3: LoopbackS3, tmp_path: Path) -> None:
-    from niels_cache_assets.build_cache import build_sft_cache
-    from tests.test_chat_caches import chats
-
-    tokenizer = opened_model(model_folder(tmp_path / "model"))
-    folder, address = tmp_path / "root/sft/chats", f"s3://{BUCKET}/at/templates"
-    build_sft_cache(chats(40), str(folder), tokenizer=tokenizer, val_frac=0.2, seed=2, template=chatml())
-    rewrite_meta(folder, tokenizer_sha256=None)  # so that push needs no tokenizer beside the data set
-    push(local_build(folder), address)
-    assert "train_targets.npy" in {file.path for file in read_published(open_store(address)).files}
-    for split in ("train", "val"):
-        place = LocalCopy(tmp_path / "copy", limit=10_000_000).fetch_split(f"{address}/{split}")
-        targets = f"{split}_targets.npy"
-        assert (place.parent / targets).read_bytes() == (folder / targets).read_bytes()
-        settings: dict[str, Any] = {"T": 64, "B": 2, "seed": 1, "epochs": 1}
-        remote = TokenLoader(f"{address}/{split}", **settings, remote=Copy(dir=tmp_path / "copy", limit=10_000_000))
-        masked = [batch.y_masked.tolist() for batch in remote if batch.y_masked is not None]
-        assert masked == [batch.y_masked.tolist() for batch in TokenLoader(str(folder / split), **settings) if batch.y_masked is not None]
-        assert len(masked) > 0
 
 
 @pytest.mark.parametrize("damaged", ["shard_00003.bin", "00002-*.bin", ""])
@@ -243,33 +134,6 @@ def test_after_a_boot_each_file_is_hashed_before_its_use(published: Published, m
         assert state.unchecked == set()
 
 
-def test_a_folder_of_two_machines_is_not_hashed_again(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both name another boot. While one of them reads, the other proves nothing about a new boot."""
-    expected = rows(published.local(epochs=1))
-    loaders = []
-    for name in ("first", "second", "first"):
-        monkeypatch.setattr(ledger, "boot", lambda name=name: name)
-        loaders.append(published.remote(epochs=1, limit=room(8)))
-        assert rows(loaders[-1]) == expected
-        with Ledger(published.copy).changing() as state:
-            assert (state.boot, state.unchecked) == ("first", set())
-    loaders.clear()
-    published.wait_until_unread()
-    monkeypatch.setattr(ledger, "boot", lambda: "second")
-    with Ledger(published.copy).changing() as state:
-        assert state.boot == "second"
-        assert len(state.unchecked) > 0
-
-
-def test_a_file_that_was_removed_before_its_check_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has reserved room for it any more."""
-    Ledger(tmp_path).make()
-    fetched: list[str] = []
-    monkeypatch.setattr(Fetcher, "_fetch", lambda self, path: fetched.append(path))
-    Fetcher(tmp_path, "group")._work("builds/x/pretrain/notes/train/shard_00000.bin", is_reserved=False)
-    assert fetched == []
-
-
 def test_a_folder_stays_while_a_file_of_it_is_fetched(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread may remove the last other file of the folder, and then the empty folder."""
 
@@ -282,16 +146,6 @@ def test_a_folder_stays_while_a_file_of_it_is_fetched(published: Published, monk
     for name in ("_download", "_tail"):
         monkeypatch.setattr(Fetcher, name, partialmethod(partial(after_removal, getattr(Fetcher, name))))
     assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
-
-
-def test_after_a_boot_no_network_is_needed(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit=limit)) == expected
-    gc.collect()
-    monkeypatch.setattr(ledger, "boot", lambda: "another")
-    published.s3.decide = lambda method, key: "expired"
-    with pytest.warns(RuntimeWarning, match="expired"):
-        assert rows(published.remote(epochs=1, limit=limit)) == expected
 
 
 def test_a_damaged_meta_json_is_read_again(published: Published) -> None:

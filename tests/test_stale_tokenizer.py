@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import exit_codes, main
+from niels_cache_assets.config.registry import load_registry
 from niels_cache_runtime.format.meta import read_meta
 from tests.messages import missing
+from tests.parts_project import build
 from tests.tiny import sentences
 
 SETTINGS = """
@@ -34,11 +37,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("built")
     for number, name in enumerate(("a0", "a1", "b")):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences(60, seed=number)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("DAGSTER_HOME", str(folder / "home"))
-        (folder / "niels_cache.toml").write_text(SETTINGS.format(size=330))
-        assert main(["build-all", "--only", "a", "b"]) == 0
+    config = folder / "niels_cache.toml"
+    config.write_text(SETTINGS.format(size=330))
+    found = graph(load_registry(config=str(config)), folder / "cache")
+    build(found, found.order(["a", "b"]))
     return folder
 
 
@@ -56,37 +58,23 @@ def vocabulary(folder: Path) -> int:
     return int(read_meta(str(folder / "cache/tokenizer/meta.json"))["vocab_size"])
 
 
-@pytest.mark.parametrize("command", [["part", "a", "0"], ["part", "a", "--seal"]])
-def test_a_worker_with_a_tokenizer_of_other_settings_ends_with_exit_code_2(
-    project: Path, command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_with_a_tokenizer_of_other_settings_ends_with_exit_code_2(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(project / "cache/pretrain/a")
-    assert main(command) == exit_codes.WRONG_USE
-    printed = capsys.readouterr()
-    assert missing(printed.err, "cache/tokenizer", "[tokenizer]", "b too", "build-all --only tokenizer") == []
-    assert json.loads(printed.out.splitlines()[-1])["exit_code"] == exit_codes.WRONG_USE
+    for command in (["part", "a", "0"], ["part", "a", "--seal"]):
+        assert main(command) == exit_codes.WRONG_USE
+        printed = capsys.readouterr()
+        assert missing(printed.err, "cache/tokenizer", "[tokenizer]", "b too", "build-all --only tokenizer") == []
+        assert json.loads(printed.out.splitlines()[-1])["exit_code"] == exit_codes.WRONG_USE
     assert vocabulary(project) == 330
     (project / "niels_cache.toml").write_text(SETTINGS.format(size=330))
-    assert main(command) == 0, "the settings of the tokenizer that is there"
+    assert main(["part", "a", "0"]) == 0, "the settings of the tokenizer that is there"
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
-def test_only_does_not_replace_a_tokenizer_that_others_use(project: Path, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["build-all", "--only", "a", *more]) == exit_codes.WRONG_USE
-    assert missing(capsys.readouterr().err, "stale: b;", "--force") == []
-    assert vocabulary(project) == 330
-
-
-@pytest.mark.parametrize("options", [["--only", "a", "--force"], ["--only", "tokenizer"]])
-def test_it_is_replaced_on_request_and_what_becomes_stale_is_said(
-    project: Path, options: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["build-all", *options]) == 0
+def test_only_does_not_replace_a_tokenizer_that_others_use(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["--dry-run"]):
+        assert main(["build-all", "--only", "a", *more]) == exit_codes.WRONG_USE
+        assert missing(capsys.readouterr().err, "stale: b;", "--force") == []
+        assert vocabulary(project) == 330
+    assert main(["build-all", "--only", "tokenizer"]) == 0
     assert missing(capsys.readouterr().err, "WARNING", "stale: ", "b") == []
-    assert vocabulary(project) == 340
-
-
-def test_only_replaces_a_tokenizer_that_no_other_cache_uses(project: Path) -> None:
-    shutil.rmtree(project / "cache/pretrain/b")
-    assert main(["build-all", "--only", "a"]) == 0
     assert vocabulary(project) == 340

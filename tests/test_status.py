@@ -22,14 +22,12 @@ from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.corpus import store
 from niels_cache_assets.disk import staging as directories
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, partial_directory
-from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.show.corpora import corpus_names
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import lock_path, writer_lock
 from niels_cache_runtime.format.layout import META_NAME
 from tests.corpora import articles
-from tests.hand_made import rewrite_meta
 from tests.messages import missing
 from tests.unreadable import forbid
 
@@ -111,23 +109,6 @@ def leave_unfinished(target: Path, *, share: float | None) -> None:
     opened.record({"n": 3}, files={}, share=share, documents=1234)
 
 
-def stop_at_the_last_step(build: Callable[[Callable[[str], None]], object], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Leave a real unfinished build, with a journal; what its log said."""
-
-    def fail(partial: Path, target: Path) -> None:
-        raise OSError(errno.EIO, "the disk refuses")
-
-    told: list[str] = []
-    with monkeypatch.context() as patched:
-        patched.setenv(BYTES_VARIABLE, "1")
-        patched.setattr(store, "TEXT_BYTES_PER_GROUP", 500)
-        patched.setattr(store, "TEXT_BYTES_PER_FILE", 1_000)
-        patched.setattr(directories, "_take_place", fail)
-        with pytest.raises(NielsCacheError, match="the disk refuses"):
-            build(told.append)
-    return told
-
-
 def line_of(output: str, name: str) -> str:
     [line] = [line for line in output.splitlines() if line.split()[:1] == [name]]
     return " ".join(line.split())
@@ -145,16 +126,6 @@ def test_the_old_build_that_a_killed_one_left_is_no_data_set(project: Path, caps
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_a_folder_that_may_not_be_read_hides_no_other(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    forbid(monkeypatch, project / "cache/pretrain/notes")
-    code, rows = as_json(capsys)
-    assert code == 1
-    assert {name: row["state"] for name, row in rows.items() if name in ("notes", "books")} == {"notes": "unreadable", "books": "in sync"}
-    assert missing(rows["notes"]["advice"], "notes/meta.json", "Permission denied") == []
 
 
 def test_where_everything_is_complete_it_says_so_and_exits_0(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,58 +148,32 @@ def test_where_everything_is_complete_it_says_so_and_exits_0(project: Path, caps
     assert files(project) == before, "nothing is written, no lock either"
 
 
-def test_what_is_off_is_not_counted(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.rmtree(project / "cache/pretrain/notes")
-    conditions = [row["condition"] for row in as_json(capsys)[1].values()]
-    assert (conditions.count("off"), conditions.count("complete"), conditions.count("missing")) == (1, 4, 1)
-    assert missing(run(capsys)[1], "\n1 of 5 ", "not complete") == []
-
-
-def test_names_choose_and_a_data_set_stands_for_its_corpus_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_choose_and_a_data_set_stands_for_its_corpus_too(
+    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert list(as_json(capsys, "books")[1]) == ["corpus/books", "books"]
     assert list(as_json(capsys, "corpus/books", "tokenizer")[1]) == ["tokenizer", "corpus/books"]
     assert main(["status", "book"]) == 2
     assert missing(capsys.readouterr().err, "'book'", "'books'") == []
-
-
-def damage_nothing(cache: Path) -> None:
-    pass
-
-
-def cut(cache: Path) -> None:
-    path = cache / "pretrain/notes/train/shard_00000.bin"
-    path.write_bytes(path.read_bytes()[:-2])
-
-
-def lose(cache: Path) -> None:
-    (cache / "pretrain/notes/val_doc_ends.npy").unlink()
-
-
-def break_meta(cache: Path) -> None:
-    (cache / "pretrain/notes" / META_NAME).write_text("{")
-
-
-def remove(cache: Path) -> None:
-    shutil.rmtree(cache / "pretrain/notes")
-
-
-def lose_tokenizer(cache: Path) -> None:
-    (cache / "tokenizer/spm.model").unlink()
+    forbid(monkeypatch, project / "cache/pretrain/notes")
+    code, rows = as_json(capsys)
+    assert (code, rows["notes"]["state"], rows["books"]["state"]) == (1, "unreadable", "in sync"), "one folder hides no other"
+    assert missing(rows["notes"]["advice"], "notes/meta.json", "Permission denied") == []
 
 
 @pytest.mark.parametrize(
     ("change", "more", "condition", "advice"),
     [
-        (cut, "", "broken", "notes/train/shard_00000.bin: has "),
-        (lose, "", "broken", "notes/val_doc_ends.npy: missing"),
-        (break_meta, "", "broken", "notes/meta.json: not valid"),
-        (remove, "", "missing", "build it"),
-        (lose_tokenizer, "", "stale", "tokenizer first"),
-        (damage_nothing, "[build]\nseed = 7", "stale", "settings"),
+        (lambda cache: os.truncate(cache / "pretrain/notes/train/shard_00000.bin", 2), "", "broken", "notes/train/shard_00000.bin: has "),
+        (lambda cache: os.unlink(cache / "pretrain/notes/val_doc_ends.npy"), "", "broken", "notes/val_doc_ends.npy: missing"),
+        (lambda cache: os.truncate(cache / "pretrain/notes" / META_NAME, 1), "", "broken", "notes/meta.json: not valid"),
+        (lambda cache: shutil.rmtree(cache / "pretrain/notes"), "", "missing", "build it"),
+        (lambda cache: os.unlink(cache / "tokenizer/spm.model"), "", "stale", "tokenizer first"),
+        (lambda cache: None, "[build]\nseed = 7", "stale", "settings"),
     ],
 )
 def test_what_is_not_complete_says_why(
-    project: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Path], None], more: str, condition: str, advice: str
+    project: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Path], object], more: str, condition: str, advice: str
 ) -> None:
     change(project / "cache")
     configure(project, more)
@@ -238,6 +183,8 @@ def test_what_is_not_complete_says_why(
     code, output = run(capsys, "notes")
     assert (code, f"notes pretrain {condition} " in line_of(output, "notes")) == (1, True)
     assert missing(output, "1 of 1 ", "niels-cache build-all") == []
+    conditions = [row["condition"] for row in as_json(capsys)[1].values()]
+    assert ("off" in conditions, f" of {len(conditions) - 1} " in run(capsys)[1]) == (True, True), "what is off is not counted"
 
 
 def test_a_changed_threshold_makes_duplicates_stale_and_what_is_read_through_them(
@@ -257,42 +204,6 @@ def test_a_changed_threshold_makes_duplicates_stale_and_what_is_read_through_the
         "books": "stale",
     }
     assert "other settings" in rows["corpus/books"]["advice"]
-
-
-def test_changed_settings_of_the_tokenizer_make_it_stale_and_a_lost_model_to_import_too(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    configure(project)
-    toml = project / "niels_cache.toml"
-    toml.write_text(toml.read_text().replace(f'model = "{project / "spm.model"}"', "vocab_size = 500"))
-    code, rows = as_json(capsys)
-    assert (code, {name for name, row in rows.items() if row["condition"] == "stale"}) == (1, {"tokenizer"})
-    assert "[tokenizer]" in rows["tokenizer"]["advice"]
-    configure(project)
-    assert as_json(capsys)[0] == 0
-    (project / "spm.model").unlink()
-    _, rows = as_json(capsys)
-    assert (rows["tokenizer"]["condition"], rows["notes"]["condition"]) == ("stale", "complete")
-    assert "spm.model: " in rows["tokenizer"]["advice"]
-
-
-@pytest.mark.parametrize(
-    ("folder", "odd", "noted"),
-    [
-        ("tokenizer", {"trained_on": {"sources": None, "skipped": 5}}, ()),
-        ("tokenizer", {"trained_on": {"sources": {"books": 5}, "read_as": {"books": []}}}, ("books", "raw text")),
-        ("pretrain/notes", {"train_tokens": "many", "split_rule": budget_rule(train_tokens=9, val_tokens=1)}, ()),
-    ],
-)
-def test_a_meta_json_with_a_value_of_another_form_hides_its_note_and_nothing_else(
-    project: Path, capsys: pytest.CaptureFixture[str], folder: str, odd: dict[str, Any], noted: tuple[str, ...]
-) -> None:
-    rewrite_meta(project / "cache" / folder, **odd)
-    _, rows = as_json(capsys)
-    assert len(rows) > 3
-    note = rows[Path(folder).name]["note"]
-    assert missing(note, *noted) == []
-    assert bool(note) is bool(noted)
 
 
 def test_an_unfinished_build_shows_how_far_it_is_beside_the_state_of_the_last_good_cache(
@@ -317,18 +228,13 @@ def test_an_unfinished_build_shows_how_far_it_is_beside_the_state_of_the_last_go
     assert re.fullmatch(r"books pretrain complete [\d,]+ tokens [\d,]+", line_of(run(capsys)[1], "books"))
 
 
-def test_a_partial_directory_without_a_journal_or_with_a_damaged_one_is_not_resumable(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    partial = partial_directory(project / "cache/pretrain/notes")
-    partial.mkdir()
-    assert as_json(capsys, "notes")[1]["notes"]["resumable"] is None
-    (partial / "journal.json").write_bytes(b"\x00" * 100)
-    assert as_json(capsys, "notes")[1]["notes"]["resumable"] is None
-
-
 def test_a_build_at_work_is_named_with_its_process(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(project / "cache/pretrain/notes")
+    lock = lock_path(project / "cache/pretrain/notes")
+    lock.unlink(missing_ok=True)
+    os.mkfifo(lock)
+    assert as_json(capsys, "notes")[1]["notes"]["building"] is None, "a pipe is nobody's lock"
+    lock.unlink()
     with writer_lock(project / "cache/pretrain/notes"), writer_lock(project / "cache/tokenizer"):
         code, rows = as_json(capsys)
         assert code == 1
@@ -341,59 +247,44 @@ def test_a_build_at_work_is_named_with_its_process(project: Path, capsys: pytest
         assert missing(line_of(output, "tokenizer"), "tokenizer complete, ", "being built", f" by process {os.getpid()} on ") == []
         assert missing(output, "1 of 5 ", "being built") == []
     assert as_json(capsys)[1]["notes"]["building"] is None
-
-
-def test_how_far_a_build_at_work_is_is_in_json_too_and_nobody_is_told_to_build_it(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     target = project / "cache/pretrain/notes"
-    shutil.rmtree(target)
     leave_unfinished(target, share=0.43)
     with writer_lock(target):
-        _, rows = as_json(capsys, "notes")
-        assert (rows["notes"]["building"]["share"], rows["notes"]["building"]["documents"]) == (0.43, 1234)
+        building = as_json(capsys, "notes")[1]["notes"]["building"]
+        assert (building["share"], building["documents"]) == (0.43, 1234)
         line = line_of(run(capsys, "notes")[1], "notes")
     assert missing(line, "notes pretrain missing, ", "built (43%)", " by process ") == []
     assert "build it" not in line
-
-
-def test_a_pipe_in_the_place_of_a_lock_is_nobodys(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lock = lock_path(project / "cache/pretrain/notes")
-    lock.unlink(missing_ok=True)
-    os.mkfifo(lock)
-    assert as_json(capsys, "notes")[1]["notes"]["building"] is None
-
-
-def test_caches_of_another_configuration_are_shown_too(project: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other.toml"
-    other.write_text('profile = "quickstart"\n[tokenizer]\nmodel = "spm.model"\n')
-    states = {state.name: state for state in graph(load_registry(config=str(other)), project / "cache").states()}
-    assert (states["notes"].state, states["corpus/books"].state, states["corpus/duplicates"].state) == ("built", "built", "built")
-    assert states["python_docs"].condition == "missing"
+    (partial_directory(target) / JOURNAL_NAME).write_bytes(b"\x00" * 100)
+    assert as_json(capsys, "notes")[1]["notes"]["resumable"] is None
 
 
 BUILDS: dict[str, Callable[..., object]] = {
     "notes": lambda registry, root, log: build_dataset(registry, "notes", root=root, log=log),
     "books": lambda registry, root, log: build_dataset(registry, "books", root=root, log=log),
-    "chats": lambda registry, root, log: build_dataset(registry, "chats", root=root, log=log),
     "corpus/books": lambda registry, root, log: prepare_corpus(registry, "books", root=root, processes=1, log=log),
     "corpus/duplicates": lambda registry, root, log: find_duplicates(registry, root=root, log=log),
 }
 CODE_VERSIONS_NOW = dict(CODE_VERSIONS)
-CHATS = """
-[sft.chats]
-source = "chat_jsonl"
-files = ["chats.jsonl"]
-"""
 
 
-def stop_a_build(project: Path, name: str, monkeypatch: pytest.MonkeyPatch, more: str = "") -> Path:
-    """Leave it unfinished, with nothing finished beside it; its target."""
-    configure(project, more)
+def stop_a_build(project: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Leave it unfinished at its last step, with nothing finished beside it; its target."""
+    configure(project)
     registry, root = load_registry(config=str(project / "niels_cache.toml")), project / "cache"
     target = next(state.directory for state in graph(registry, root).states() if state.name == name)
     shutil.rmtree(target, ignore_errors=True)
-    stop_at_the_last_step(lambda log: BUILDS[name](registry, root, log), monkeypatch)
+
+    def fail(partial: Path, target: Path) -> None:
+        raise OSError(errno.EIO, "the disk refuses")
+
+    with monkeypatch.context() as patched:
+        patched.setenv(BYTES_VARIABLE, "1")
+        patched.setattr(store, "TEXT_BYTES_PER_GROUP", 500)
+        patched.setattr(store, "TEXT_BYTES_PER_FILE", 1_000)
+        patched.setattr(directories, "_take_place", fail)
+        with pytest.raises(NielsCacheError, match="the disk refuses"):
+            BUILDS[name](registry, root, lambda line: None)
     assert (partial_directory(target) / JOURNAL_NAME).exists()
     return target
 
@@ -431,32 +322,12 @@ def test_an_unfinished_build_is_stale_exactly_where_the_next_one_starts_afresh(
     line = line_of(run(capsys, name)[1], name)
     assert missing(line, "missing, an unfinished", f"stale: {why}") == []
     assert "resumable" not in line
+    if name in ("notes", "corpus/books"):
+        assert missing(log_of_the_next_build(project, name), "starting afresh", why) == []
+        return
     configure(project)
     assert as_json(capsys, name)[1][name]["resumable"] is not None
     assert "resuming" in log_of_the_next_build(project, name)
-
-
-@pytest.mark.parametrize("name", ["notes", "corpus/books"])
-def test_the_next_build_of_changed_settings_says_what_status_said(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    stop_a_build(project, name, monkeypatch)
-    configure(project, "[build]\nseed = 7")
-    why = as_json(capsys, name)[1][name]["stale_build"]["why"]
-    assert why.split()[0] == "seed"
-    assert missing(line_of(run(capsys, name)[1], name), f"stale: {why}; ", "starts again") == []
-    assert missing(log_of_the_next_build(project, name), "starting afresh", why) == []
-
-
-def test_an_unfinished_sft_build_is_stale_where_its_table_has_changed(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chats = [[{"role": "user", "content": text}, {"role": "assistant", "content": text}] for text in articles(10)]
-    (project / "chats.jsonl").write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in chats))
-    stop_a_build(project, "chats", monkeypatch, CHATS)
-    assert as_json(capsys, "chats")[1]["chats"]["resumable"] is not None
-    configure(project, CHATS + "val_frac = 0.5\n")
-    assert as_json(capsys, "chats")[1]["chats"]["stale_build"]["why"].split()[0] == "val_frac"
 
 
 def test_other_data_another_tokenizer_and_other_code_are_named(
@@ -482,15 +353,9 @@ def test_other_data_another_tokenizer_and_other_code_are_named(
     with open(project / "notes.jsonl", "a") as notes:
         notes.write(json.dumps({"text": "one more"}) + "\n")
     assert missing(why(), "data", "changed") == []
-
-
-def test_what_cannot_be_compared_is_not_called_stale(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stop_a_build(project, "notes", monkeypatch)
     shutil.rmtree(project / "cache/tokenizer")
     line = line_of(run(capsys, "notes")[1], "notes")
-    assert missing(line, "missing, resumable", "if settings") == []
+    assert missing(line, "missing, resumable", "if settings") == [], "what cannot be compared is not called stale"
 
 
 def test_an_unfinished_build_of_what_is_not_configured_any_more_is_stale(
@@ -505,38 +370,18 @@ def test_an_unfinished_build_of_what_is_not_configured_any_more_is_stale(
     assert partial_directory(target).exists()
 
 
-TRAIN_HERE = "vocab_size = 330"
-
-
-@pytest.fixture(scope="module")
-def trained_project(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with a tokenizer that is trained: `later` could not be read then."""
-    folder: Path = shutil.copytree(built, tmp_path_factory.mktemp("trained") / "project")
-    configure(
-        folder, '[pretrain.later]\nsource = "jsonl"\nfiles = ["later.jsonl"]\n[sft.chats]\nsource = "chat_jsonl"\nfiles = ["c.jsonl"]'
-    )
-    toml = folder / "niels_cache.toml"
-    toml.write_text(toml.read_text().replace(f'model = "{folder / "spm.model"}"', TRAIN_HERE))
-    build_tokenizer(load_registry(config=str(toml)), root=folder / "cache")
-    return folder
-
-
-@pytest.fixture
-def trained(project: Path, trained_project: Path) -> Path:
-    """A copy of it as the working directory."""
-    shutil.rmtree(project)
-    folder: Path = shutil.copytree(trained_project, project)
-    os.chdir(folder)
-    return folder
-
-
-def test_the_tokenizer_says_what_it_was_trained_on_and_what_it_lacks(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tokenizer_says_what_it_was_trained_on_and_what_it_lacks(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`later` cannot be read when it is trained."""
+    later = '[pretrain.later]\nsource = "jsonl"\nfiles = ["later.jsonl"]\n[sft.chats]\nsource = "chat_jsonl"\nfiles = ["c.jsonl"]'
+    configure(project, later)
+    toml = project / "niels_cache.toml"
+    toml.write_text(toml.read_text().replace(f'model = "{project / "spm.model"}"', "vocab_size = 330"))
+    build_tokenizer(load_registry(config=str(toml)), root=project / "cache")
     note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
     assert missing(note, "books (prepared), notes; ", "without chats, later, ", "not be read", "build-all --only tokenizer --force") == []
     assert line_of(run(capsys, "tokenizer")[1], "tokenizer") == f"tokenizer complete 330 pieces - {note}"
-    (trained / "later.jsonl").write_text('{"text": "Here it is."}\n')
-    code, rows = as_json(capsys, "tokenizer")
-    assert (code, rows["tokenizer"]["condition"]) == (0, "complete"), "it stays valid"
-    build_tokenizer(load_registry(config=str(trained / "niels_cache.toml")), root=trained / "cache", force=True)
+    (project / "later.jsonl").write_text('{"text": "Here it is."}\n')
+    assert as_json(capsys, "tokenizer")[1]["tokenizer"]["condition"] == "complete", "it stays valid"
+    build_tokenizer(load_registry(config=str(toml)), root=project / "cache", force=True)
     note = as_json(capsys, "tokenizer")[1]["tokenizer"]["note"]
     assert missing(note, "books (prepared)", "later, notes; ", "without chats, ", "not be read") == []

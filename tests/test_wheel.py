@@ -91,19 +91,6 @@ def test_the_wheel_is_pure_python_and_carries_its_licence(wheel: Path) -> None:
     assert metadata.get_payload().strip(), "the README is the project's page wherever the wheel is published"
 
 
-def test_the_definitions_load_from_the_wheel(environment: Path, tmp_path: Path) -> None:
-    code = """
-import niels_cache_assets.definitions as definitions, niels_cache_runtime as runtime
-print(definitions.__file__, runtime.__file__, sep="\\n")
-print(len(definitions.defs.resolve_asset_graph().get_all_asset_keys()))
-"""
-    output = run(environment / "bin/python", "-c", code, cwd=tmp_path, NIELS_CACHE_PROFILE="quickstart")
-    *files, assets = output.splitlines()
-    assert len(files) == 2
-    assert all(Path(file).is_relative_to(environment) for file in files), f"the wheel is not what was imported: {files}"
-    assert int(assets) > 0
-
-
 def test_the_quickstart_is_built_and_verified_from_the_wheel(environment: Path, tmp_path: Path) -> None:
     run(environment / "bin/niels-cache", "build-all", "--profile", "quickstart", cwd=tmp_path)
     assert len(list(tmp_path.glob("cache/quickstart/*/*/meta.json"))) == 2

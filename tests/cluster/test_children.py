@@ -1,4 +1,4 @@
-"""Parts built by children of `build-all`: on this machine, behind a program in place of srun, and behind ssh."""
+"""Parts built by children of `build-all`: behind a program in place of srun, and behind ssh. test_homes.py has children without these."""
 
 import json
 import os
@@ -33,15 +33,11 @@ def killed_and_resumed(walk: Walk) -> None:
     walk.check()
 
 
-def test_fifty_parts_two_at_a_time(tmp_path: Path, tiny_model: Path, database: str) -> None:
-    killed_and_resumed(Walk(tmp_path, tiny_model, database, parts=50, cluster="at_once = 2"))
-
-
 def test_srun(tmp_path: Path, tiny_model: Path, database: str) -> None:
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/sh\nshift\n"$@"\nexit $?\n')
     srun.chmod(0o755)
-    killed_and_resumed(Walk(tmp_path, tiny_model, database, parts=6, cluster=f'command = ["{srun}", "-c16"]\nat_once = 2'))
+    killed_and_resumed(Walk(tmp_path, tiny_model, database, parts=4, cluster=f'command = ["{srun}", "-c16"]\nat_once = 2'))
 
 
 def over_ssh(words: list[str]) -> str:
@@ -58,7 +54,7 @@ def login(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 def test_ssh(tmp_path: Path, tiny_model: Path, database: str, login: list[str]) -> None:
-    killed_and_resumed(Walk(tmp_path, tiny_model, database, parts=6, cluster=over_ssh(login)))
+    killed_and_resumed(Walk(tmp_path, tiny_model, database, parts=3, cluster=over_ssh(login)))
 
 
 def test_ssh_is_killed_and_its_worker_lives(tmp_path: Path, tiny_model: Path, database: str, login: list[str]) -> None:

@@ -18,12 +18,11 @@ from niels_cache_assets.defs.keys import PARTS_POOL
 from niels_cache_assets.defs.places import limit_parts
 from tests.cluster.servers import made_postgres
 from tests.cluster.walk import Walk, build_all, running, wait_until
-from tests.messages import missing
 from tests.parts_project import NAME, build
 
 pytestmark = pytest.mark.cluster
 
-_GONE_SECONDS = 60.0
+_GONE_SECONDS = 15.0
 HERE = ("--set", "build.threads=1")  # a changed setting: build-all then builds the parts itself, in their runs
 
 
@@ -35,7 +34,7 @@ def runs(walk: Walk, home: Path) -> dict[str, str]:
 
 def test_nobody_ends_the_runs_of_another_home(tmp_path: Path, tiny_model: Path, database: str) -> None:
     """Two machines with one Postgres are two homes with it. One of them dies with its run, while the other one has a run too."""
-    walk = Walk(tmp_path, tiny_model, database, parts=4, cluster="at_once = 2")
+    walk = Walk(tmp_path, tiny_model, database, parts=3, cluster="at_once = 2")
     build(walk.graph, ["tokenizer", f"plan/{NAME}"])
     outputs = {home: build_all(walk, *HERE, home=home) for home in (walk.home, walk.add_home("other"))}
     with running(*outputs.values()):
@@ -56,7 +55,7 @@ def test_nobody_ends_the_runs_of_another_home(tmp_path: Path, tiny_model: Path, 
     ended = runs(walk, walk.home)
     assert ended.pop(lost) == dg.DagsterRunStatus.FAILURE.value, "its own home ends it"
     assert set(ended.values()) == {dg.DagsterRunStatus.SUCCESS.value}
-    assert len(ended) > 4
+    assert len(ended) > 3
     walk.check()
 
 
@@ -70,19 +69,6 @@ def test_two_homes_make_the_pool_at_the_same_time(tmp_path: Path, tiny_model: Pa
             wait_until(lambda: is_waiting(database), 60.0)
         waiting.result(60.0)
         assert {instance.event_log_storage.get_concurrency_info(PARTS_POOL).limit for instance in (first, second)} == {3}
-
-
-def test_a_database_without_some_tables_is_named(tmp_path: Path, tiny_model: Path, database: str) -> None:
-    """Dagster makes its tables one by one, and never looks again whether all are there."""
-    walk = Walk(tmp_path, tiny_model, database, parts=4)
-    with ensure_instance(walk.home):
-        pass
-    with opened(database) as cursor:
-        cursor.execute("DROP TABLE asset_keys")
-    output = walk.start("-m", "niels_cache_assets.cli", "build-all", "--only", NAME)
-    with running(output):
-        output.wait(code=1)
-    assert missing(str(output), "asset_keys", "new, empty database", str(walk.home)) == []
 
 
 @contextmanager

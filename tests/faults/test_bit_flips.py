@@ -42,23 +42,10 @@ def flip_random_bits(root: Path, *, count: int, seed: int) -> None:
     assert verify_cache(root, threads=1) == []
 
 
-def test_a_thousand_random_bits_are_found_where_they_flipped(project: SmallProject) -> None:
-    flip_random_bits(project.root, count=1000, seed=0)
+def test_random_bits_are_found_where_they_flipped(project: SmallProject) -> None:
+    flip_random_bits(project.root, count=300, seed=0)
 
 
 @pytest.mark.torture
 def test_many_more_random_bits_are_found_where_they_flipped(project: SmallProject) -> None:
     flip_random_bits(project.root, count=30_000, seed=1)
-
-
-@pytest.mark.torture
-def test_each_bit_of_every_meta_is_found(project: SmallProject) -> None:
-    metas = sorted(project.root.rglob("meta.json"))
-    assert len(metas) > 5
-    for path in metas:
-        for bit in range(path.stat().st_size * 8):
-            flip(path, bit)
-            is_quick = bit % 8 != 0  # hash the other files for one bit of each byte only
-            found = {Path(finding.folder) / finding.path for finding in verify_cache(path.parent, threads=1, quick=is_quick)}
-            assert found == {path}, f"bit {bit} of {path.relative_to(project.root)} gave {found}"
-            flip(path, bit)

@@ -5,7 +5,6 @@ does it, and all end well.
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +22,6 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.build_cache.base import Resume
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
-from niels_cache_assets.disk.staging import sweep_leftovers
 from niels_cache_runtime import PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
@@ -205,25 +203,3 @@ def test_of_many_processes_that_want_a_data_set_one_builds_it_and_the_others_fin
     assert codes == [0] * 6
     assert outcomes(told) == ["built", *["cache_hit"] * 5]
     assert digests(tmp_path / "x") == expected
-
-
-@pytest.mark.parametrize("seed", [1, pytest.param(3, marks=pytest.mark.torture)])
-def test_builders_that_are_killed_among_others_leave_what_the_next_one_needs(tmp_path: Path, seed: int) -> None:
-    """A failure is replayed by its seed, as far as the moments of kills can be."""
-    expected = reference(tmp_path / "reference")
-    generator = torch.Generator().manual_seed(seed)
-    rounds = 3 if seed < 3 else 60
-    killed = 0
-    for number in range(rounds):
-        folder, told = tmp_path / str(number) / "x", tmp_path / str(number) / "told"
-        told.mkdir(parents=True)
-        delays = [None, *(torch.rand(3, generator=generator) * 0.3).tolist()]
-        with ThreadPoolExecutor(4) as pool:
-            codes = list(pool.map(lambda delay: children.run(build_or_find, folder, told, kill_after=delay), delays))  # noqa: B023
-        assert codes[0] == 0, f"seed {seed}, round {number}"
-        assert set(codes) <= {0, -signal.SIGKILL}, f"seed {seed}, round {number}"
-        killed += codes.count(-signal.SIGKILL)
-        assert digests(folder) == expected, f"seed {seed}, round {number}"
-        sweep_leftovers(folder)
-        assert {path.name for path in folder.parent.iterdir()} == {".x.lock", "told", "x"}, f"seed {seed}, round {number}"
-    assert killed

@@ -1,20 +1,18 @@
 """The actions of a person with a mouse in the Dagster UI, one method for each. The tests of this folder use them, and the pictures of
 docs/.
 
-Selectors are the words that a person reads. A screenshot of every step goes to screenshots/, which git ignores.
+Selectors are the words that a person reads.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from urllib.parse import quote, urlencode
 
 from playwright.sync_api import Locator, Page
 
 from tests.ui.running import RunningUi, wait_until
 
-ALBUM = Path(__file__).parent.parent.parent / "screenshots"
 RUN_SECONDS = 120
 BACKFILLS = "{ partitionBackfillsOrError { ... on PartitionBackfills { results { id status } } } }"
 
@@ -25,17 +23,12 @@ class Person:
 
     page: Page
     ui: RunningUi
-    album: Path = ALBUM
     refused: list[str] = field(default_factory=list)
     frames: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.album.mkdir(parents=True, exist_ok=True)
         self.page.on("response", lambda answer: self.refused.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None)
         self.page.on("websocket", lambda socket: socket.on("framereceived", lambda frame: self.frames.append(str(frame))))
-
-    def look(self, name: str) -> None:
-        self.page.screenshot(path=self.album / f"{name}.png")
 
     def open(self, path: str, **query: str) -> None:
         """Open a page as a link within the UI does, because loading the scripts again takes seconds."""
@@ -108,19 +101,11 @@ class Person:
         self.open(f"assets/{asset}", view="partitions", partition=partition)
         self.see("Latest materialization")
 
-    def materialize_partition(self, asset: str, partition: str) -> str:
-        """Press the button on the page of the partition, and confirm the dialog. Return the id of the run."""
-        self.open_partition(asset, partition)
-        self.press("Materialize")
-        self._agree_to_siblings()
-        return self.run_of(lambda: self.press("Launch 1 run"))
-
     def back_fill(self, selection: str) -> str:
         """Back-fill all partitions of the assets that are selected in the graph. Return the id of the backfill."""
         self._select(selection)
         self.press("Materialize all")
         self.see("All partitions")
-        self.look("backfill_dialog")
         self.press("Launch backfill")
         wait_until(lambda: bool(self.backfills()), seconds=60, what="the click has started no backfill")
         return next(iter(self.backfills()))
@@ -142,12 +127,6 @@ class Person:
         """
         self.open(f"runs/{run}")
         self.see(ending, seconds=RUN_SECONDS)
-
-    def terminate(self, run: str) -> None:
-        self.open(f"runs/{run}")
-        self.press("Terminate")
-        self.press("Terminate 1 run")
-        self.see("Successfully requested termination")
 
     def reload_definitions(self) -> None:
         self.open("asset-groups")
@@ -207,6 +186,3 @@ class Person:
         images = self.dialog().locator("img")
         drawn = [images.nth(number).evaluate("image => image.complete && image.naturalWidth > 0") for number in range(images.count())]
         return len(drawn) if all(drawn) else 0
-
-    def close(self) -> None:
-        self.press("Close")

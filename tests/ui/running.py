@@ -69,18 +69,14 @@ class RunningUi:
     def graphql(self, query: str, variables: dict[str, Any] | None = None) -> dict[str, Any]:
         return ask(self.url, query, variables)
 
-    def launch(self, name: str, *, job: str = "build_pretrain") -> str:
-        """Materialize a partition of a job, as the button does, and return the id of the run. A build of pretrain waits for another process
-        that builds the same.
-        """
+    def launch(self, name: str) -> str:
+        """Build a data set of pretrain, as the button does, and return the id of the run."""
         location = {"repositoryLocationName": "niels_cache_assets", "repositoryName": "__repository__"}
         parameters = {
             "mode": "default",
-            "runConfigData": json.dumps(
-                {"ops": {"stream_pretrain_dataset": {"config": {"wait": True}}}} if job == "build_pretrain" else {}
-            ),
+            "runConfigData": json.dumps({"ops": {"stream_pretrain_dataset": {"config": {"wait": True}}}}),
             "executionMetadata": {"tags": [{"key": "dagster/partition", "value": name}]},
-            "selector": {**location, "jobName": job},
+            "selector": {**location, "jobName": "build_pretrain"},
         }
         launched = self.graphql(LAUNCH, {"p": parameters})["launchRun"]
         assert launched["__typename"] == "LaunchRunSuccess", launched
@@ -125,10 +121,8 @@ def running_ui(
     project: Project | None = None,
     module: str = "niels_cache_assets.cli",
     forked: bool = False,
-    tables: str = "",
 ) -> Iterator[RunningUi]:
     """Run the UI on a small project in `folder`, on any free port. The data sets of the quickstart profile are switched off.
-    tables: more lines of niels_cache.toml.
 
     `forked`: start the UI as a fork, without a new interpreter (tests/programs.py).
     """
@@ -136,7 +130,7 @@ def running_ui(
     if project is None:
         project = Project(folder / "project", tokenizer_model)
         config = project.folder / "niels_cache.toml"
-        config.write_text(f"{config.read_text()}{SETTINGS}{tables}")
+        config.write_text(f"{config.read_text()}{SETTINGS}")
     home, output = folder / "home", folder / "ui.log"
     home.mkdir(exist_ok=True)
     (home / "dagster.yaml").write_text(f"{DAGSTER_YAML}{QUICKLY}")
