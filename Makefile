@@ -94,7 +94,7 @@ format: $(DEV)  ## format, and fix what ruff can fix
 bench: $(DEV)  ## every benchmark, one after the other
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
-pictures: $(DEV)  ## take and draw the pictures of README and docs again (needs Chromium)
+pictures: $(DEV) cache  ## take and draw the pictures of README and docs again (needs Chromium)
 	@$(BIN)/python -m docs.pictures
 
 site: $(DEV)  ## the documentation as a site, in build/site; its address on the web, for links to code: REPOSITORY_URL

@@ -2,7 +2,7 @@
 
 One run measures everything on the same documents, in rounds that take turns, and prints ratios of the rounds' medians:
 
-* the plain chain is tests/naive_cleaning.py, one process, with `langdetect` as its last step: the same rules in the simplest code. Its
+* the plain chain is benchmarks/plain_cleaning.py, one process, with `langdetect` as its last step: the same rules in the simplest code. Its
   normalizers repeat until nothing changes, which is slow. So it is measured a second time on text from our normalizers, which compares
   only the filters and the language. It gets every N-th document (all would take minutes), and ours gets these repeated to the same
   number of documents;
@@ -19,22 +19,18 @@ import json
 import multiprocessing
 import os
 import statistics
-import sys
 import sysconfig
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import plain_cleaning
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.normalizers import normalize
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.documents import Document
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # the plain rules are in tests/, which compare them with ours
-
-from tests import naive_cleaning
 
 CHUNK = 256
 Chunk = tuple[int, list[Document]]
@@ -89,10 +85,10 @@ def langdetect_code(text: str) -> str | None:
 
 def plain_chain(documents: list[Document], *, normalized: bool) -> int:
     """Return how many documents are kept."""
-    rules = naive_cleaning.rules(langdetect_code)
+    rules = plain_cleaning.rules(langdetect_code)
     stay = 0
     for document in documents:
-        text = document.text if normalized else naive_cleaning.normalize(document.text)
+        text = document.text if normalized else plain_cleaning.normalize(document.text)
         stay += not any(holds(text, document.title or "") for holds in rules.values())
     return stay
 

@@ -1,4 +1,4 @@
-"""Real text with near duplicates, and the quality of finding them: for benchmarks/dedup.py and tests/test_dedup_quality.py.
+"""Real text with near duplicates, and the quality of finding them: for benchmarks/dedup.py.
 
 Exact similarity is counted by brute force over sets of word 5-grams, in plain Python, without the code under test.
 """

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/cleaning.md from the code that they describe; the text around them is written by hand.
+"""Generate the tables of docs/cleaning.md from the code; the text around them is written by hand.
 
 python docs/cleaning.py            (a test fails while the file is out of date)
 """
@@ -20,17 +20,17 @@ TARGET = Path(__file__).with_suffix(".md")
 
 # Per reason: the keys that decide it, and where the rule comes from.
 FILTER_ORIGINS: dict[str, tuple[tuple[str, ...], str]] = {
-    "redirect": ((), "MediaWiki: a page that only names another page"),
-    "empty": ((), "the rest of a page that had only markup"),
-    "disambiguation": ((), "MediaWiki: a page that lists the meanings of a name"),
-    "too_short": (("min_characters", "min_words"), "50 words: Gopher; 400 characters: our own value, about 70 English words"),
-    "list_page": (("max_bullet_share",), "Gopher, which allows 90%; stricter here, for encyclopedias' lists"),
-    "bad_mean_word_len": (("min_mean_word_length", "max_mean_word_length"), "Gopher, which allows 10; wider here, for technical terms"),
-    "high_symbol_ratio": (("max_symbols_per_word",), "Gopher, which measures each of the two symbols separately"),
+    "redirect": ((), "MediaWiki"),
+    "empty": ((), "pages of markup only"),
+    "disambiguation": ((), "MediaWiki"),
+    "too_short": (("min_characters", "min_words"), "50 words: Gopher; 400 characters (about 70 English words): our own"),
+    "list_page": (("max_bullet_share",), "Gopher allows 90%; stricter here because of lists in encyclopedias"),
+    "bad_mean_word_len": (("min_mean_word_length", "max_mean_word_length"), "Gopher allows 10; wider here because of technical terms"),
+    "high_symbol_ratio": (("max_symbols_per_word",), "Gopher measures the two symbols separately"),
     "low_alpha_ratio": (("min_alpha_word_share",), "Gopher"),
     "no_stopwords": (
         ("min_stopwords",),
-        f"English: Gopher ({', '.join(sorted(STOP_WORDS['en']))}); lists of our own for {', '.join(sorted(STOP_WORDS.keys() - {'en'}))}",
+        f"English: Gopher ({', '.join(sorted(STOP_WORDS['en']))}); our own lists for {', '.join(sorted(STOP_WORDS.keys() - {'en'}))}",
     ),
     "repetitive": (
         (
@@ -41,12 +41,12 @@ FILTER_ORIGINS: dict[str, tuple[tuple[str, ...], str]] = {
             "max_duplicate_lines",
             "max_duplicate_paragraphs",
         ),
-        "pairs: our own rule, similar to Gopher's top 2-gram; the keys that are off: Gopher",
+        "pairs: our own rule, similar to Gopher's top 2-gram; the others: Gopher",
     ),
-    "language_error": (("language_characters",), "the same as for not_english"),
+    "language_error": (("language_characters",), "as for `not_english`"),
     "not_english": (
         ("languages", "language_characters"),
-        "C4, which uses langdetect at 0.99; we use its algorithm in langdetect-rs",
+        "C4 uses langdetect; we use langdetect-rs, which has the same algorithm",
     ),
 }
 
@@ -74,7 +74,7 @@ def rule_table() -> str:
         keys, origin = FILTER_ORIGINS[reason]
         settings = "<br>".join(f"`{key} = {json.dumps(defaults[key])}`" if defaults[key] is not None else f"`{key}` (off)" for key in keys)
         rows.append(f"| `{reason}` | {summary(judge)} | {settings} | {cell(origin)} |")
-    return "\n".join(["| reason | what is looked at | keys and defaults | source |", "| --- | --- | --- | --- |", *rows])
+    return "\n".join(["| reason | rule | keys and defaults | source |", "| --- | --- | --- | --- |", *rows])
 
 
 def bands_text() -> str:
@@ -94,7 +94,7 @@ def curve_table() -> str:
     found = s_curve(*choose_bands(settings.threshold, settings.num_perm), similarities)
     heading = "| similarity of a pair | " + " | ".join(f"{similarity:.2f}" for similarity in similarities) + " |"
     rule = "| --- " * (len(similarities) + 1) + "|"
-    return "\n".join([heading, rule, "| is found | " + " | ".join(f"{share:.1%}" for share in found) + " |"])
+    return "\n".join([heading, rule, "| probability of being found | " + " | ".join(f"{share:.1%}" for share in found) + " |"])
 
 
 def page(text: str) -> str:

@@ -1,7 +1,8 @@
 """Takes the pictures of README and docs/ in the Dagster UI, in the system's Chromium, by the steps that tests/ui takes; and draws those of
 docs/runtime.md and of data sets in parts.
 
-make pictures            two minutes, in a temporary folder; nothing is asked of the network
+make pictures                   two minutes, in a temporary folder; nothing is asked of the network
+python -m docs.pictures web_ui  only the pictures of the UI that are named
 
 What is shown is the quickstart profile, and the pages of docs/ as somebody's notes.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Locator
 
-from docs import chat_picture, parts_picture, runtime_pictures
+from docs import chat_picture, parts_picture, runtime_pictures, trace_picture
 from tests.dagster_tools import Project
 from tests.ui.browser import browser_page
 from tests.ui.person import Person
@@ -91,6 +92,18 @@ def asset_graph(person: Person) -> None:
     graph(person, "asset_graph")
 
 
+def web_ui(person: Person) -> None:
+    """The whole window, for README, with its menu folded."""
+    person.open_graph('group:"pretrain" or key:"tokenizer"')
+    person.press("Hide navigation")
+    person.page.set_viewport_size({"width": 1240, "height": 590})
+    person.page.reload()  # the graph fits into the window again
+    person.see("train_shards")
+    person.page.mouse.move(5, 5)  # nothing is highlighted
+    person.page.wait_for_timeout(2_000)  # the layout moves into place
+    save(person.page.screenshot(), "web_ui")
+
+
 def corpus_graph(person: Person) -> None:
     person.page.set_viewport_size({"width": 2400, "height": 1800})
     person.open_graph('group:"corpus" or group:"pretrain"')
@@ -102,16 +115,6 @@ def materialization(person: Person) -> None:
     person.open_partition(META, "python_docs")
     person.show("plots")
     take(person.dialog(), "materialization")
-
-
-def siblings(person: Person) -> None:
-    """The dialog that opens before the one of partitions."""
-    person.page.set_viewport_size({"width": 1300, "height": 900})
-    person.open_partition(TRAIN, "python_docs")
-    person.press("Materialize")
-    person.see("Materializing the current selection will also yield new materializations")
-    person.page.wait_for_timeout(500)
-    take(person.dialog(), "siblings")
 
 
 def launchpad(person: Person) -> None:
@@ -143,18 +146,19 @@ PICTURES: tuple[Callable[[Person], None], ...] = (
     asset_graph,
     corpus_graph,
     materialization,
-    siblings,
     launchpad,
     report,
     in_sync,
 )
 
 
-def main() -> None:
-    IMAGES.mkdir(exist_ok=True)
-    runtime_pictures.main(IMAGES)
-    chat_picture.main(IMAGES)
-    parts_picture.main(IMAGES)
+def main(names: list[str]) -> None:
+    """Make all pictures, or only those of the UI with these names."""
+    if not names:
+        runtime_pictures.main(IMAGES)
+        chat_picture.main(IMAGES)
+        parts_picture.main(IMAGES)
+        trace_picture.main(IMAGES)
     folder = Path(tempfile.gettempdir()) / "niels"  # pictures show it, so it is the same each time
     if folder.exists():
         sys.exit(f"{folder} is there already: another run makes pictures, or one was killed; then remove it")
@@ -164,12 +168,17 @@ def main() -> None:
         (project.folder / "niels_cache.toml").write_text(CONFIG, encoding="utf-8")
         niels_cache(project, folder / "home", "build-all")
         niels_cache(project, folder / "home", "report", "--out", str(project.folder / "report.html"))
-        with running_ui(folder, folder / "none.model", project=project) as ui, browser_page() as page:
-            for picture in PICTURES:
-                picture(Person(page, ui))
+        with running_ui(folder, folder / "none.model", project=project) as ui:
+            if not names or "web_ui" in names:
+                with browser_page() as page:
+                    web_ui(Person(page, ui))
+            with browser_page() as page:
+                for picture in PICTURES:
+                    if not names or picture.__name__ in names:
+                        picture(Person(page, ui))
     finally:
         shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build/pages"
 AT_THE_TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 BUILD = ["build", "--clean", "--strict"]
-NOT_SEARCHED = ("CHANGELOG.md", "docs/log.md")  # long, and about everything: they would come first for most words
+NOT_SEARCHED = ("CHANGELOG.md",)  # long, and about everything: it would come first for most words
+LOG = "docs/log/"  # a record for maintainers; on the site, a link to it is a link to the repository
 COPIED = {".md", ".png", ".svg"}
 SEARCHED_AS = {
     "data set": "datasets",
@@ -34,8 +35,8 @@ def copy_pages(target: Path, repository: str | None) -> None:
     """Copy all pages and pictures to `target`, which is emptied first. `repository` is its address on the web."""
     shutil.rmtree(target, ignore_errors=True)
     for source in [*(ROOT / name for name in AT_THE_TOP), *sorted((ROOT / "docs").rglob("*"))]:
-        if source.suffix in COPIED:
-            name = source.relative_to(ROOT).as_posix()
+        name = source.relative_to(ROOT).as_posix()
+        if is_on_site(name):
             copy = target / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             if source.suffix == ".md":
@@ -45,13 +46,19 @@ def copy_pages(target: Path, repository: str | None) -> None:
                 shutil.copyfile(source, copy)
 
 
+def is_on_site(name: str) -> bool:
+    """Return whether a file of the repository, such as `docs/howto.md`, is a page or a picture of the site."""
+    inside = name in AT_THE_TOP or name.startswith("docs/")
+    return inside and Path(name).suffix in COPIED and not name.startswith(LOG)
+
+
 def for_the_site(text: str, page: str, repository: str | None) -> str:
     """Return the Markdown of a page, a path in the repository, with its links to code as links to the repository on the web."""
 
     def rewritten(link: re.Match[str]) -> str:
         words, name, anchor = link[1], link[2], link[3] or ""
         path = posixpath.normpath(posixpath.join(posixpath.dirname(page), name))
-        if Path(path).suffix in COPIED and (path in AT_THE_TOP or path.startswith("docs/")):
+        if is_on_site(path):
             return link[0]
         if not (ROOT / path).exists() or path.startswith(".."):
             raise ValueError(f"{page}: there is no {name} in the repository")

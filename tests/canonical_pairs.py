@@ -104,30 +104,3 @@ ONLY_NEAR = [
     ("Bonjour !", "Bonjour!"),
     ("- item", "* item"),
 ]
-
-# 18 documents, and no two are copies: other facts, formulas and programs.
-DOCUMENTS = [
-    "What is 1.5 times 2? It is 3.",
-    "What is 15 times 2? It is 3.",
-    "Compute 12+3 and write the result.",
-    "Compute 1+23 and write the result.",
-    "Compute 12-3 and write the result.",
-    "1|2|300",
-    "12|300",
-    "12300",
-    "if a < b: return a",
-    "if a > b: return a",
-    "if a == b: return a",
-    "The change was -5 percent last year.",
-    "The change was +5 percent last year.",
-    "x = y * z",
-    "x = y / z",
-    "x = y + z",
-    "!!!",
-    "???",
-]
-
-# 30 questions of arithmetic, no two alike: 1+23, 12+3, 1-23, 12-3, ..., 4/56, 45/6.
-QUESTIONS = [
-    f"What is {digits[:cut]}{operator}{digits[cut:]}?" for digits in ("123", "234", "456") for operator in "+-*/." for cut in (1, 2)
-]

@@ -2,9 +2,15 @@
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
 
 from niels_cache_assets.chats.templates import Template, find_template
+from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.config.tables import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from tests.tiny import sentences
@@ -48,8 +54,35 @@ def model_folder(folder: Path, *, template: str = MARKED, texts: Sequence[str] =
     return folder
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a model, which no test changes."""
+    return model_folder(tmp_path_factory.mktemp("model") / "model")
+
+
 def opened_model(folder: Path) -> HuggingFaceTokenizer:
     return HuggingFaceTokenizer(folder, special_tokens=ROLES)
+
+
+def chat_project(folder: Path, model: Path, tables: str, **rows: Sequence[dict[str, Any]]) -> Registry:
+    """Write a configuration with the tokenizer of the model and these tables, and the rows of each NAME to NAME.jsonl."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, values in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in values), encoding="utf-8")
+    tokens = ", ".join(f"{role} = {json.dumps(token)}" for role, token in ROLES.items())
+    config = f"[tokenizer]\nmodel = {json.dumps(str(model))}\nspecial_tokens = {{ {tokens} }}\n{tables}"
+    (folder / "niels_cache.toml").write_text(config, encoding="utf-8")
+    return load_registry(profile="quickstart", config=str(folder / "niels_cache.toml"))
+
+
+def examples_on_disk(folder: Path, split: str) -> list[tuple[list[int], list[bool]]]:
+    """Return the tokens of each example of a cache with spans, and which of them the spans make targets."""
+    tokens = np.fromfile(folder / f"{split}_tokens.bin", "<u2").tolist()
+    starts = [*np.load(folder / f"{split}_idx.npy").tolist(), len(tokens)]
+    mask = np.zeros(len(tokens), dtype=bool)
+    for begin, end in np.load(folder / f"{split}_targets.npy").tolist():
+        mask[begin:end] = True
+    return [(tokens[begin:end], mask[begin:end].tolist()) for begin, end in pairwise(starts)]
 
 
 def template_of(text: str, *, where: str = "test.jinja") -> Template:

@@ -18,7 +18,15 @@ from tests.tiny import train_tiny_tokenizer
 
 TESTS = Path(__file__).parent
 
-pytest_plugins = ["tests.built_project", "tests.copied_caches", "tests.golden", "tests.left_out", "tests.remote_caches", "tests.workers"]
+pytest_plugins = [
+    "tests.built_project",
+    "tests.chat_models",
+    "tests.copied_caches",
+    "tests.golden",
+    "tests.left_out",
+    "tests.remote_caches",
+    "tests.workers",
+]
 
 gc.set_threshold(50_000)  # with 700, looking for garbage takes a twentieth of the time of tests
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and so do its children
@@ -89,7 +97,6 @@ LONGEST = (
     "faults/test_hub.py",
     "test_corpus_prepare.py",
     "test_import_rules.py",
-    "test_mutants.py",
     "test_examples_runtime.py",
     "test_corpus_resume.py",
 )
@@ -97,7 +104,6 @@ LONGEST = (
 
 # The same for `make torture`, where a file takes minutes.
 LONGEST_TORTURE = (
-    "faults/test_fuzz_states.py",
     "faults/test_fuzz_binary.py",
     "faults/test_hub.py",
     "faults/test_parts.py",

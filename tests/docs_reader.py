@@ -29,7 +29,7 @@ from niels_cache_assets.defs.assembly import build_defs
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = (
     *(REPOSITORY / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
-    *sorted((REPOSITORY / "docs").rglob("*.md")),
+    *sorted(path for path in (REPOSITORY / "docs").rglob("*.md") if path.parent.name != "log"),  # a log is not kept up to date
 )
 COMMANDS = ("", "sh", "bash")
 SHOWN = {"text": "output, formats and diagrams", "nginx": "another program's configuration"}

@@ -6,43 +6,30 @@ tests/olmo_core.py runs this program. It imports nothing of niels-cache, and kno
 import json
 import sys
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from olmo_core.data import NumpyPackedFSLDatasetConfig
 from olmo_core.data.utils import iter_document_indices, write_document_indices
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return the content of each split's data set.
 
-    lines: as the command prints them. sequence_length: replaces the length in the lines. work_dir: the folder for files of OLMo-core.
-        OLMo-core also writes a .csv.gz beside the files of the export.
+    lines: as the command prints them. sequence_length: replaces the length in the lines. OLMo-core writes a .csv.gz beside the files of the
+    export.
     """
     names: dict[str, Any] = {}
     exec("\n".join(request["lines"]), names)
     configs = {split: names[split] for split in ("train", "val") if split in names}
-    settings = {"sequence_length": request["sequence_length"], "work_dir": request["work_dir"]}
+    settings = {"sequence_length": request["sequence_length"]}
     return {
-        "versions": {name: version(name) for name in ("ai2-olmo-core", "filelock", "torch")},
         "splits": {split: read_split(config, **settings) for split, config in configs.items()},
     }
 
 
-def read_split(config: Any, *, sequence_length: int, work_dir: str) -> dict[str, Any]:
-    windows = replace(config, sequence_length=sequence_length, generate_doc_lengths=True).build()
+def read_split(config: Any, *, sequence_length: int) -> dict[str, Any]:
+    windows = replace(config, sequence_length=sequence_length).build()
     windows.prepare()
-    packed = NumpyPackedFSLDatasetConfig(
-        tokenizer=config.tokenizer,
-        paths=config.paths,
-        expand_glob=config.expand_glob,
-        dtype=config.dtype,
-        sequence_length=sequence_length,
-        use_array_if_local=False,
-        work_dir=work_dir,
-    ).build()
-    packed.prepare()
     known = {"eos_token_id": windows.eos_token_id, "dtype": windows.dtype}
     by_metadata = {path: list(iter_document_indices(path, use_array_if_local=False)) for path in windows.paths}
     by_eos = {path: [[int(begin), int(end)] for begin, end in iter_document_indices(path, **known)] for path in windows.paths}
@@ -51,10 +38,8 @@ def read_split(config: Any, *, sequence_length: int, work_dir: str) -> dict[str,
     return {
         "paths": [str(path) for path in windows.paths],
         "windows": [instance["input_ids"].tolist() for instance in windows],
-        "document_lengths": [instance["doc_lens"].tolist() for instance in windows],
         "documents_by_metadata": by_metadata,
         "documents_by_eos": by_eos,
-        "packed": [instance["input_ids"][instance["label_mask"]].tolist() for instance in packed],
         "vocab_size": windows.vocab_size,
     }
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.dedup.bands import NO_BUCKET
 from niels_cache_assets.dedup.canonical import (
     ALONE,
     CLOSING,
@@ -120,16 +119,6 @@ def slots_of(shingles: NDArray[np.uint64], num_perm: int) -> NDArray[np.uint32]:
         permuted = (values[start : start + _SHINGLES_AT_ONCE, None] ^ xors) * factors
         np.minimum(slots, permuted.min(axis=0), out=slots)
     return slots
-
-
-def plain_band_hashes(slots: NDArray[np.uint32], bands: int, rows: int) -> NDArray[np.uint64]:
-    folded = slots[:, : bands * rows].reshape(len(slots), bands, rows)
-    hashes = np.full((len(slots), bands), SHINGLE_BASE, dtype=np.uint64)
-    for row in range(rows):
-        hashes = mix_array(hashes * np.uint64(MIX_1) + folded[:, :, row])
-    hashes[hashes == NO_BUCKET] = np.uint64(1)
-    hashes[slots[:, 0] == np.uint32(NO_SHINGLE)] = NO_BUCKET
-    return hashes
 
 
 def as_seen(text: str) -> str:

@@ -4,9 +4,16 @@ Tests of the hub use it as a child process, because `HF_ENDPOINT` counts only be
 dropped, facts} or {error, unavailable}.
 """
 
+import bz2
+import gzip
 import json
+import lzma
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import zstandard
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.errors import SourceUnavailable
@@ -14,6 +21,19 @@ from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from tests import programs
 from tests.loopback_hub import LoopbackHub
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": lambda content: bz2.compress(content, 1),  # in blocks of 100 kB
+    ".xz": lambda content: lzma.compress(content, preset=0),
+    ".zst": zstandard.compress,
+}
+
+
+def one_file(folder: Path, name: str, content: bytes) -> list[str]:
+    """Write a file. Return the `files` of a source that reads it."""
+    (folder / name).write_bytes(content)
+    return [str(folder / name)]
 
 
 def read(source: Any, seed: int = 42, **context: Any) -> tuple[list[Any], StreamContext]:

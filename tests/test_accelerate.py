@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from niels_cache_runtime import Batch, NielsCacheError, TokenLoader
-from tests import ranks
 from tests.hand_made import write_stream
 
 accelerate = pytest.importorskip("accelerate", reason="the extra trainer is not installed")
@@ -128,41 +127,9 @@ def as_dict(batch: Batch) -> dict[str, torch.Tensor]:
 SHARED_AGAIN = "rank=accelerator.process_index, world_size=accelerator.num_processes, device=accelerator.device"
 
 
-@pytest.mark.parametrize("dispatch", [None, True, False])
-@pytest.mark.parametrize("stateful", [False, True])
-@pytest.mark.parametrize("collate", [None, as_dict])
+@pytest.mark.parametrize(("dispatch", "stateful", "collate"), [(None, False, None), (True, False, as_dict), (False, True, as_dict)])
 def test_a_prepared_data_loader_is_refused(folder: str, dispatch: bool | None, stateful: bool, collate: Any) -> None:
     config = accelerate.utils.DataLoaderConfiguration(dispatch_batches=dispatch, use_stateful_dataloader=stateful)
     accelerator = accelerate.Accelerator(cpu=True, dataloader_config=config)
     with pytest.raises(NielsCacheError, match=SHARED_AGAIN):
         next(iter(accelerator.prepare(DataLoader(loader_of(folder), batch_size=None, collate_fn=collate))))
-
-
-def test_every_rank_takes_its_part_and_resumes_on_it(folder: str, tmp_path: Path) -> None:
-    """There are two processes of gloo, and process 0 saves the state. Prepared DataLoaders are refused on both."""
-    ranks.run(train_on_a_rank, folder=folder, root=str(tmp_path))
-    alone = rows(islice(loader_of(folder, B=8), STEPS))
-    for workers in (0, 1):
-        whole, before, after = ([torch.load(tmp_path / f"{part}_{workers}_{rank}.pt") for rank in range(2)] for part in PARTS)
-        assert [first + second for first, second in zip(*(seen for seen, _ in whole), strict=True)] == alone
-        assert [first + second for (first, _), (second, _) in zip(before, after, strict=True)] == [seen for seen, _ in whole]
-        assert {weight for _, weight in after} == {weight for _, weight in whole}
-        assert len({weight for _, weight in (*before, *whole)}) == 2, "the same on both, and the stopped run is not as far"
-
-
-PARTS: dict[str, dict[str, Any]] = {"whole": {}, "before": {"stop_at": STOP}, "after": {"resume": True}}
-
-
-def train_on_a_rank(folder: str, root: str) -> None:
-    accelerator, rank = accelerate.Accelerator(cpu=True), int(os.environ["RANK"])
-    assert (accelerator.process_index, accelerator.num_processes) == (rank, 2)
-    loader = loader_of(folder, rank=rank, world_size=2)
-    with pytest.raises(NielsCacheError, match=SHARED_AGAIN):
-        next(iter(accelerator.prepare(DataLoader(loader, batch_size=None, collate_fn=as_dict))))
-    skipped = accelerate.skip_first_batches(DataLoader(loader, batch_size=None), 3)
-    assert rows(islice(skipped, 2)) == rows(islice(loader_of(folder, rank=rank, world_size=2), 5))[3:]
-    forget_accelerator()
-    for workers in (0, 1):
-        for part, settings in PARTS.items():
-            torch.save(run(folder, Path(root), workers=workers, **settings), Path(root) / f"{part}_{workers}_{rank}.pt")
-    torch.distributed.destroy_process_group()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
 import shutil
 import threading
@@ -19,14 +18,12 @@ import pytest
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.disk import staging
-from niels_cache_assets.disk.attempts import lease_path, recorded_attempts
-from niels_cache_assets.disk.journal import BYTES_VARIABLE, _encode, partial_directory, read_journal
+from niels_cache_assets.disk.attempts import recorded_attempts
+from niels_cache_assets.disk.journal import BYTES_VARIABLE, partial_directory, read_journal
 from niels_cache_assets.parts.lease import LeaseLost, Stopped, request_stop
 from niels_cache_runtime.errors import NielsCacheError
-from niels_cache_runtime.verify import verify_cache
-from tests.faults.disk import Disk, killed_at
+from tests.faults.disk import Disk
 from tests.parts_project import NAME, PartsProject, build
 from tests.test_cache_determinism import digests
 
@@ -151,25 +148,6 @@ def test_a_frozen_process_that_wakes_up_does_no_harm(attempts: Attempts, name: s
     clean(found, key)
 
 
-def test_two_processes_at_once_write_to_different_files(attempts: Attempts, name: str) -> None:
-    """The one that was overtaken goes on while the other one builds."""
-    attempts.root(name)
-    frozen = Frozen(attempts.graph(name, SLOW))
-    woken: list[BaseException] = []
-
-    def wake(progress: object) -> None:
-        if not woken:
-            try:
-                frozen.wake()
-            except LeaseLost as lost:
-                woken.append(lost)
-
-    outcome = materialize(attempts.graph(name)[KEY], wait=True, on_progress=wake)
-    assert len(woken) == 1
-    assert digests(outcome.directory) == attempts.expected[KEY]
-    clean(attempts.graph(name))
-
-
 @pytest.mark.parametrize("at", ["link", "rename"])
 def test_a_process_that_wakes_up_during_the_takeover_does_no_harm(
     attempts: Attempts, name: str, at: str, monkeypatch: pytest.MonkeyPatch
@@ -215,52 +193,6 @@ def test_a_process_that_was_frozen_just_before_its_commit_cannot_commit(
     clean(attempts.graph(name))
 
 
-@pytest.mark.parametrize("waiting", [3, pytest.param(8, marks=pytest.mark.torture)])
-def test_of_several_processes_that_wait_one_takes_over_and_the_others_find_the_part(attempts: Attempts, name: str, waiting: int) -> None:
-    attempts.root(name)
-    frozen = Frozen(attempts.graph(name, SLOW))
-    found = attempts.graph(name, "[cluster]\nrenew_seconds = 0.2\nlease_seconds = 1")
-    with ThreadPoolExecutor(waiting) as pool:
-        outcomes = list(pool.map(lambda _: materialize(found[KEY], wait=True), range(waiting)))
-    assert sorted(outcome.state for outcome in outcomes) == ["built", *["cache_hit"] * (waiting - 1)]
-    with pytest.raises(LeaseLost):
-        frozen.wake()
-    assert digests(found[KEY].directory) == attempts.expected[KEY]
-
-
-@pytest.mark.parametrize("key", [KEY, VAL])
-def test_an_unfinished_part_without_attempts_is_resumed(attempts: Attempts, name: str, key: str) -> None:
-    """As earlier versions have left it."""
-    attempts.root(name, key)
-    found = attempts.graph(name)
-    unfinished(found, key, steps=1)
-    target = found[key].directory
-    [partial] = target.parent.glob(f".{target.name}.partial.*")
-    content = json.loads((partial / "journal.json").read_bytes().partition(b"\n")[2])
-    assert content.pop("attempt") == 1
-    (partial / "journal.json").write_bytes(_encode(content))
-    partial.rename(target.parent / f".{target.name}.partial")
-    shutil.rmtree(lease_path(target))
-    outcome = materialize(found[key])
-    assert outcome.resumed > 0
-    assert digests(target) == attempts.expected[key]
-    clean(found, key)
-
-
-def test_records_name_the_attempt(attempts: Attempts, name: str) -> None:
-    attempts.root(name)
-    found = attempts.graph(name)
-    for number in (1, 2, 3):
-        unfinished(found, steps=2 - min(number, 2))
-        directory = partial_directory(found[KEY].directory)
-        recorded = read_journal(directory)
-        assert directory.name.endswith(f".partial.{number}")
-        assert recorded is not None
-        assert recorded.attempt == number
-    assert materialize(found[KEY]).resumed > 0
-    assert digests(found[KEY].directory) == attempts.expected[KEY]
-
-
 def test_a_folder_without_links_gets_copies(attempts: Attempts, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts.root(name)
     found = attempts.graph(name)
@@ -275,50 +207,13 @@ def test_a_folder_without_links_gets_copies(attempts: Attempts, name: str, monke
     assert digests(outcome.directory) == attempts.expected[KEY]
 
 
-def test_a_folder_without_locks_is_shared_by_the_lease(attempts: Attempts, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts.root(name)
-
-    def refused(*args: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", refused)
-    frozen = Frozen(attempts.graph(name, SLOW))
-    outcome = materialize(attempts.graph(name)[KEY], wait=True)
-    assert (outcome.state, outcome.resumed > 0) == ("built", True)
-    with pytest.raises(LeaseLost):
-        frozen.wake()
-    assert digests(outcome.directory) == attempts.expected[KEY]
-
-
-def damaged(name: str) -> Callable[[Path], None]:
-    return {
-        "shorter": lambda partial: os.truncate(partial / "train_doc_ends.npy", 10),
-        "missing": lambda partial: (partial / "train/shard_00000.bin").unlink(),
-        "no journal": lambda partial: (partial / "journal.json").unlink(),
-        "changed": lambda partial: (partial / "scratch/train.arrow").write_bytes(b"x" * (partial / "scratch/train.arrow").stat().st_size),
-    }[name]
-
-
-@pytest.mark.parametrize("damage", ["shorter", "missing", "no journal", "changed"])
-def test_a_damaged_attempt_is_not_taken_over(attempts: Attempts, name: str, damage: str) -> None:
-    attempts.root(name)
-    found = attempts.graph(name)
-    unfinished(found)
-    damaged(damage)(partial_directory(found[KEY].directory))
-    outcome = materialize(found[KEY])
-    assert outcome.resumed == 0
-    assert digests(outcome.directory) == attempts.expected[KEY]
-    clean(found)
-
-
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.torture)])
-def test_a_full_disk_during_the_takeover_leaves_the_older_attempt(attempts: Attempts, name: str, step: int) -> None:
+def test_a_full_disk_during_the_takeover_leaves_the_older_attempt(attempts: Attempts, name: str) -> None:
     root = attempts.root(name)
     found = attempts.graph(name)
     unfinished(found)
     target = found[KEY].directory
     failed = resumed = 0
-    for at in range(0, 60, step):
+    for at in range(0, 60, 5):
         with Disk(root, at=at, fault=errno.ENOSPC, lasting=True).installed():
             with pytest.raises((Killed, NielsCacheError)) as caught:
                 materialize(found[KEY], on_progress=stopping(0))
@@ -351,56 +246,3 @@ def test_stop_ends_a_build_that_a_retry_resumes(attempts: Attempts, name: str) -
     assert outcome.resumed > 0
     assert digests(target) == attempts.expected[KEY]
     clean(found)
-
-
-def test_force_takes_nothing_over(attempts: Attempts, name: str) -> None:
-    attempts.root(name)
-    found = attempts.graph(name)
-    unfinished(found)
-    outcome = materialize(found[KEY], force=True)
-    assert outcome.resumed == 0
-    assert digests(outcome.directory) == attempts.expected[KEY]
-
-
-def test_a_hit_removes_what_is_left_of_attempts(attempts: Attempts, name: str) -> None:
-    attempts.root(name)
-    found = attempts.graph(name)
-    unfinished(found)
-    partial = partial_directory(found[KEY].directory)
-    materialize(found[KEY])
-    (partial / "train").mkdir(parents=True)  # a process that was overtaken makes a file again, and is killed
-    (partial / "train/shard_00009.bin").write_bytes(b"x")
-    assert materialize(found[KEY]).state == "cache_hit"
-    clean(found)
-
-
-def test_pruning_removes_leases_and_attempts_of_old_plans(attempts: Attempts, name: str) -> None:
-    attempts.root(name)
-    found = attempts.graph(name)
-    unfinished(found)
-    fewer = attempts.project.graph(1, "val_frac = 0.0", root=name)
-    build(fewer)
-    removed = prune_parts(fewer, NAME)
-    assert any(".partial.1" in part.directory.name for part in removed)
-    assert not (fewer.root / "pretrain/.parts" / NAME).exists()
-    assert verify_cache(fewer.root) == []
-
-
-@pytest.mark.torture
-def test_a_kill_at_any_call_of_an_attempt(attempts: Attempts, name: str) -> None:
-    """Each attempt continues where the killed one before it has stopped, in the takeover too."""
-    killed = finished = 0
-    for at in range(150):
-        if not (attempts.project.folder / name).exists():
-            attempts.root(name)
-        found = attempts.graph(name)
-        was_killed = killed_at(found.root, at, lambda: materialize(found[KEY]))  # noqa: B023
-        killed += was_killed
-        if not was_killed or at % 10 == 9:
-            outcome = materialize(found[KEY])
-            assert digests(outcome.directory) == attempts.expected[KEY], f"call {at}"
-            clean(found)
-            shutil.rmtree(found.root)
-            finished += 1
-    assert killed > 50
-    assert finished > 10

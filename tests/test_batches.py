@@ -1,7 +1,6 @@
 """From rows of tokens to batches: which numbers are drawn, and who owns the memory of a batch."""
 
 import gc
-import threading
 
 import numpy as np
 import pytest
@@ -80,23 +79,3 @@ def test_memory_of_dropped_batches_is_lent_again_and_only_to_its_shape() -> None
     x, _ = maker.pairs(rows_of((LARGE[0] + 1, LARGE[1]), 0))
     assert x.shape == (LARGE[0] + 1, LARGE[1])
     assert x.data_ptr() not in addresses
-
-
-def test_threads_that_share_a_maker_never_share_a_batch() -> None:
-    maker, wrong, done = PairMaker(CPU), [], []
-
-    def work(number: int) -> None:
-        for index in range(60):
-            rows = rows_of(LARGE, 100 * number + index)
-            x, y = maker.pairs(rows)
-            if not (np.array_equal(x.numpy(), rows[:, :-1]) and np.array_equal(y.numpy(), rows[:, 1:])):
-                wrong.append((number, index))
-        done.append(number)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(done) == [0, 1, 2, 3]
-    assert wrong == []

@@ -1,9 +1,8 @@
 """The order in blocks: its mathematics against a naive copy, the same values in every version, and the blocks that a machine needs."""
 
 import math
-import pickle
 from collections import Counter
-from itertools import islice, pairwise, takewhile
+from itertools import islice, takewhile
 
 import numpy as np
 import pytest
@@ -88,37 +87,6 @@ def test_any_places_in_any_order_are_those_of_the_whole_epoch(sizes: list[int], 
 def test_without_shuffle_one_lane_is_the_stream() -> None:
     assert whole_epoch([4, 0, 5], shuffle=False) == list(range(9))
     assert whole_epoch([4, 0, 5], shuffle=False, lanes=2) == [0, 8, 1, 7, 2, 6, 3, 5, 4]
-
-
-def test_seeds_names_and_epochs_have_orders_of_their_own() -> None:
-    sizes = [30, 20, 40, 10]
-    orders = [
-        whole_epoch(sizes, seed=seed, name=name, epoch=epoch) for seed, name, epoch in [(0, "", 0), (1, "", 0), (0, "b", 0), (0, "", 1)]
-    ]
-    assert len(set(map(tuple, orders))) == 4
-    inside = [[number for number in order if number < 30] for order in orders]
-    assert len(set(map(tuple, inside))) == 4
-
-
-def test_a_lane_reads_its_blocks_one_after_the_other() -> None:
-    sizes, lanes = [50, 70, 64, 64, 3, 90, 60], 3
-    for epoch in range(3):
-        order = BlockOrder(starts_of(sizes), seed=1, lanes=lanes)
-        blocks = np.searchsorted(starts_of(sizes), order.at(np.arange(sum(sizes)), epoch), side="right") - 1
-        lane_of_place = (epoch * sum(sizes) + np.arange(sum(sizes))) % lanes
-        visits = 0
-        for lane in range(lanes):
-            changes = [later for earlier, later in pairwise([-1, *blocks[lane_of_place == lane].tolist()]) if later != earlier]
-            assert len(changes) == len(set(changes))
-            visits += len(changes)
-        assert visits <= len(sizes) + lanes - 1
-
-
-def test_memory_does_not_grow_with_the_samples() -> None:
-    order = BlockOrder(np.linspace(0, 2**50, 1001).astype(np.int64), seed=0, lanes=2)
-    found = order.at(np.array([0, 1, 2**49, 2**50 - 1]), 10**6)
-    assert len(set(found.tolist())) == 4
-    assert len(pickle.dumps(order)) < 100_000
 
 
 def test_what_is_outside_the_epoch_is_one_clear_line() -> None:

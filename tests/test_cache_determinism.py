@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.build_cache import Message, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.cli import main
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import read_meta
+from tests.docs_reader import COMMANDS, blocks_of
 from tests.tiny import sentences
 
 ROOT = Path(__file__).parent.parent
@@ -130,3 +133,22 @@ def test_neither_folder_nor_threads_show_in_the_bytes_of_an_sft_cache(tmp_path: 
     for name, threads in (("one", 1), ("two", 2)):
         build_sft_cache(conversations(200), str(tmp_path / name), tokenizer=tokenizer, val_frac=0.1, seed=5, threads=threads)
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
+
+
+def test_the_recipe_of_the_page_finds_no_difference(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/determinism.md says which files are equal. The recipe runs as printed, with a small data set in the place of python_docs."""
+    (block,) = [block for block in blocks_of(ROOT / "docs/determinism.md") if block.language in COMMANDS]
+    *builds, compare = block.text.splitlines()
+    assert [build.split()[:2] for build in builds] == 2 * [["niels-cache", "build-all"]]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences(300)), encoding="utf-8")
+    config = f'[tokenizer]\nmodel = "{tiny_model}"\n[pretrain.python_docs]\nsource = "jsonl"\nfiles = ["texts.jsonl"]\n'
+    (tmp_path / "niels_cache.toml").write_text(config, encoding="utf-8")
+    monkeypatch.setenv("NIELS_CACHE_CONFIG", str(tmp_path / "niels_cache.toml"))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for build in builds:
+        assert main(build.split()[1:]) == 0
+    assert subprocess.run(shlex.split(compare), check=False).returncode == 0
+    shard = tmp_path / "cache/twice/pretrain/python_docs/train/shard_00000.bin"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    assert subprocess.run(shlex.split(compare), check=False).returncode == 1

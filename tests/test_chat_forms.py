@@ -8,18 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.cli import main
 from niels_cache_assets.cli.recognizing import recognize
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.messages import template_messages
-from niels_cache_assets.sources.pairs import continued, sides_of
+from niels_cache_assets.sources.pairs import continued
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
 
-Messages = list[dict[str, Any]]
 Row = dict[str, Any]
 
 
@@ -114,10 +111,8 @@ def test_further_input_follows_the_last_question_of_a_prompt_of_messages(tmp_pat
     keys = proposed(write(tmp_path / "y.jsonl", [pair]))
     assert keys == {"kind": "preference", "prompt_field": "prompt", "input_field": "input"}
     (found,), _ = read(tmp_path / "y.jsonl", **keys)
-    assert (found.messages, found.rejected) == (
-        [*asked[:2], user("three\n\nmore"), bot("a")],
-        [*asked[:2], user("three\n\nmore"), bot("b")],
-    )
+    prompt = [*asked[:2], user("three\n\nmore")]
+    assert (found.messages, found.rejected) == ([*prompt, bot("a")], [*prompt, bot("b")])
     for no_place in ({**pair, "prompt": asked[:2]}, {**pair, "prompt": None, "chosen": [*asked, bot("a")], "rejected": [*asked, bot("b")]}):
         found_rows, context = read(write(tmp_path / "z.jsonl", [no_place, pair]), **keys)
         assert (len(found_rows), dict(context.report.dropped)) == (1, {"no_place_for_input": 1})
@@ -218,18 +213,6 @@ def test_rows_with_a_label_of_kto_need_the_key(tmp_path: Path, form: str, name: 
     assert dict(context.report.dropped) == {"kto_row": 3}
 
 
-def test_labels_of_one_and_zero_beside_a_completion_are_those_of_kto(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.jsonl", [{**row, "label": int(row["label"])} for row in KTO])
-    assert proposed(path) == {**COMPLETION, "kto": "positives"}
-    with pytest.raises(NielsCacheError, match=r"row 0.*kto"):
-        table(path, **COMPLETION).check_input({})
-    found, context = read(path, **COMPLETION, kto="positives")
-    assert [each.messages[-1]["content"] for each in found] == ["good", "fine"]
-    assert dict(context.report.dropped) == {"kto_negative": 1}
-    of_a_class = write(tmp_path / "y.jsonl", [{"instruction": "q", "output": "a", "label": 1}] * 3)
-    assert len(read(of_a_class, instruction_field="instruction", output_field="output")[0]) == 3
-
-
 def test_a_late_label_stops_the_build_and_labels_that_are_none_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", [{"prompt": "q", "completion": "a"}] * 5 + KTO[1:2])
     with pytest.raises(NielsCacheError, match="row 5"):
@@ -242,49 +225,16 @@ def test_a_late_label_stops_the_build_and_labels_that_are_none_are_refused(tmp_p
         for use in (lambda: table(path, **COMPLETION, kto="positives").check_input({}), lambda: read(path, **COMPLETION, kto="drop")):
             with pytest.raises(NielsCacheError, match="label or kto_tag"):
                 use()
-
-
-def test_the_key_of_kto_is_for_chats_and_in_the_fingerprint_only_if_set(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.jsonl", KTO)
     with pytest.raises(ValueError, match="kto"):
         table(path, kind="preference", kto="drop")
-    plain, positives, drop = (table(path, **COMPLETION, **more).identity() for more in ({}, {"kto": "positives"}, {"kto": "drop"}))
-    assert "kto" not in plain
-    assert plain != positives != drop != plain
-
-
-ONCE: dict[str, tuple[Any, Any]] = {  # a prompt and a side that have the same messages in two forms
-    "white space": ([user("q \n")], [user("q"), bot("a")]),
-    "other keys": ([{**user("q"), "id": "7"}], [user("q"), bot("a")]),
-    "parts": ([{"role": "user", "content": [{"type": "text", "text": "q"}]}], [user("q"), bot("a")]),
-    "only the reply": ([user("q")], [bot("a")]),
-    "a dialogue": ([user("q")], "\n\nHuman: q\n\nAssistant: a"),
-    "an object with messages": ({"messages": [user("q")]}, [bot("a")]),
-}
-
-
-@pytest.mark.parametrize("form", ONCE)
-def test_a_prompt_is_in_the_pair_once(form: str) -> None:
-    prompt, side = ONCE[form]
-    other = "\n\nHuman: q\n\nAssistant: b" if isinstance(side, str) else [*side[:-1], bot("b")]
-    for rejected in (other, [bot("b")], "b"):
-        made: Any = sides_of(prompt, side, rejected, template_messages)
-        assert [[(each["role"], each["content"]) for each in messages] for messages in made] == [
-            [("user", "q"), ("assistant", answer)] for answer in ("a", "b")
-        ]
 
 
 def test_a_prompt_of_several_turns_is_whole_or_only_its_system_is_left_out() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}
     in_text = {**call, "content": "", "tool_calls": [{"function": {"name": "f", "arguments": '{"x":1}'}}]}
     prompt, result = [system("s"), user("q"), call, {"role": "tool", "content": "1"}], {"role": "tool", "content": " 1"}
-    assert continued(prompt, [system("s"), user("q"), in_text, result, bot("a")], template_messages) == [
-        system("s"),
-        user("q"),
-        in_text,
-        result,
-        bot("a"),
-    ]
+    whole = [system("s"), user("q"), in_text, result, bot("a")]
+    assert continued(prompt, whole, template_messages) == whole
     assert continued(prompt[:2], [user("q"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
     assert continued([user("q")], [system("s"), user("q"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
     assert continued([user("q")], [system("s"), bot("a")], template_messages) == [*prompt[:2], bot("a")]
@@ -330,15 +280,6 @@ def test_a_column_prompt_that_is_no_prompt_can_be_left_out(tmp_path: Path) -> No
     assert [(each.messages, each.rejected) for each in found] == [(row["chosen"], row["rejected"])] * 3
 
 
-def test_sides_whose_prompts_differ_in_white_space_get_one_prompt() -> None:
-    long = [system("s"), user("q\n"), bot("x"), user("p ")]
-    made = sides_of(None, [*long, bot("a")], [system("s "), user("q"), bot("x"), user(" p"), bot("b")], template_messages)
-    assert made == ([*long, bot("a")], [*long, bot("b")])
-    thinking = [user("q"), {**bot("x"), "reasoning_content": "one"}, user("p"), bot("a")]
-    other = [user("q"), {**bot("x"), "reasoning_content": "two"}, user("p"), bot("b")]
-    assert sides_of(None, thinking, other, template_messages) == (thinking, other)
-
-
 def test_pairs_in_the_form_of_openai_and_with_a_field_for_the_system_are_read(tmp_path: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     openai = {
@@ -348,30 +289,11 @@ def test_pairs_in_the_form_of_openai_and_with_a_field_for_the_system_are_read(tm
     }
     for name in ("x.jsonl", "x.parquet"):
         keys = proposed(write(tmp_path / name, [openai] * 3))
-        assert keys == {
-            "kind": "preference",
-            "prompt_field": "input",
-            "chosen_field": "preferred_output",
-            "rejected_field": "non_preferred_output",
-        }
+        fields = {"prompt_field": "input", "chosen_field": "preferred_output", "rejected_field": "non_preferred_output"}
+        assert keys == {"kind": "preference", **fields}
         found, _ = read(tmp_path / name, **keys)
         assert [(each.messages, each.rejected, each.tools) for each in found] == [([user("q"), bot("a")], [user("q"), bot("b")], tools)] * 3
     keys = proposed(write(tmp_path / "y.jsonl", [{"system": "s", "question": "q", "chosen": "a", "rejected": "b"}] * 3))
     assert keys == {"kind": "preference", "prompt_field": "question", "system_field": "system"}
     found, _ = read(tmp_path / "y.jsonl", **keys)
     assert (found[0].messages, found[0].rejected) == ([system("s"), user("q"), bot("a")], [system("s"), user("q"), bot("b")])
-
-
-def test_null_keys_of_json_lines_beside_the_other_names_are_no_messages_without_text(tmp_path: Path) -> None:
-    mixed = [{"role": "user", "content": "q", "from": None, "value": None}, {"role": None, "content": None, "from": "gpt", "value": "a"}]
-    (found,), _ = read(write(tmp_path / "x.jsonl", [{"messages": mixed}]))
-    assert found.messages == [user("q"), bot("a")]
-
-
-def test_init_writes_a_table_of_kto_that_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write(tmp_path / "x.jsonl", KTO)
-    assert main(["init", "x.jsonl"]) == 0
-    source = load_registry(config="niels_cache.toml").source("chats")
-    assert isinstance(source, ChatJsonl)
-    assert (source.kto, source.instruction_field, source.output_field) == ("positives", "prompt", "completion")

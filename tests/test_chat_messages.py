@@ -4,21 +4,25 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.artifacts.forecast.volumes import sample_of_source
+from niels_cache_assets.chats.arguments import json_text, json_value
+from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
+from niels_cache_assets.chats.rendering import Chat, Rendering
 from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.corpus.tokenizer_sample import raw_texts
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.conversations import conversation_problem
 from niels_cache_assets.sources.messages import template_messages, tools_of
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime import NielsCacheError
+from tests.chat_models import opened_model, template_of
+from tests.messages import missing
 
 ASK, SAY = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
-ROLES = {"system", "developer", "user", "assistant", "tool"}
 
 
 def table(path: Path, rows: list[dict[str, Any]], **keys: Any) -> ChatJsonl:
@@ -51,17 +55,6 @@ def test_every_speaker_and_key_reaches_the_template(tmp_path: Path) -> None:
     assert found.messages == messages
 
 
-def test_a_message_without_text_is_in_no_sample_of_texts(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    messages = [ASK, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, SAY]
-    path.write_text(json.dumps({"messages": messages}) + "\n", encoding="utf-8")
-    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": "chatml"})
-    assert [*raw_texts(source, StreamContext(seed=0))] == ["q", "1", "a"]
-    found = sample_of_source(source, [], seed=0, encoder=None)
-    assert found is not None
-    assert found.text_bytes == 3
-
-
 def test_a_wrong_name_of_the_tools_is_found_and_needs_a_template(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     with pytest.raises(NielsCacheError, match=r"tools_field.*functions"):
@@ -73,14 +66,6 @@ def test_a_wrong_name_of_the_tools_is_found_and_needs_a_template(tmp_path: Path)
         ChatJsonl.model_validate(table)
     (found,), _, told = read(path, [{"messages": [ASK, SAY], "functions": [{"name": "f"}]}], tools_field="functions")
     assert (found.tools, told) == ([{"name": "f"}], [])
-
-
-def test_rows_that_need_a_template_are_told_so(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    rows = [{"messages": [ASK, {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "1"}, SAY]}]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    with pytest.raises(NielsCacheError, match="template"):
-        ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)]}).check_input({})
 
 
 def test_parts_of_text_become_one_text_and_calls_in_json_are_decoded() -> None:
@@ -96,24 +81,21 @@ def test_parts_of_text_become_one_text_and_calls_in_json_are_decoded() -> None:
     assert tools_of("[{") == tools_of([3]) == tools_of({"name": "f"}) == "broken_tools"
 
 
-@pytest.mark.parametrize("kind", ["image", "audio", "video", "image_url", "input_audio"])
-def test_media_are_counted_with_their_kind(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "reason"), [("image_url", "image"), ("input_audio", "audio"), ("video", "video")])
+def test_media_are_counted_with_their_kind(tmp_path: Path, kind: str, reason: str) -> None:
     content = [{"type": kind, kind: "x"}, {"type": "text", "text": "q"}]
     found, dropped, _ = read(tmp_path / "x.jsonl", [{"messages": [{"role": "user", "content": content}, SAY]}, {"messages": [ASK, SAY]}])
-    assert len(found) == 1
-    assert dropped == {f"{kind.removeprefix('input_').removesuffix('_url')}_content": 1}
+    assert (len(found), dropped) == (1, {f"{reason}_content": 1})
 
 
-@pytest.mark.parametrize("name", ["image", "images", "audio", "audios", "video"])
-def test_media_beside_the_messages_are_counted_with_their_kind(tmp_path: Path, name: str) -> None:
-    rows: list[dict[str, Any]] = [{"messages": [ASK, SAY], name: ["x.png"]}, {"messages": [ASK, SAY], name: []}, {"messages": [ASK, SAY]}]
+@pytest.mark.parametrize(("name", "reason"), [("image", "image"), ("audios", "audio"), ("video", "video")])
+def test_media_beside_the_messages_are_counted_with_their_kind(tmp_path: Path, name: str, reason: str) -> None:
+    rows: list[dict[str, Any]] = [{"messages": [ASK, SAY], name: ["x.png"]}, {"messages": [ASK, SAY], name: []}]
     found, dropped, _ = read(tmp_path / "x.jsonl", rows)
-    assert len(found) == 2
-    assert dropped == {f"{name.removesuffix('s')}_content": 1}
-    pairs = [{"prompt": "q", "chosen": "a", "rejected": "b", name: "x.png"}, {"prompt": "q", "chosen": "a", "rejected": "b", name: None}]
-    found, dropped, _ = read(tmp_path / "x.jsonl", pairs, kind="preference")
-    assert (len(found), dropped) == (1, {f"{name.removesuffix('s')}_content": 1})
-    assert len(read(tmp_path / "x.jsonl", rows, template="sentinels")[0]) == 3
+    assert (len(found), dropped) == (1, {f"{reason}_content": 1})
+    pairs = [{"prompt": "q", "chosen": "a", "rejected": "b", name: value} for value in ("x.png", None)]
+    assert read(tmp_path / "x.jsonl", pairs, kind="preference")[1] == {f"{reason}_content": 1}
+    assert len(read(tmp_path / "x.jsonl", rows, template="sentinels")[0]) == 2
 
 
 MISTAKES: dict[str, tuple[str, list[Any], str]] = {  # the reason, the messages, and a word of the message
@@ -142,24 +124,11 @@ def test_a_build_stops_at_a_mistake_and_names_it(tmp_path: Path, case: str) -> N
     rows = [{"messages": [ASK, SAY]}, {"messages": messages}, {"messages": messages}]
     with pytest.raises(NielsCacheError) as raised:
         read(tmp_path / "x.jsonl", rows)
-    said = str(raised.value)
-    assert all(each in said for each in ("[sft.mine]", "x.jsonl: row 1", word, 'on_broken = "drop"'))
-    assert "\n" not in said
-    found, dropped, told = read(tmp_path / "x.jsonl", rows, on_broken="drop")
-    assert len(found) == 1
-    assert dropped == {reason: 2}
-    (line,) = told
-    assert "x.jsonl: row 1" in line
-    assert reason in line
-
-
-@pytest.mark.parametrize("case", MISTAKES)
-def test_the_check_finds_a_mistake_before_the_build(tmp_path: Path, case: str) -> None:
-    rows = [*([{"messages": [ASK, SAY]}] * 200), {"messages": MISTAKES[case][1]}]
-    with pytest.raises(NielsCacheError) as raised:
-        table(tmp_path / "x.jsonl", rows).check_input({})
-    assert all(each in str(raised.value) for each in ("x.jsonl: row 200", MISTAKES[case][2], 'on_broken = "drop"'))
-    table(tmp_path / "x.jsonl", rows, on_broken="drop").check_input({})
+    assert missing(raised.value, "[sft.mine]", "x.jsonl: row 1", word, 'on_broken = "drop"') == []
+    assert "\n" not in str(raised.value)
+    found, dropped, (line,) = read(tmp_path / "x.jsonl", rows, on_broken="drop")
+    assert (len(found), dropped) == (1, {reason: 2})
+    assert missing(line, "x.jsonl: row 1", reason) == []
 
 
 def test_a_pass_that_only_looks_leaves_mistakes_out(tmp_path: Path) -> None:
@@ -190,22 +159,6 @@ def test_sentinels_stop_only_on_request(tmp_path: Path) -> None:
     assert (len(found), dropped, told) == (1, {"no_assistant": 1}, [])
     with pytest.raises(NielsCacheError, match="row 1"):
         read(tmp_path / "x.jsonl", rows, template="sentinels", on_broken="stop")
-
-
-def test_on_broken_is_in_no_fingerprint(tmp_path: Path) -> None:
-    for template in ("sentinels", "chatml"):
-        plain = table(tmp_path / "x.jsonl", [], template=template).identity()
-        for value in ("stop", "drop"):
-            assert table(tmp_path / "x.jsonl", [], template=template, on_broken=value).identity() == plain
-
-
-def test_without_a_template_nothing_changes(tmp_path: Path) -> None:
-    silent = {"role": "assistant", "content": None, "tool_calls": [CALL]}
-    rows = [{"messages": [ASK, silent], "tools": [{}]}, {"messages": [{"role": "developer", "content": "x"}, SAY]}]
-    found, dropped, told = read(tmp_path / "x.jsonl", rows, template="sentinels")
-    assert (found, dropped, told) == ([], {"null_content": 1, "unknown_role": 1}, [])
-    assert conversation_problem([ASK, silent]) == "null_content"
-    assert conversation_problem([ASK, silent], ROLES) is None
 
 
 FORMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
@@ -262,17 +215,21 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_are_recognized_by_looking(tmp_path: Path, form: str) -> None:
+def test_rows_are_recognized_by_looking_and_a_table_with_wrong_keys_is_told_the_right_ones(tmp_path: Path, form: str) -> None:
     row, keys = FORMS[form]
-    path = tmp_path / "x.jsonl"
-    path.write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
-    (proposal,) = recognize([str(path)])
+    wrong = table(tmp_path / "x.jsonl", [row] * 3, template="sentinels")
+    (proposal,) = recognize([str(tmp_path / "x.jsonl")])
     assert (proposal.kind.source, dict(proposal.kind.keys)) == ("chat_jsonl", keys)
+    if keys:
+        with pytest.raises(NielsCacheError) as raised:
+            wrong.check_input({})
+        assert missing(raised.value, *(f"{key} = {json.dumps(name)}" for key, name in keys.items())) == []
+        wrong.model_copy(update={**keys, "template": "chatml"}).check_input({})
 
 
 def test_forms_of_other_projects_give_the_same_messages(tmp_path: Path) -> None:
     system = {"role": "system", "content": "s"}
-    call = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}]}
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
     expected = {
         "LLaMA-Factory": [system, ASK, call, {"role": "tool", "content": "1"}, SAY],
         "Alpaca with history": [system, ASK, {"role": "assistant", "content": "b"}, {"role": "user", "content": "do"}, SAY],
@@ -297,25 +254,144 @@ def test_several_calls_of_one_message_and_a_broken_history(tmp_path: Path) -> No
     assert (len(found_rows), dropped) == (2, {"malformed_history": 2})
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form][1]])
-def test_a_table_with_wrong_keys_is_told_the_right_ones(tmp_path: Path, form: str) -> None:
-    row, keys = FORMS[form]
-    path = tmp_path / "x.jsonl"
-    path.write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
-    with pytest.raises(NielsCacheError) as raised:
-        ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)]}).check_input({})
-    assert all(f"{key} = {json.dumps(name)}" in str(raised.value) for key, name in keys.items())
-    template = "chatml" if form == "LLaMA-Factory" else "sentinels"
-    ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": template, **keys}).check_input({})
+def test_trees_are_told_their_source(tmp_path: Path) -> None:
+    row = {"message_id": "1", "parent_id": None, "role": "prompter", "text": "q"}
+    with pytest.raises(NielsCacheError, match='source = "oasst1"'):
+        table(tmp_path / "x.jsonl", [row] * 3, template="sentinels").check_input({})
 
 
-def test_trees_and_pairs_are_told_their_source_and_kind(tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    table = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)]})
-    for row, told in [
-        ({"message_id": "1", "parent_id": None, "role": "prompter", "text": "q"}, 'source = "oasst1"'),
-        ({"prompt": "q", "chosen": "a", "rejected": "b"}, 'kind = "preference"'),
-    ]:
-        path.write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
-        with pytest.raises(NielsCacheError, match=told):
-            table.check_input({})
+# Arguments of calls reach a template in the form that it expects, whichever form the rows have.
+
+
+CITY = {"city": "Köln", "note": 'a "b"'}
+
+
+def template(of_call: str) -> str:
+    """A template that writes each call with this expression. In it, `f` is the function."""
+    return (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}{% for c in m.tool_calls or [] %}{% set f = c.function or c %}"
+        f"<{{{{ f.name }}}} {of_call}>{{% endfor %}}{{% endfor %}}{{% if add_generation_prompt %}}[assistant]{{% endif %}}"
+    )
+
+
+OF_CALLS = {
+    "tojson": "{{ f.arguments | tojson }}",
+    "the whole function": "{{ f | tojson }}",
+    "both": "{% if f.arguments is string %}{{ f.arguments }}{% else %}{{ f.arguments | tojson }}{% endif %}",
+    "keys": "{% for k, v in f.arguments.items() %}{{ k }}={{ v }};{% endfor %}",
+    "only the name": "",
+    "joined": "{{ 'x' + f.arguments }}",
+    "printed": "{{ f.arguments }}",
+    "only texts": "{% if f.arguments is string %}{{ f.arguments }}{% endif %}",
+}
+
+
+@pytest.mark.parametrize("name", OF_CALLS)
+def test_a_template_that_writes_values_gets_values_and_one_that_joins_texts_gets_texts(name: str) -> None:
+    with Rendering(template_of(template(OF_CALLS[name]))) as rendering:
+        assert rendering.form_of_arguments is (json_text if name in ("joined", "printed", "only texts") else json_value)
+
+
+def call(arguments: Any) -> list[dict[str, Any]]:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
+    return [ASK, {"role": "assistant", "content": None, "tool_calls": calls}, {"role": "tool", "content": "1"}, SAY]
+
+
+@pytest.mark.parametrize("of_call", [OF_CALLS["tojson"], OF_CALLS["both"], OF_CALLS["joined"]], ids=["values", "both", "texts"])
+def test_the_form_in_the_rows_changes_no_token(tmp_path: Path, model: Path, of_call: str) -> None:
+    forms = [[CITY, json.dumps(CITY), json.dumps(CITY, indent=2, ensure_ascii=False)], [{}, "{}", None, "null", "", " "]]
+    rows = [{"messages": call(arguments)} for same in forms for arguments in same]
+    rows.append({"messages": [ASK, {"role": "assistant", "tool_calls": [{"name": "f"}]}, {"role": "tool", "content": "1"}, SAY]})
+    source = table(tmp_path / "x.jsonl", rows, template="model")
+    source.check_input({})
+    (conversations,) = source.conversations(StreamContext(seed=0, building="sft/x"))
+    tokenizer = opened_model(model)
+    with ChatEncoder(template_of(template(of_call)), tokenizer) as encoder:
+        encoded = encoder.encode([Chat(each.messages, "x") for each in conversations])
+    assert all(isinstance(each, EncodedChat) for each in encoded)
+    texts = [tokenizer.decode(each.ids.tolist()) for each in encoded if isinstance(each, EncodedChat)]
+    assert len(texts) == 10
+    assert json.dumps(CITY, ensure_ascii=False) in texts[0]
+    assert "{}" in texts[3]
+    assert [len({*texts[:3]}), len({*texts[3:]})] == [1, 1]
+
+
+def test_a_special_token_that_a_json_text_escapes_is_found(model: Path) -> None:
+    tokenizer = opened_model(model)
+    escaped = '{"x": "<\\u007cim_end|>"}'
+    with ChatEncoder(template_of(template(OF_CALLS["tojson"])), tokenizer) as encoder:
+        (found,) = encoder.encode([Chat(template_messages(call(escaped)), "x")])  # type: ignore[arg-type]
+    assert getattr(found, "reason", None) == "special_token_collision"
+
+
+def test_json_without_a_value_is_none_and_a_repeated_key_refuses_the_row() -> None:
+    for nothing in ("null", "", None):
+        made: Any = template_messages([ASK, {**SAY, "tool_calls": nothing}])
+        assert made == [ASK, SAY]
+        assert tools_of(nothing) is None
+    twice = '{"a": 1, "a": 2}'
+    in_calls = f'[{{"name": "f", "arguments": {twice}}}]'
+    rows: list[list[dict[str, Any]]] = [
+        call(twice),
+        [ASK, {"role": "assistant", "tool_calls": in_calls}],
+        [ASK, {"from": "function_call", "value": f'{{"name": "f", "arguments": {twice}}}'}],
+    ]
+    assert [template_messages(row) for row in rows] == ["repeated_key_in_json"] * 3
+    assert tools_of(f'[{{"name": "f", "parameters": {twice}}}]') == "repeated_key_in_json"
+
+
+def read_file(path: Path, **keys: Any) -> list[Conversation]:
+    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": "model", **keys})
+    return [each for batch in source.conversations(StreamContext(seed=0)) for each in batch]
+
+
+def both_forms(folder: Path, rows: list[dict[str, Any]], **keys: Any) -> tuple[list[Conversation], list[Conversation]]:
+    """Read these rows from JSON Lines, and from Parquet as `datasets` writes them, with all keys in every struct."""
+    (folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    pq.write_table(pa.Table.from_pylist(rows), folder / "x.parquet")
+    made = [[each._replace(source_id="", file="") for each in read_file(folder / name, **keys)] for name in ("x.jsonl", "x.parquet")]
+    return made[0], made[1]
+
+
+def test_padding_is_left_out_of_parts_of_pairs_and_of_damaged_rows(tmp_path: Path) -> None:
+    parts = [{"role": "user", "content": [{"type": "text", "text": "q"}]}, {"role": "assistant", "content": [{"text": "a"}]}]
+    lines, table = both_forms(tmp_path, [{"messages": parts}])
+    assert lines == table
+    assert lines[0].messages == [ASK, SAY]
+    sides = {"chosen": [*call({"x": 1})], "rejected": [*call({"y": 2})[:-1], {**SAY, "content": "b"}], "prompt": None}
+    lines, table = both_forms(tmp_path, [sides, {**sides, "prompt": [ASK]}], kind="preference")
+    assert len(lines) == 2
+    assert lines == table
+    contents = pa.array([b"q", b"\xff" + b"a word " * 100]).view(pa.string())
+    speakers = {
+        "role": pa.array(["user", "assistant"]),
+        "content": contents,
+        "more": pa.array([{"x": None}, None], pa.struct([("x", pa.int8())])),
+    }
+    messages = pa.StructArray.from_arrays([*speakers.values()], [*speakers])
+    pq.write_table(pa.table({"messages": pa.ListArray.from_arrays([0, 2], messages)}), tmp_path / "y.parquet")
+    (found,) = read_file(tmp_path / "y.parquet")
+    assert found.messages == [{**ASK, "more": {}}, {"role": "assistant", "content": "\ufffd" + "a word " * 100}]
+
+
+def test_nulls_of_json_lines_in_lists_and_in_maps_are_values(tmp_path: Path) -> None:
+    ((found,), _, _) = read(tmp_path / "x.jsonl", [{"messages": call({"x": None, "y": [None]})}])
+    arguments: Any = found.messages[1]["tool_calls"][0]["function"]["arguments"]  # type: ignore[typeddict-item]
+    assert arguments == {"x": None, "y": [None]}
+    of_map = pa.map_(pa.string(), pa.list_(pa.string()))
+    calls = pa.list_(pa.struct([("name", pa.string()), ("arguments", of_map)]))
+    kind = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string()), ("tool_calls", calls)]))
+    called = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": [("a", None), ("b", ["x", None])]}]}
+    pq.write_table(pa.table({"messages": pa.array([[ASK, called]], kind)}), tmp_path / "x.parquet")
+    (found,) = read_file(tmp_path / "x.parquet")
+    assert found.messages[1]["tool_calls"] == [{"name": "f", "arguments": {"a": None, "b": ["x", None]}}]  # type: ignore[typeddict-item]
+
+
+def test_objects_that_datasets_stores_as_json_are_read(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"messages": datasets.List(datasets.Json()), "tools": datasets.Json()})
+    rows = {"messages": [call({"x": None}), call({"y": 1})], "tools": [[{"name": "f"}], [{"name": "g", "parameters": {}}]]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "x.parquet"))
+    found = read_file(tmp_path / "x.parquet")
+    assert [each.messages[1:3] for each in found] == [messages[1:3] for messages in rows["messages"]]
+    assert [each.tools for each in found] == rows["tools"]

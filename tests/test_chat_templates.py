@@ -4,28 +4,27 @@ import errno
 import importlib.util
 import json
 import os
-import resource
 import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from niels_cache_assets.chats import child as child_process
+from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats import rendering
-from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, join_spans
-from niels_cache_assets.chats.rendering import Chat, Refusal, Rendered, Rendering
+from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, Refusal
+from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.config.tables import TokenizerSettings
-from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from tests.chat_models import MARKED, ROLES, UNMARKED, chatml, model_folder, opened_model, template_of
+from niels_cache_runtime.format.meta import read_meta
+from tests.chat_models import MARKED, ROLES, UNMARKED, chatml, opened_model, template_of
 
 TURNS = [
     {"role": "system", "content": "Be brief."},
@@ -41,11 +40,6 @@ _NOT_HERE = ("gptoss", "muse_glimmer", "llava_next")
 SHIPPED = sorted(path.stem for path in _FOLDER.glob("*_training.jinja")) if _FOLDER else []
 COMPARED = [name for name in SHIPPED if not name.startswith(_NOT_HERE)]
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model") / "model")
 
 
 def rendered(template: Template, messages: list[dict[str, Any]] = TURNS) -> Rendered:
@@ -103,60 +97,7 @@ def test_ids_and_masks_are_those_of_transformers(name: str, real: tuple[Any, Any
     assert learned > 100
 
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "weather", "description": "é", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
-    }
-]
 CALL = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
-WITH_TOOLS: list[dict[str, Any]] = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Is it raining in Köln?", "name": "ann"},
-    {"role": "assistant", "tool_calls": [CALL]},
-    {"role": "tool", "name": "weather", "content": '{"rain": true}'},
-    {"role": "assistant", "content": "It is.", "reasoning_content": "The tool says so."},
-]
-
-
-def test_rows_with_tools_give_what_transformers_gives(real: tuple[Any, Any, list[list[dict[str, Any]]]], tmp_path: Path) -> None:
-    ours, theirs, _ = real
-    assert _FOLDER is not None
-    path = tmp_path / "chats.jsonl"
-    in_text = {**CALL, "function": {"name": "weather", "arguments": json.dumps(CALL["function"]["arguments"])}}  # type: ignore[dict-item]
-    with_null = [{**each, "content": None, "tool_calls": [in_text]} if "tool_calls" in each else each for each in WITH_TOOLS]
-    rows = [{"messages": WITH_TOOLS, "tools": TOOLS}, {"messages": WITH_TOOLS, "tools": json.dumps(TOOLS)}, {"messages": WITH_TOOLS}]
-    rows.append({"messages": with_null, "tools": TOOLS})
-    with_object = [{**each, "content": None} if "tool_calls" in each else each for each in WITH_TOOLS]  # templates of the test expect it
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    source = ChatJsonl.model_validate({"source": "chat_jsonl", "files": [str(path)], "template": "model"})
-    ((with_tools, decoded, without, null),) = source.conversations(StreamContext(seed=0))
-    assert with_tools.tools == decoded.tools == TOOLS
-    assert without.tools is None
-    equal = 0
-    for name in COMPARED:
-        text = (_FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
-        template = Template(name=name, text=text, variables={"bos_token": BOS, "eos_token": EOS}, where=name)
-        chats, wanted_rows = [], []
-        for row, given, tools in ((with_tools, WITH_TOOLS, TOOLS), (without, WITH_TOOLS, None), (null, with_object, TOOLS)):
-            settings: dict[str, Any] = {"chat_template": text, "return_dict": True, "return_assistant_tokens_mask": True}
-            with suppress(Exception):  # a template that knows no tools
-                wanted_rows.append(theirs.apply_chat_template(given, tools=tools, **settings))
-                chats.append(Chat(row.messages, "row", row.tools))
-        with ChatEncoder(template, ours) as encoder:
-            found_rows = encoder.encode(chats)
-        for found, wanted in zip(found_rows, wanted_rows, strict=True):
-            if isinstance(found, Refusal):
-                assert not any(wanted["assistant_masks"]) or found.reason == "special_token_collision", (name, found)
-                continue
-            mask = np.zeros(len(found.ids), dtype=int)
-            for start, end in found.spans.tolist():
-                mask[start:end] = 1
-            assert found.ids.tolist() == wanted["input_ids"], name
-            if not name.startswith("diffusion_gemma"):  # its empty mark is inside of a token, which transformers then counts as a target
-                assert mask.tolist() == wanted["assistant_masks"], name
-                equal += 1
-    assert equal > 24
 
 
 def test_chatml_refuses_calls_because_it_would_lose_them(model: Path) -> None:
@@ -167,29 +108,6 @@ def test_chatml_refuses_calls_because_it_would_lose_them(model: Path) -> None:
     with ChatEncoder(chatml(), opened_model(model)) as encoder:
         found = encoder.encode([Chat(row, "row") for row in rows])
     assert [getattr(each, "reason", None) for each in found] == ["refused_by_template"] * 2
-
-
-@pytest.mark.parametrize("name", ["llama3", "qwen2_5", "gemma", "smolvlm"])
-def test_prefixes_find_the_same_words_as_marks(name: str, real: tuple[Any, Any, list[list[dict[str, Any]]]]) -> None:
-    assert _FOLDER is not None
-    texts = {kind: (_FOLDER / f"{name}{kind}.jinja").read_text(encoding="utf-8") for kind in ("", "_training")}
-    assert "endgeneration" in texts["_training"]
-    assert "endgeneration" not in texts[""]
-    for messages in real[2][:6]:
-        marked, plain = (rendered(template_of(text), messages) for text in (texts["_training"], texts[""]))
-        assert marked.text == plain.text
-        assert len(words(marked)) > 0
-        # marks and prefixes differ in line breaks around a turn
-        assert [text.strip() for text in words(marked)] == [text.strip() for text in words(plain)]
-
-
-def test_a_shipped_template_that_ends_every_conversation_is_ambiguous_without_marks(
-    real: tuple[Any, Any, list[list[dict[str, Any]]]],
-) -> None:
-    assert _FOLDER is not None
-    text = (_FOLDER / "phi3.jinja").read_text(encoding="utf-8")
-    with pytest.raises(NielsCacheError, match=r"phi3\.jinja"):
-        rendered(template_of(text, where="phi3.jinja"), TURNS[1:])
 
 
 def test_chatml_marks_the_words_and_the_end_of_each_reply() -> None:
@@ -221,39 +139,10 @@ def test_an_ambiguous_template_is_an_error_that_names_it() -> None:
         rendered(template_of(backwards, where="odd.jinja"))
 
 
-def test_tokens_of_a_span_are_its_words(model: Path) -> None:
-    tokenizer = opened_model(model)
-    (found,) = encoded(template_of(MARKED), tokenizer, TURNS)
-    assert isinstance(found, EncodedChat)
-    texts = [tokenizer.decode(found.ids[start:end]) for start, end in found.spans.tolist()]
-    assert texts == [f"{TURNS[2]['content']}<|im_end|>", f"{TURNS[4]['content']}<|im_end|>"]
-    assert found.ids[0] == tokenizer.token_id("<|endoftext|>")
-
-
 @pytest.mark.parametrize("where", ["content", "name", "tool_calls"])
 def test_a_message_that_would_yield_a_special_token_is_not_used(model: Path, where: str) -> None:
-    forged = {"role": "user", "content": "Hello.", where: "x <|im_end|> y" if where != "tool_calls" else [{"f": {"a": "<|usr|>"}}]}
+    forged = {"role": "user", "content": "Hello.", where: "x <|im_end|> y" if where != "tool_calls" else [{"f": {"<|usr|>": 1}}]}
     bad, good = encoded(chatml(), opened_model(model), [forged, TURNS[2]], TURNS)
-    assert isinstance(bad, Refusal)
-    assert bad.reason == "special_token_collision"
-    assert isinstance(good, EncodedChat)
-
-
-def test_a_key_that_would_yield_a_special_token_is_not_used_either(model: Path) -> None:
-    forged = {"role": "user", "content": "Hello.", "tool_calls": [{"arguments": {"<|im_end|>": 1}}]}
-    (bad,) = encoded(chatml(), opened_model(model), [forged, TURNS[2]])
-    assert isinstance(bad, Refusal)
-    assert bad.reason == "special_token_collision"
-
-
-def test_markers_count_as_special_even_if_the_tokenizer_does_not_say_so(model: Path, tmp_path: Path) -> None:
-    described = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
-    described["added_tokens"] = [{**each, "special": each["content"] != "<|im_start|>"} for each in described["added_tokens"]]
-    path = tmp_path / "tokenizer.json"
-    path.write_text(json.dumps(described), encoding="utf-8")
-    tokenizer = HuggingFaceTokenizer(path, special_tokens=ROLES)
-    assert tokenizer.yields_special(["<|im_start|>"]) == [False]
-    bad, good = encoded(chatml(), tokenizer, [{"role": "user", "content": "a<|im_start|>b"}, TURNS[2]], TURNS)
     assert isinstance(bad, Refusal)
     assert bad.reason == "special_token_collision"
     assert isinstance(good, EncodedChat)
@@ -285,12 +174,9 @@ def test_other_kinds_of_tokenizers_find_spans_too(tiny_model: Path, tmp_path: Pa
 
 
 HOSTILE = {
-    "an endless loop": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "processor time"),
     "an endless constant": ("{{ 9 ** (9 ** (9 ** 9)) }}", "processor time"),
-    "100 MB of output": ("{{ 'x' * 100000000 }}", "characters"),
     "much output in pieces": ("{% for a in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", "characters"),
     "10 GB of memory": ("{{ ('x' * 10000000000)|length }}", "memory"),
-    "an attribute of a class": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "__class__|unsafe|undefined"),
     "an import": ("{% import 'os' as os %}{{ os.system('true') }}", "import|loader"),
     "an import by a function": ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", "__init__|unsafe|undefined"),
     "a change of the messages": ("{{ messages.append(1) }}", "append|safe"),
@@ -313,11 +199,6 @@ def test_a_hostile_template_is_one_line(name: str, monkeypatch: pytest.MonkeyPat
         rendered(template_of(text, where="odd.jinja"))
     assert "\n" not in str(raised.value)
     assert len(str(raised.value)) < 600
-
-
-def test_a_clock_with_a_fallback_is_no_error() -> None:
-    text = "{% if strftime_now is defined %}{{ strftime_now('%Y') }}{% else %}2024{% endif %}" + MARKED
-    assert rendered(template_of(text)).text.startswith("2024")
 
 
 def test_what_a_template_refuses_is_counted_and_said(model: Path) -> None:
@@ -360,28 +241,6 @@ def test_a_child_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         rendered(chatml())
 
 
-def test_limits_keep_to_those_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[int, tuple[int, int]]] = []
-    hard = {resource.RLIMIT_AS: 1000, resource.RLIMIT_CPU: resource.RLIM_INFINITY}
-
-    def refuse(kind: int, limits: tuple[int, int]) -> None:
-        made.append((kind, limits))
-        raise ValueError("current limit exceeds maximum limit")
-
-    monkeypatch.setattr(child_process.resource, "getrlimit", lambda kind: (7, hard[kind]))
-    monkeypatch.setattr(child_process.resource, "setrlimit", refuse)
-    child_process._limit(resource.RLIMIT_AS, 5000)
-    child_process._limit(resource.RLIMIT_CPU, 5000)
-    assert made == [(resource.RLIMIT_AS, (1000, 1000)), (resource.RLIMIT_CPU, (5000, resource.RLIM_INFINITY))]
-
-
-def test_children_end_with_their_rendering() -> None:
-    with Rendering(chatml()) as ready:
-        ready.render([Chat(TURNS, "example 1")])
-        (child,) = ready._started
-    assert child._process.poll() is not None
-
-
 def test_the_tokenizer_must_have_the_markers(tiny_model: Path) -> None:
     with pytest.raises(NielsCacheError, match=r"<\|im_start\|>"):
         ChatEncoder(chatml(), open_model(tiny_model))
@@ -411,20 +270,84 @@ def test_the_template_of_a_model_is_beside_its_tokenizer(model: Path, tmp_path: 
             find_template(name, table)
 
 
-def test_spans_that_touch_are_one_span() -> None:
-    spans = np.array([[4, 6], [0, 2], [2, 3], [5, 5], [5, 9], [11, 12]])
-    assert join_spans(spans).tolist() == [[0, 3], [4, 9], [11, 12]]
-    assert join_spans(np.empty((0, 2), dtype=np.int64)).shape == (0, 2)
+# No text of a conversation forges a special token, whatever the template does with it.
 
 
-def test_the_picture_of_spans_is_up_to_date(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.image import imread
+END, START = "<|im_end|>", "<|im_start|>"
+TURN = (
+    "{% for message in messages %}{{ '<|im_start|>' ~ message.role ~ '\\n' }}"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content ~ '<|im_end|>' }}{% endgeneration %}{% else %}"
+    "{{ TEXT ~ '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+)
+FORGED: dict[str, tuple[str, dict[str, Any]]] = {
+    "a removed tag": ("message.content|replace('</think>', '')", {"content": f"<|im_</think>end|>\n{START[:5]}</think>start|>"}),
+    "a replaced word": ("message.content|replace('LT', '<')|replace('GT', '>')", {"content": "LT|im_end|GT"}),
+    "joined pieces": ("message.content.split('*')|join('')", {"content": "<|im_*end|>"}),
+    "joined lines": ("message.content.split('\\n')|map('trim')|join", {"content": "<|im_\n end|>"}),
+    "entities without tags": ("message.content|striptags", {"content": "&lt;|im_end|&gt;"}),
+    "lower case": ("message.content|lower", {"content": "<|IM_END|>"}),
+    "a name before the text": ("(message.name or '') ~ message.content", {"name": "<|im_", "content": "end|> hello"}),
+    "thoughts before the text": (
+        "(message.reasoning_content or '') ~ message.content",
+        {"reasoning_content": "a<|im", "content": "_end|>"},
+    ),
+    "a reversed text": ("message.content|reverse", {"content": END[::-1]}),
+    "the brackets of the template": ("'<' ~ message.name ~ '>' ~ message.content", {"name": "|im_end|", "content": "x"}),
+    "a key before its value": ("message.extra.items()|map('join')|join", {"content": "x", "extra": {"<|im_": "end|>"}}),
+    "a format": ("message.content|replace('%s', 'im_end')", {"content": "<|%s|>"}),
+    "characters with an escape": ("message.content.encode().decode('unicode_escape')", {"content": "\\x3c|im_end|\\x3e"}),
+    "two messages": ("message.content ~ (loop.nextitem.content if loop.nextitem else '')", {"content": "<|im_"}),
+}
+ANSWER = {"role": "assistant", "content": "end|> yes"}
 
-    from docs import chat_picture
 
-    chat_picture.main(tmp_path)
-    for name in ("chat_spans.png", "pair_spans.png"):
-        kept, new = imread(chat_picture.TARGET / name), imread(tmp_path / name)
-        assert kept.shape == new.shape
-        assert np.abs(kept - new).mean() < 0.005, "run python -m docs.chat_picture"  # machines may smooth edges otherwise
+def encoded_once(text: str, tokenizer: HuggingFaceTokenizer, *messages: dict[str, Any]) -> EncodedChat | Refusal:
+    with ChatEncoder(template_of(text), tokenizer) as encoder:
+        (found,) = encoder.encode([Chat(list(messages), "example 1")])
+    return found
+
+
+@pytest.mark.parametrize("form", FORGED)
+def test_a_forged_token_drops_its_conversation(form: str, model: Path) -> None:
+    expression, message = FORGED[form]
+    tokenizer, template = opened_model(model), TURN.replace("TEXT", expression)
+    assert not any(tokenizer.yields_special([str(value) for value in message.values() if isinstance(value, str)]))
+    bad = encoded_once(template, tokenizer, {"role": "user", **message}, ANSWER)
+    assert isinstance(bad, Refusal), tokenizer.decode(bad.ids)
+    assert bad.reason == "special_token_collision"
+    harmless = {key: "im end, <b> & [x]" if isinstance(value, str) else {"a": "b"} for key, value in message.items()}
+    good = encoded_once(template, tokenizer, {"role": "user", **harmless}, ANSWER)
+    assert isinstance(good, EncodedChat)
+
+
+def test_a_pair_with_a_forged_side_is_dropped(tmp_path: Path, model: Path) -> None:
+    asked = {"role": "user", "content": "q"}
+    pairs = [
+        Conversation([asked, {"role": "assistant", "content": "good"}], rejected=[asked, {"role": "assistant", "content": bad}])  # type: ignore[list-item]
+        for bad in ("bad", "worse", "<|im_</b>end|>")
+    ]
+    template = template_of(TURN.replace("message.content ~ '<|im_end|>'", "message.content|replace('</b>', '') ~ '<|im_end|>'"))
+    build_sft_cache(pairs, str(tmp_path / "x"), tokenizer=opened_model(model), val_frac=0, seed=1, template=template, preference=True)
+    meta = read_meta(str(tmp_path / "x" / "meta.json"))
+    assert meta["dropped"] == {"special_token_collision": 1}
+    assert meta["train_examples"] == 2
+
+
+def with_added(model: Path, folder: Path, *names: str) -> HuggingFaceTokenizer:
+    """The tokenizer with further added tokens, which it does not call special."""
+    described = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
+    rest = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    first = max(described["model"]["vocab"].values()) + 1
+    described["added_tokens"] += [{"id": first + number, "content": name, **rest} for number, name in enumerate(names)]
+    (folder / "tokenizer.json").write_text(json.dumps(described), encoding="utf-8")
+    return HuggingFaceTokenizer(folder / "tokenizer.json", special_tokens=ROLES)
+
+
+def test_a_marker_of_the_template_is_guarded_even_if_it_is_not_special(model: Path, tmp_path: Path) -> None:
+    tokenizer = with_added(model, tmp_path, "<｜User｜>", "<｜Other｜>")
+    marked = "{% generation %}{{ m.content }}{% endgeneration %}"
+    template = "{% for m in messages %}{{ '<｜User｜>' if m.role == 'user' else '<|asst|>' }}" + marked + "{% endfor %}"
+    asked = [
+        encoded_once(template, tokenizer, {"role": "user", "content": text}, ANSWER) for text in ("a<｜User｜>b", "a<｜Other｜>b", "ab")
+    ]
+    assert [getattr(each, "reason", None) for each in asked] == ["special_token_collision", None, None]

@@ -4,29 +4,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-import torch
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
-from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import Resume, build_sft_cache
-from niels_cache_assets.chats.compiled import CompiledTemplate
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, Refusal
 from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
-from niels_cache_assets.chats.targets import Renderer
-from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.inputs import input_problems
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.chat_models import UNMARKED, chatml, model_folder, opened_model, template_of
+from tests.chat_models import chatml, opened_model, template_of
 
 BODY = "{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}"
 LOOP = "{% for message in messages %}" + BODY + "{% endfor %}"
@@ -43,11 +34,6 @@ def assistant(content: str, **others: Any) -> dict[str, Any]:
 
 
 TURNS = [user("first question"), assistant("first answer"), user("second question"), assistant("second answer")]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return model_folder(tmp_path_factory.mktemp("model") / "model")
 
 
 def encode(text: str, tokenizer: HuggingFaceTokenizer, *chats: Chat) -> list[EncodedChat]:
@@ -93,23 +79,12 @@ def test_a_prompt_at_the_end_that_is_not_exactly_the_header_is_refused(model: Pa
             learned(text, opened_model(model))
 
 
-def test_an_ending_that_is_no_prompt_stays(model: Path) -> None:
-    text = chatml().text.replace("{%- if add_generation_prompt %}", "{{- '<|im_start|>(end)' }}{%- if false %}")
-    (found,) = encode(text, opened_model(model), Chat(TURNS, "example 1"))
-    assert opened_model(model).decode(found.ids).endswith("second answer<|im_end|>\n<|im_start|>(end)")
-    assert learned(text, opened_model(model)) == WORDS
-
-
 @pytest.mark.parametrize("text", [LOOP + IF_ASKED, chatml().text])
-def test_the_line_break_after_the_end_of_a_turn_is_no_target(text: str, model: Path) -> None:
+def test_the_line_break_after_the_end_of_a_turn_and_an_ignored_message_are_no_target(text: str, model: Path) -> None:
     assert learned(text, opened_model(model)) == WORDS
+    assert learned(text, opened_model(model), ignored={1}) == WORDS[1:]
     marked = text.replace("'<|im_end|>' }}{% endgeneration %}", "'<|im_end|>\\n' }}{% endgeneration %}")
     assert learned(marked, opened_model(model)) == WORDS
-
-
-def test_the_line_break_between_the_end_of_a_turn_and_a_last_token_is_no_target(model: Path) -> None:
-    like_phi3 = LOOP + IF_ASKED.replace("{% endif %}", "{% else %}{{ '<|im_end|>' }}{% endif %}")
-    assert learned(like_phi3, opened_model(model), TURNS[:2]) == [WORDS[0], "<|im_end|>"]
 
 
 def test_a_target_never_begins_in_the_header_of_the_template(model: Path) -> None:
@@ -119,27 +94,6 @@ def test_a_target_never_begins_in_the_header_of_the_template(model: Path) -> Non
     without_prompt = learned(header + LOOP, opened_model(model), greeting)
     assert len(without_prompt) == 3
     assert not any("Write after" in words for words in without_prompt)
-
-
-def test_each_target_has_the_number_of_its_message() -> None:
-    twice = "{% generation %}{{ message.content }}{% endgeneration %}, {% generation %}{{ message.content }}{% endgeneration %}"
-    marked = "{% generation %}{{ messages[i].content }}{% endgeneration %}"
-    by_number = "{% for i in range(messages|length) %}{% if i % 2 %}" + marked + "{% endif %}{% endfor %}"
-    for text, wanted in [
-        (chatml().text, [1, 3]),
-        (LOOP + IF_ASKED, [1, 3]),
-        (LOOP.replace(BODY, twice), [0, 0, 1, 1, 2, 2, 3, 3]),
-        (by_number, [1, 3]),
-    ]:
-        with Rendering(template_of(text)) as rendering:
-            (found,) = rendering.render([Chat(TURNS, "example 1")])
-        assert isinstance(found, Rendered)
-        assert found.owners == wanted
-
-
-def test_ignored_messages_give_no_target(model: Path) -> None:
-    for text in (chatml().text, LOOP + IF_ASKED):
-        assert learned(text, opened_model(model), ignored={1}) == WORDS[1:]
 
 
 def source_of(folder: Path, *rows: list[dict[str, Any]], **keys: Any) -> ChatJsonl:
@@ -182,15 +136,10 @@ SYSTEM_AT_THE_END = (
     "{% if message.role == 'user' %}{{ '[INST] ' ~ before ~ message.content ~ '[/INST]' }}"
     "{% else %}{{ ' ' ~ message.content ~ eos_token }}{% endif %}{% endfor %}"
 )
-END_IF_NOT_ASKED = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|usr|>' if message.role == 'user' else '<|asst|>' }}{{ message.content }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|asst|>' }}{% else %}{{ eos_token }}{% endif %}"
-)
 OTHER_PROMPT = LOOP + IF_ASKED.replace("assistant\\n", "assistant\\n<think>\\n</think>\\n")
-CURRENT = {  # the form of Qwen3, of Mistral, of Metharme, and of Gemma 4 without thinking
+CURRENT = {  # the form of Qwen3, of Mistral, and of Gemma 4 without thinking
     "thinking that disappears": (THINKING, "<think>so</think>second answer<|im_end|>"),
     "the system at the end": (SYSTEM_AT_THE_END, " second answer<|im_end|>"),
-    "an end if no reply is asked": (END_IF_NOT_ASKED, "second answer<|im_end|>"),
     "a prompt that replies do not have": (OTHER_PROMPT, "second answer<|im_end|>"),
 }
 SPOKEN = [
@@ -273,26 +222,6 @@ def test_a_resumed_build_of_turns_gives_the_same_bytes(tmp_path: Path, model: Pa
     assert resumed["facts"] == at_once["facts"]
 
 
-def project(folder: Path, model: Path, lines: str) -> Registry:
-    folder.mkdir(exist_ok=True)
-    rows = "".join(json.dumps({"messages": each.messages}) + "\n" for each in conversations(12))
-    (folder / "chats.jsonl").write_text(rows, encoding="utf-8")
-    config = f'[tokenizer]\nmodel = {json.dumps(str(model))}\nspecial_tokens = {{ eot = "<|endoftext|>" }}\n'
-    config += f'[sft.chats]\nsource = "chat_jsonl"\nfiles = ["chats.jsonl"]\n{lines}\n'
-    (folder / "niels_cache.toml").write_text(config, encoding="utf-8")
-    return load_registry(profile="quickstart", config=str(folder / "niels_cache.toml"))
-
-
-def test_turns_count_for_the_fingerprint_only_if_they_are_set(tmp_path: Path, model: Path) -> None:
-    states = []
-    for lines in ('template = "chatml"', 'template = "chatml"\nturns = "all"', 'template = "chatml"\nturns = "each"'):
-        registry = project(tmp_path / "p", model, lines)
-        build_tokenizer(registry, root=tmp_path / "cache")
-        states.append(build_dataset(registry, "chats", root=tmp_path / "cache").state)
-    assert states == ["built", "cache_hit", "built"]
-    assert "conversations to val" in graph(registry, tmp_path / "cache")["sft/chats"].split_rule()  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize(
     ("keys", "word"),
     [
@@ -314,24 +243,6 @@ def test_pairs_may_learn_the_last_turn_of_each_side(tmp_path: Path, model: Path)
     assert meta["targets"]["train"] == 2
     with pytest.raises(NielsCacheError, match="pairs"):
         built(tmp_path / "z", model, [pair], preference=True, turns="each")
-
-
-def test_a_long_conversation_is_proven_with_few_renderings(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages = [assistant(f"a {n}") if n % 2 else user(f"q {n}") for n in range(3000)]
-    renderer = Renderer(CompiledTemplate(LOOP + IF_ASKED, {}))
-    rendered = 0
-    made = renderer.template.made
-
-    def counted(messages: list[dict[str, Any]], *rest: Any, **settings: Any) -> Any:
-        nonlocal rendered
-        rendered += len(messages)
-        return made(messages, *rest, **settings)
-
-    monkeypatch.setattr(renderer.template, "made", counted)
-    answer = renderer.render(messages, None, most=10_000_000)
-    assert [answer["text"][start:end] for start, end in answer["spans"]] == [f"a {n}<|im_end|>\n" for n in range(1, 3000, 2)]
-    assert answer["owners"] == [*range(1, 3000, 2)]
-    assert rendered < 50 * len(messages)
 
 
 def test_a_long_conversation_that_cannot_be_proven_is_counted() -> None:
@@ -358,59 +269,3 @@ def test_too_many_characters_in_the_examples_of_a_conversation_are_counted(
     long = Conversation([user("q" * 60), assistant("a"), user("r"), assistant("b")])  # type: ignore[list-item]
     meta = built(tmp_path / "x", model, [*conversations(9), long], turns="each", val_frac=0, on_invalid="drop")
     assert meta["dropped"] == {"too_many_turns": 1}
-
-
-def test_spans_of_tokens_are_those_that_the_library_finds_one_by_one(model: Path) -> None:
-    tokenizer = opened_model(model)
-    draw = torch.Generator().manual_seed(7)
-
-    def number(most: int) -> int:
-        return int(torch.randint(most, (), generator=draw))
-
-    compared = 0
-    for _ in range(200):
-        text = "".join("ab \né😀中\u0301<|"[number(10)] for _ in range(1 + number(40)))
-        spans = [tuple(sorted((number(len(text) + 1), number(len(text) + 1)))) for _ in range(6)]
-        ((ids, found),) = tokenizer.encode_rendered([text], [spans])  # type: ignore[list-item]
-        whole = tokenizer._rendered_tokenizer.encode(text, add_special_tokens=False)
-        assert ids.tolist() == whole.ids
-        for (start, end), (first, last) in zip(spans, found.tolist(), strict=True):
-            places = [token for place in range(start, end) if (token := whole.char_to_token(place)) is not None]
-            assert (first, last) == ((places[0], places[-1] + 1) if places else (0, 0))
-            compared += len(places) > 0
-    assert compared > 500
-
-
-def test_spans_of_bytes_are_found_in_one_pass(tmp_path: Path) -> None:
-    pytest.importorskip("tiktoken")
-    import base64
-
-    path = tmp_path / "own.tiktoken"
-    path.write_text("".join(f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256)), encoding="utf-8")
-    tokenizer = open_model(path, pattern=r"[\s\S]", special_tokens={"eot": "<|end|>"})
-    text = "aé😀b中c"
-    spans = [(4, 6), (0, 2), (2, 3), (1, 1)]
-    ((ids, found),) = tokenizer.encode_rendered([text], [spans])
-    assert len(ids) == len(text.encode())
-    assert [(start, end) for start, end in found.tolist()] == [
-        (len(text[:start].encode()), len(text[:end].encode())) for start, end in spans
-    ]
-    assert isinstance(found, np.ndarray)
-
-
-def test_a_token_that_the_vocabulary_lacks_is_found_before_a_build(tmp_path: Path, model: Path) -> None:
-    lacking = tmp_path / "lacking"
-    lacking.mkdir()
-    described = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
-    described["added_tokens"] = [each for each in described["added_tokens"] if each["content"] != "<|im_start|>"]
-    described["model"]["vocab"] = {
-        ("x" + key if key == "<|im_start|>" else key): value for key, value in described["model"]["vocab"].items()
-    }
-    (lacking / "tokenizer.json").write_text(json.dumps(described), encoding="utf-8")
-    (lacking / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|none|>"}), encoding="utf-8")
-    (lacking / "chat_template.jinja").write_text(UNMARKED + "{{ eos_token }}", encoding="utf-8")
-    for template, token in (("chatml", "<|im_start|>"), ("model", "<|none|>")):
-        (problem,) = input_problems(project(tmp_path / "p", lacking, f'template = "{template}"'), ["chats"])
-        assert token in str(problem)
-        assert str(lacking) in str(problem)
-        assert [*input_problems(project(tmp_path / "p", model, f'template = "{template}"'), ["chats"])] == []

@@ -1,9 +1,6 @@
 """Each filter at its threshold, and the order of the filters. A filter is a function of the document alone."""
 
-import json
 import re
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
@@ -153,16 +150,6 @@ def test_languages_are_told_or_it_is_said_that_they_cannot_be(text: str, code: s
     assert identify_language(text)[0] == code
 
 
-@given(text=st.text(max_size=300) | st.lists(st.sampled_from([*ENGLISH.split(), "#", "...", "-", "\n", "* ", "1", "\n\n"])).map(" ".join))
-def test_filters_take_any_text_and_change_nothing(text: str) -> None:
-    document = Document(text, title="A title")
-    strict = DEFAULTS.with_changes({"max_bigram_share": 0.0, "max_duplicate_lines": 0.0, "max_top_2gram_characters": 0.0})
-    facts = Facts(document, strict)
-    for reason, judge in FILTERS:
-        assert judge(Facts(document, strict)) == judge(facts), reason
-    assert facts.document == document
-
-
 @given(
     words=st.lists(st.sampled_from(["a", "b", "c", "the", *distinct(30)]), min_size=2, max_size=120),
     limit=st.sampled_from([0.0, 0.03, 0.05, 0.2, 0.5]),
@@ -208,16 +195,3 @@ def test_reasons_are_those_of_the_filters_and_can_all_but_one_be_skipped() -> No
     assert [judge.__name__ for _, judge in FILTERS] == list(REASONS)
     assert REASONS.index("not_english") < REASONS.index("no_stopwords"), "the language decides the stop words"
     CleaningSettings(skip=tuple(reason for reason in REASONS if reason != "empty"))
-
-
-def test_settings_and_reasons_load_nothing_heavy() -> None:
-    script = """
-import json, sys
-from niels_cache_assets.config.tables import CleaningSettings
-from niels_cache_assets.cleaning.filters import REASONS
-from niels_cache_assets.cleaning.chain import Cleaner
-CleaningSettings(skip=("not_english",))
-print(json.dumps(sorted({"langdetect_rs", "numba", "pyarrow", "torch", "mwparserfromhell"} & set(sys.modules))))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert json.loads(done.stdout) == [], done.stderr

@@ -1,22 +1,13 @@
 """The language of a document, stop words by language, and scripts without blanks."""
 
-import gzip
-import json
-import os
-from pathlib import Path
-
 import pytest
 
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.filters import Facts, Rejected
-from niels_cache_assets.cleaning.languages import STOP_WORDS, UNSPACED_LANGUAGES, _detector, identify_language, language_of
-from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.cleaning.languages import UNSPACED_LANGUAGES, _detector, identify_language, language_of
 from niels_cache_assets.config.tables import LANGUAGES, CleaningSettings
-from niels_cache_assets.corpus.reading import prepared_documents
 from niels_cache_assets.dedup.signatures import Signer, jaccard
 from niels_cache_assets.documents import Document
-from tests.corpora import write_jsonl
 from tests.prose import PARAGRAPHS, unspaced_documents
 
 ENGLISH = (
@@ -34,10 +25,6 @@ ETYMOLOGY = (
 def reason(text: str, *languages: str, **settings: object) -> str | None:
     result = Cleaner(CleaningSettings.model_validate({"languages": languages, **settings})).clean(Document(text))
     return result.reason if isinstance(result, Rejected) else None
-
-
-def test_every_language_with_stop_words_is_tested() -> None:
-    assert STOP_WORDS.keys() == {"en", *PARAGRAPHS, *UNSPACED_LANGUAGES}
 
 
 @pytest.mark.parametrize("language", PARAGRAPHS)
@@ -114,34 +101,3 @@ def test_one_changed_character_changes_few_shingles(language: str) -> None:
     assert (slots[0] == slots[1]).mean() > 0.9
     one, other = unspaced_documents(language, 2)
     assert jaccard(signer.shingle_hashes(one), signer.shingle_hashes(other)) < 0.7, "made of the same phrases"
-
-
-def test_ten_documents_each_of_three_scripts_are_prepared(tmp_path: Path) -> None:
-    texts = [text for language in sorted(UNSPACED_LANGUAGES) for text in unspaced_documents(language, 10)]
-    write_jsonl(tmp_path / "east.jsonl", [*texts, *(text.replace("。", "。\n")[:-1] + "犬" for text in texts)])
-    config = tmp_path / "niels_cache.toml"
-    config.write_text(
-        '[cleaning]\nlanguages = ["zh", "ja", "th"]\n[dedup]\nverify = "jaccard"\n'
-        '[pretrain.east]\nsource = "jsonl"\nfiles = ["east.jsonl"]\nprepare = ["clean", "dedup"]\nval_frac = 0\n'
-    )
-    registry = load_registry(profile="quickstart", config=str(config))
-    meta = prepare_corpus(registry, "east", root=tmp_path, processes=1).meta
-    assert meta["dropped"] == {}
-    assert meta["languages"] == {"zh": 20, "ja": 20, "th": 20}
-    find_duplicates(registry, root=tmp_path)
-    kept = [document.text for batch in prepared_documents(registry, "east", root=tmp_path) for document in batch]
-    assert sorted(kept) == sorted(text.strip() for text in texts)
-
-
-@pytest.mark.real_data
-@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
-def test_english_dictionary_entries_that_begin_with_other_words_stay() -> None:
-    """The dictionaries of the samples are English. Few of their longer entries go because of their language."""
-    path = Path(os.environ["NIELS_CACHE_REAL_DATA"]) / "bulk" / "debian_docs_dev.jsonl.gz"
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        entries = [row["text"] for row in map(json.loads, lines) if row["source"].startswith("dict-")]
-    cleaner = Cleaner(CleaningSettings())
-    results = [cleaner.clean(Document(text)) for text in entries]
-    gone = [one for one in results if isinstance(one, Rejected) and one.reason == "not_english"]
-    assert len(entries) > 1000
-    assert len(gone) <= 3

@@ -26,7 +26,6 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.strings import Strings, as_objects, join_strings, repeated
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
 
@@ -95,24 +94,6 @@ def test_columns_of_parquet_are_checked_like_python_strings(plain: int, kind: pa
     assert found.text.tolist() == texts
     assert found.characters.tolist() == expected.characters.tolist()
     assert [*found.odd] == [*expected.odd]
-
-
-def test_invalid_utf8_makes_no_column_and_long_texts_stay_python_strings() -> None:
-    for content in (b"\xff", b"\xed\xa0\x80", b"\xc0\xaf"):
-        invalid = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(np.array([0, len(content)], np.int32)), pa.py_buffer(content)])
-        assert columns.valid_strings(invalid) is None
-    assert columns.valid_strings(pa.array(["a", None])) is None
-    assert isinstance(columns.valid_strings(pa.array(["x" * 5_000])), np.ndarray)
-
-
-def test_a_few_strings_do_not_keep_the_texts_of_many_in_memory() -> None:
-    whole = column(["x" * 1_000] * 100)
-    for few in (whole[np.arange(100) < 3], whole[[1, 2, 98]], whole[50:][np.arange(50) < 3], whole[np.arange(99)][np.arange(99) < 3]):
-        assert few.tolist() == ["x" * 1_000] * 3
-        assert few.values.buffers()[2].size < 4_000
-    names = repeated("file", 100)
-    assert isinstance(names, Strings)
-    assert names[np.arange(100) < 3].values is names.values  # one string cannot be fewer
 
 
 # ---- batches of a source
@@ -213,54 +194,6 @@ def test_a_buffer_of_columns_becomes_one_of_python_strings(most: int, monkeypatc
     assert [each for batch in shuffled(given, buffer_size=90, seed=1) for each in batch] == expected
 
 
-def test_a_shuffle_holds_a_large_buffer_only_as_python_strings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for most, kind in ((1 << 20, shuffle_buffers.ColumnBuffer), (1_000, shuffle_buffers.ObjectBuffer)):
-        monkeypatch.setattr(shuffle_buffers, "_MOST_BYTES", most)
-        batches = batches_of(some_documents(300), of=17, objects=(3,))
-        buffer = shuffle_buffers.buffer_of(batches)
-        assert isinstance(buffer, kind)
-        assert batches == []
-        assert [*buffer.documents(np.arange(300))] == some_documents(300)
-
-
-def test_a_buffer_forgets_the_documents_and_files_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle_buffers, "_ROOM_BYTES", 0)
-    monkeypatch.setattr(shuffle_buffers, "_ROOM_ROWS", 0)
-    monkeypatch.setattr(shuffle_buffers, "_COPIED_TOGETHER", 7)
-    documents = [Document("text " * 9, f"id {number}", f"file {number}", number) for number in range(3_000)]
-    first, *rest = batches_of(documents, of=50)
-    buffer = shuffle_buffers.buffer_of([first])
-    most = 0
-    for batch in rest:
-        leaving = buffer.exchange(batch, np.arange(50))
-        assert leaving is not None
-        assert isinstance(leaving.text, Strings)
-        assert isinstance(leaving.file, Strings)
-        most = max(most, len(leaving.file.values), len(leaving.text.values))
-    assert [*buffer.documents(np.arange(50))] == documents[-50:]
-    assert most <= 4 * 50
-
-
-def test_the_memory_of_a_buffer_is_used_again_only_when_nothing_refers_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle_buffers, "_ROOM_BYTES", 0)
-    monkeypatch.setattr(shuffle_buffers, "_ROOM_ROWS", 0)
-    documents = [Document(f"{number} text" * 9, f"id {number}", "file", number) for number in range(4_000)]
-    first, *rest = batches_of(documents, of=50)
-    buffer = shuffle_buffers.buffer_of([first])
-    kept, addresses = [], []
-    for number, batch in enumerate(rest):
-        leaving = buffer.exchange(batch, np.arange(50))
-        assert leaving is not None
-        assert isinstance(leaving.text, Strings)
-        addresses.append(leaving.text.values.buffers()[2].address)
-        if number % 20 == 3:  # these are read at the end
-            kept.append((50 * number, leaving))
-    assert 1 < len(set(addresses)) < len(rest) / 4
-    assert len(kept) == 4
-    for start, leaving in kept:
-        assert [*leaving] == documents[start : start + 50]
-
-
 # ---- random numbers
 
 
@@ -323,13 +256,3 @@ def test_a_build_from_columns_has_the_bytes_of_a_build_from_python_strings(
     (first, *_) = source.documents(StreamContext(seed=1))
     assert not isinstance(first.text, Strings)
     assert build("objects") == found
-
-
-def test_the_engine_for_words_gives_a_column_the_ids_of_a_list(tiny_model: Path) -> None:
-    engine = UnigramWords.load(SentencePieceTokenizer(str(tiny_model)))
-    assert engine is not None
-    for texts in ([], [""], sentences(50), [*sentences(50), "", *ODD], ["x" * 5_000, "a", "x" * 2_000], ["é", "Ö – …", "a"]):
-        ids, lengths = engine.encode_flat(texts)
-        found, found_lengths = engine.encode_flat(column(texts))
-        assert found.tolist() == ids.tolist()
-        assert found_lengths.tolist() == lengths.tolist()

@@ -9,8 +9,6 @@ from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus,
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.corpus.report import corpus_report
 from niels_cache_assets.dedup.bands import choose_bands
-from niels_cache_assets.show.plots.drawing import as_svg
-from niels_cache_assets.show.plots.pictures import corpus_pictures
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import Project
 from tests.prepared_project import LETTERS, prepare_project
@@ -88,21 +86,3 @@ def test_without_a_current_corpus_it_says_what_to_materialize(tmp_path: Path, ti
     with pytest.raises(NielsCacheError, match="materialize corpus/documents of 'books'"):
         write_report(project.registry, "books", root=project.root)
     assert not (project.root / "reports").exists()
-
-
-def test_many_reasons_and_no_reason_are_drawn(project: Project) -> None:
-    report = corpus_report(project.registry, "letters", root=project.root)
-    many = [{"reason": f"reason_{index}", "stage": "source", "documents": 1, "share": 0.01} for index in range(40)]
-    none = {**report["duplicates"], "cluster_sizes": {}, "cluster_sizes_across": {}}
-    large = {**report["duplicates"], "cluster_sizes": {str(size): 1 for size in (2, 3, 7, 90, 1_000_000)}}
-    for changes, bars, clusters in (
-        ({"reasons": many, "duplicates": large}, 16, 5),
-        ({"reasons": [], "duplicates": none}, 0, 0),
-        ({"duplicates": None}, 2, None),
-    ):
-        pictures = {picture.title: picture for picture in corpus_pictures({**report, **changes})}
-        assert list(pictures) == ["funnel", "reasons", "lengths", *(["duplicates"] if clusters is not None else [])]
-        assert as_svg(pictures["reasons"]).count("<rect") - len(pictures["reasons"].panels[0].legend) == bars
-        if clusters is not None:
-            assert as_svg(pictures["duplicates"]).count("<rect") == clusters
-            assert ("no document has a duplicate" in as_svg(pictures["duplicates"])) is (clusters == 0)

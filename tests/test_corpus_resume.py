@@ -9,16 +9,14 @@ import pytest
 
 from niels_cache_assets.artifacts import corpus, materialize
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
-from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, CorpusCounts, PreparedChunk
+from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, PreparedChunk
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.order import Input
 from niels_cache_assets.dedup import ranges
-from niels_cache_assets.disk.journal import JOURNAL_NAME, Journal, partial_directory, read_journal
+from niels_cache_assets.disk.journal import Journal, partial_directory, read_journal
 from niels_cache_assets.sources.reading import rows
-from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.in_flight import LONG_CHARACTERS
 from niels_cache_runtime.errors import NielsCacheError
@@ -94,26 +92,6 @@ def begin(monkeypatch: pytest.MonkeyPatch, registry: Registry, root: Path, *, ch
 # counts
 
 
-def test_counts_go_into_json_and_come_back_at_any_chunk(tmp_path: Path) -> None:
-    registry = corpus_registry(tmp_path, {"notes": texts()})
-    work = ChunkWork(source=registry.pretrain["notes"], seed=7, cleaning=registry.cleaning_of("notes"), num_perm=16, ngram=5)
-    documents = [document for batch in registry.pretrain["notes"].documents(StreamContext(seed=7)) for document in batch]
-    chunks = [work(Chunk(first, documents[first : first + CHUNK])) for first in range(0, COUNT, CHUNK)]
-    assert len(chunks) > 8
-    expected = CorpusCounts(report=CleaningReport(7))
-    for chunk in chunks:
-        expected.add(chunk.counts)
-    assert len(expected.report.rows()) > 10
-    for cut in range(len(chunks) + 1):
-        counts = CorpusCounts(report=CleaningReport(7))
-        for chunk in chunks[:cut]:
-            counts.add(chunk.counts)
-        counts = CorpusCounts.from_state(json.loads(json.dumps(counts.state())))
-        for chunk in chunks[cut:]:
-            counts.add(chunk.counts)
-        assert (counts.state(), counts.meta(), counts.report.rows()) == (expected.state(), expected.meta(), expected.report.rows())
-
-
 # cleaning
 
 
@@ -179,17 +157,6 @@ def test_a_run_is_stopped_again_and_again_and_in_other_numbers_of_processes(tmp_
     assert contents(outcome.directory) == contents(whole.directory)
 
 
-@pytest.mark.parametrize(("fault", "message"), [({"fail_at": 150}, "stream broke"), ({"refuse_at": 120}, "misbehaving-120")])
-def test_a_run_that_failed_goes_on_when_the_cause_is_gone(tmp_path: Path, cleaned: list[int], fault: dict[str, int], message: str) -> None:
-    whole = prepare_corpus(misbehaving(tmp_path), "notes", root=tmp_path / "whole", processes=1)
-    with pytest.raises(NielsCacheError, match=message):
-        prepare_corpus(misbehaving(tmp_path, **fault), "notes", root=tmp_path, processes=1)
-    cleaned.clear()
-    outcome = prepare_corpus(misbehaving(tmp_path), "notes", root=tmp_path, processes=1)
-    assert 0 < len(cleaned) < COUNT // CHUNK
-    assert contents(outcome.directory) == contents(whole.directory)
-
-
 def test_a_worker_that_is_killed_is_told_of_and_the_next_run_goes_on(tmp_path: Path, cleaned: list[int]) -> None:
     def registry(**settings: Any) -> Registry:
         return misbehaving(tmp_path, prepare=("clean",), **settings)
@@ -232,9 +199,7 @@ def test_a_run_that_failed_at_its_end_goes_on_behind_its_last_file(
     ("change", "reason"),
     [
         ("data", ["other settings", "data have"]),
-        ("settings", ["other settings", "cleaning.min_words"]),
         ("force", ["fresh build"]),
-        ("damage", ["documents_00000.parquet", "missing"]),
     ],
 )
 def test_a_run_of_another_corpus_and_one_by_force_start_afresh(
@@ -244,10 +209,6 @@ def test_a_run_of_another_corpus_and_one_by_force_start_afresh(
     begin(monkeypatch, registry, tmp_path, chunks=5)
     if change == "data":
         write_jsonl(tmp_path / "notes.jsonl", [*texts()[1:], "a new last document"])
-    elif change == "settings":
-        registry = corpus_registry(tmp_path, {"notes": texts()}, table='prepare = ["clean", "dedup"]\ncleaning = { min_words = 60 }\n')
-    elif change == "damage":
-        (partial_directory(corpus_dir(tmp_path, "notes")) / "documents_00000.parquet").unlink()
     whole = prepare_corpus(registry, "notes", root=tmp_path / "whole", processes=1)
     cleaned.clear()
     log: list[str] = []
@@ -261,17 +222,6 @@ def afresh(log: list[str]) -> str:
     """Return the line with the reason why a build starts from the beginning."""
     (line,) = [line for line in log if line.startswith("starting afresh: ")]
     return line
-
-
-def test_what_a_run_left_is_no_corpus_and_what_is_complete_has_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = corpus_registry(tmp_path, {"notes": texts()})
-    begin(monkeypatch, registry, tmp_path, chunks=5)
-    assert not corpus_dir(tmp_path, "notes").exists()
-    partial = partial_directory(corpus_dir(tmp_path, "notes"))
-    assert (partial / JOURNAL_NAME).is_file()
-    outcome = prepare_corpus(registry, "notes", root=tmp_path, processes=1)
-    assert set(contents(outcome.directory)) == {*outcome.meta["files"], "meta.json"}
-    assert not partial.exists()
 
 
 def test_a_hit_sweeps_what_a_killed_build_of_other_settings_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,11 +246,6 @@ def prepared(folder: Path, verify: str) -> Registry:
     for name in data:
         prepare_corpus(registry, name, root=folder, processes=1)
     return registry
-
-
-@pytest.fixture
-def corpora(tmp_path: Path) -> Registry:
-    return prepared(tmp_path, "none")
 
 
 def stop_at_band(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -355,69 +300,3 @@ def test_a_search_that_was_stopped_at_any_band_goes_on_there(
         assert log[2] == f"{band} of {bands} bands of 140 documents are kept"
         assert contents(outcome.directory) == whole
     assert not partial_directory(duplicates_dir(tmp_path)).exists()
-
-
-def test_a_search_that_failed_at_its_end_goes_on_behind_its_last_band(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpora: Registry, reads: list[str]
-) -> None:
-    whole = contents(find_duplicates(corpora, root=tmp_path).directory)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(materialize, "write_meta", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            find_duplicates(corpora, root=tmp_path, force=True)
-    for path in duplicates_dir(tmp_path).iterdir():
-        path.unlink()
-    reads.clear()
-    assert contents(find_duplicates(corpora, root=tmp_path).directory) == whole
-    assert reads == COMPARED_WITH_VAL
-
-
-def test_a_search_among_other_corpora_and_one_by_force_start_afresh(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpora: Registry, reads: list[str]
-) -> None:
-    def begin_search() -> None:
-        with monkeypatch.context() as patch:
-            stop_at_band(patch, 3)
-            with pytest.raises(KeyboardInterrupt):
-                find_duplicates(corpora, root=tmp_path)
-
-    begin_search()
-    reads.clear()
-    log: list[str] = []
-    forced = contents(find_duplicates(corpora, root=tmp_path, force=True, log=log.append).directory)
-    assert reads == ["notes", "books", *COMPARED_WITH_VAL]
-    assert missing(afresh(log), "fresh build") == []
-    write_jsonl(tmp_path / "notes.jsonl", articles(50, seed=5))
-    prepare_corpus(corpora, "notes", root=tmp_path, processes=1)
-    begin_search()
-    write_jsonl(tmp_path / "notes.jsonl", [*articles(60), *articles(10)])
-    prepare_corpus(corpora, "notes", root=tmp_path, processes=1)
-    for path in duplicates_dir(tmp_path).iterdir():
-        path.unlink()
-    log.clear()
-    assert contents(find_duplicates(corpora, root=tmp_path, log=log.append).directory) == forced
-    assert missing(afresh(log), "other settings", "corpus of notes") == []
-
-
-def test_nothing_is_recorded_of_a_corpus_that_was_replaced_while_it_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, corpora: Registry
-) -> None:
-    """The fingerprint belongs to the first corpus. If that corpus came back, its search would continue with data of another corpus."""
-    link_range = ranges.link_range
-
-    def and_replace(hashes: Path, links: Path, band: int, each: int, *, documents: int) -> None:
-        if band == 2:
-            write_jsonl(tmp_path / "notes.jsonl", articles(50, seed=5))
-            prepare_corpus(corpora, "notes", root=tmp_path, processes=1)
-        link_range(hashes, links, band, each, documents=documents)
-
-    monkeypatch.setattr(ranges, "link_range", and_replace)
-    with pytest.raises(NielsCacheError, match="corpus/notes: was replaced"):
-        find_duplicates(corpora, root=tmp_path)
-    recorded = read_journal(partial_directory(duplicates_dir(tmp_path)))
-    assert recorded is not None
-    assert recorded.state["bands"] == 2

@@ -14,6 +14,7 @@ from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.config.defaults import SPECIAL_TOKENS
 from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.dedup import text_set
 from niels_cache_assets.dedup.text_set import Match, TextSet
 from niels_cache_assets.documents import Document
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -98,11 +99,13 @@ def test_what_is_found_is_what_comparing_with_all_of_val_finds(
 ) -> None:
     changed = [f"{' '.join(one.split(' ')[cut:])} More." for one in val] + [one.upper() for one in val]
     texts = [*others, *changed]
-    found = find(texts, val, tmp_path_factory.getbasetemp(), threshold=threshold)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_set, "_BLOCK", 3)
+        found = find(texts, val, tmp_path_factory.getbasetemp(), threshold=threshold)
     assert found == [naive_match(one, val, threshold) for one in texts]
 
 
-@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.8, 0.9])
+@pytest.mark.parametrize("threshold", [0.3, 0.8])
 def test_long_texts_at_every_similarity_are_found_from_the_threshold_on(tmp_path: Path, threshold: float) -> None:
     """Long enough that the first part of a text decides: what has nothing in common, starts or ends alike, or is alike all over."""
     val = [" ".join(sentences(20, seed=seed, words=10)) for seed in range(4)]
@@ -117,20 +120,6 @@ def test_long_texts_at_every_similarity_are_found_from_the_threshold_on(tmp_path
     assert found == [naive_match(one, val, threshold) for one in texts]
     assert 15 < sum(match is None for match in found) < len(found) - 15
     assert {match.kind for match in found if match is not None} == {"exact", "near"}
-
-
-def test_exact_finds_equal_canonical_texts_only(tmp_path: Path) -> None:
-    val = ["One two, three four five six seven.", "", "!!!", "''"]
-    texts = ["one TWO three four\nfive six   seven", "one two three four five six seven eight", "?", "one", "", "''", '"']
-    exact = {0: 0, 4: 1, 5: 3}
-    assert find(texts, val, tmp_path, threshold=0.5, kind="exact") == [
-        Match("exact", exact[place], 1.0) if place in exact else None for place in range(len(texts))
-    ]
-
-
-def test_texts_without_words_are_near_to_nothing(tmp_path: Path) -> None:
-    assert find(["...", "a", " "], ["b"], tmp_path, threshold=0.1) == [None, None, None]
-    assert find(["a"], [], tmp_path, threshold=0.1) == [None]
 
 
 @pytest.mark.parametrize("mode", ["exact", "near"])
@@ -202,13 +191,6 @@ def test_a_train_document_before_val_is_full_gives_the_same_on_any_number_of_thr
     assert meta["dropped"] == {"in_val": 256 * 2}
 
 
-def test_a_new_document_for_val_after_train_has_begun_is_refused(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    documents = [Document("another", split="train"), *map(Document, sentences(1_000))]
-    for threads in (1, 4):
-        with pytest.raises(NielsCacheError, match=r"document of train.*val_texts"):
-            build(tmp_path / "x", documents, tokenizer, max_val_tokens=PLENTY, decontaminate="exact", threads=threads)
-
-
 def test_what_is_given_as_val_and_cannot_be_encoded_keeps_nothing_out(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     """Canonical text is in lower case: the text with the special token in it equals one without."""
     special = SPECIAL_TOKENS["eot"]
@@ -223,16 +205,6 @@ def test_what_is_given_as_val_and_cannot_be_encoded_keeps_nothing_out(tmp_path: 
         assert meta["dropped"] == {"special_token_collision": 1, "in_val": 1}
     assert metas[0]["fingerprint"] != metas[1]["fingerprint"]
     assert "val_is_given" not in metas[0]["decontaminate"]
-
-
-def test_off_leaves_everything_as_it_was(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    texts = [*sentences(50), *sentences(50)]
-    plain = build(tmp_path / "a" / "x", texts, tokenizer, max_val_tokens=300)
-    off = build(tmp_path / "b" / "x", texts, tokenizer, max_val_tokens=300, decontaminate="off", decontaminate_threshold=0.3)
-    assert plain["dropped"] == {}
-    assert "decontaminate" not in plain
-    assert plain == off
-    assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
 def test_every_setting_that_counts_is_in_the_fingerprint(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
@@ -254,12 +226,10 @@ def test_settings_that_mean_nothing_are_refused(
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """200 lines and 40 of them again, as the rows of all.parquet, and lines of them as train.parquet and val.parquet; a tokenizer."""
+    """200 lines and 40 of them again, as the rows of all.parquet; and a tokenizer."""
     folder = tmp_path_factory.mktemp("tables")
     lines = sentences(200, words=30)
-    rows = {"all": [*lines, *(line.upper() for line in lines[::5])], "train": lines, "val": [f"{line} So!" for line in lines[:30]]}
-    for name, texts in rows.items():
-        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / f"{name}.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": [*lines, *(line.upper() for line in lines[::5])]}), folder / "all.parquet")
     shutil.copy(tiny_model, folder / "spm.model")
     build_tokenizer(registry_of(folder, ""), root=folder / "cache")
     return folder
@@ -285,22 +255,3 @@ def test_seeded_splits_know_all_of_val_before_train_begins(root: Path) -> None:
     }
     assert places["val"]
     assert not places["train"] & places["val"]
-
-
-def test_upstream_splits_are_kept_apart_too(root: Path) -> None:
-    table = '[pretrain.own]\nsource = "huggingface"\ndataset = "local/mirror"\nfiles = ["train.parquet"]\nval_files = ["val.parquet"]\n'
-    near = build_dataset(registry_of(root, table + 'decontaminate = "near"\n'), "own", root=root / "cache")
-    assert near.meta["documents"] == {"train": 170, "val": 30}
-    assert near.meta["dropped"] == {"near_val": 30}
-    assert build_dataset(registry_of(root, table), "own", root=root / "cache").meta["documents"] == {"train": 200, "val": 30}
-
-
-def test_a_table_without_decontaminate_keeps_its_cache(root: Path) -> None:
-    def state(setting: str) -> str:
-        return build_dataset(registry_of(root, f"val_tokens = 300\n{setting}\n"), "rows", root=root / "cache").state
-
-    assert state("") == "built"
-    assert state('decontaminate = "off"') == "cache_hit"
-    assert state("decontaminate_threshold = 0.7") == "cache_hit"
-    assert state('decontaminate = "near"') == "built"
-    assert state('decontaminate = "near"\ndecontaminate_threshold = 0.7') == "built"

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import dagster as dg
-import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
@@ -57,29 +56,14 @@ def test_texts_overlap_exactly_nearly_and_by_ngrams(tmp_path: Path) -> None:
         "",
     ]
     overlaps = found(documents, [question, other, short], tmp_path)
-    assert [overlap and REASONS_OF_REFERENCES[overlap.kind] for overlap in overlaps] == [
-        "in_held_out",
-        "near_held_out",
-        "shares_ngrams_with_held_out",
-        "shares_ngrams_with_held_out",
-        "shares_ngrams_with_held_out",
-        None,
-        "shares_ngrams_with_held_out",
-        None,
-        "in_held_out",
-        None,
-        None,
-    ]
+    shares = "shares_ngrams_with_held_out"
+    expected = ["in_held_out", "near_held_out", shares, shares, shares, None, shares, None, "in_held_out", None, None]
+    assert [overlap and REASONS_OF_REFERENCES[overlap.kind] for overlap in overlaps] == expected
     assert [overlap.similarity for overlap in overlaps[2:5] if overlap] == [1.0, round(15 / 28, 6), 0.5]
     assert overlaps[6] is not None
     assert (overlaps[6].ordinal, overlaps[6].run) == (1, 50)
-    assert [bool(overlap) for overlap in found(documents, [question, other, short], tmp_path, share=1.0, run=49)] == [
-        *[True] * 3,
-        *[False] * 3,
-        *[True] * 3,
-        False,
-        False,
-    ]
+    overlaps = found(documents, [question, other, short], tmp_path, share=1.0, run=49)
+    assert [place for place, overlap in enumerate(overlaps) if overlap] == [0, 1, 2, 6, 7, 8]
     assert found(documents, [], tmp_path) == [None] * len(documents)
 
 
@@ -185,9 +169,6 @@ def test_a_mixture_leaves_out_what_a_member_keeps_out(project: Path, prepare: st
     assert kept.isdisjoint(row - 60 + 10 for row in rows_of(root / "pretrain" / "web", "val") if row >= 60)
     assert before["fingerprint"] != after["fingerprint"]
     assert built(KEY)[1] == after
-    quiz = project / "evals" / "quiz.jsonl"
-    quiz.write_text(quiz.read_text() + json.dumps({"question": sentences(1, words=40)[0]}) + "\n", encoding="utf-8")
-    assert built(KEY)[1]["fingerprint"] != after["fingerprint"]
 
 
 def test_a_changed_val_or_file_makes_the_cache_stale(project: Path) -> None:
@@ -282,9 +263,6 @@ def test_a_corpus_loses_what_the_key_names_when_its_tokens_are_made(project: Pat
     assert verify_dataset(root / "pretrain" / "news") == []
     assert graph(registry(), root).state("pretrain/news").condition == "complete"
     assert build_in_order(registry(), ["web", "news"], root) == after
-    assert (
-        build_in_order(registry(KEY + "decontaminate_share = 0.4\n"), ["news"], root)["news"]["fingerprint"] != after["news"]["fingerprint"]
-    )
     quiz = project / "evals" / "quiz.jsonl"
     quiz.write_text(quiz.read_text() + json.dumps({"question": sentences(1, words=40)[0]}) + "\n", encoding="utf-8")
     changed = build_in_order(registry(), ["news", "web"], root)
@@ -292,40 +270,10 @@ def test_a_corpus_loses_what_the_key_names_when_its_tokens_are_made(project: Pat
     assert changed["web"] == after["web"]
 
 
-def test_a_mixture_leaves_out_what_a_prepared_member_keeps_out(project: Path) -> None:
-    root = project / "cache"
-    mix = '[pretrain.mix]\nsource = "interleave"\nmembers = { news = 1.0 }\nval_frac = 0.1\n'
-
-    def built(key: str) -> Meta:
-        return build_in_order(registry_of(project, news=key + PREPARED.replace("NAME", "news"), web=mix), ["news", "mix"], root)["mix"]
-
-    before, after = built(""), built(KEY)
-    assert before["fingerprint"] != after["fingerprint"]
-    assert after["dropped"]["in_held_out"] > 3
-    quiz = project / "evals" / "quiz.jsonl"
-    quiz.write_text(quiz.read_text() + json.dumps({"question": sentences(1, words=40)[0]}) + "\n", encoding="utf-8")
-    assert built(KEY)["fingerprint"] != after["fingerprint"]
-
-
 @pytest.mark.parametrize("lines", ["parts = 2\n", 'parts = 2\ntokens_in_parts = true\nprepare = ["clean"]\n'])
 def test_a_cache_in_parts_cannot_have_the_key_yet(project: Path, lines: str) -> None:
     with pytest.raises(NielsCacheError, match="tokens_in_parts"):
         registry_of(project, news=lines + KEY)
-
-
-def test_a_cache_without_hashes_is_not_checked(project: Path) -> None:
-    registry, root = registry_of(project), project / "cache"
-    for name in ("news", "web"):
-        build_dataset(registry, name, root=root)
-    path = root / "pretrain" / "web" / "val_documents.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["text_hash"]), path)
-    folders = {"news": root / "pretrain" / "news", "web": path.parent}
-    shared = shared_texts(folders, trains=["news"])
-    assert shared == SharedTexts(not_checked=("web",))
-    (told,) = cache._describe_shared(registry, "news", shared)
-    assert "web" in told
-    path.with_name("train_documents.parquet").unlink()
-    assert shared_texts(folders, trains=["web"]) == SharedTexts(not_checked=("web",))
 
 
 def test_a_data_set_that_has_grown_without_parts_is_refused(project: Path) -> None:

@@ -1,8 +1,5 @@
 """Duplicates found range by range. The dropped documents are those of one range, whatever the ranges, the windows and the interruptions."""
 
-import importlib
-import os
-import sys
 import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,8 +17,6 @@ from niels_cache_assets.dedup.signatures import Signatures, Signer
 from tests.depth import sized
 from tests.test_dedup_greedy import clustered_texts, in_blocks, made_up, triples
 
-DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 COUNTS = (2, 4, 16)
 
 
@@ -94,28 +89,12 @@ def test_clusters_over_many_windows(tmp_path: Path, verify: Verify | None, count
     assert values(found[0]) == values(found[1])
 
 
-@pytest.mark.real_data
-@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
-@pytest.mark.parametrize("sample", ["bulk_texts", "fineweb_rows"])
-def test_real_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: str) -> None:
-    pytest.importorskip("datasketch")
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    texts = getattr(importlib.import_module("dedup_pairs"), sample)(DATA)[:2000]
-    signatures = Signer().sign(texts)
-    monkeypatch.setattr(ranges, "LEAST_WINDOW", 97)
-    found = []
-    for each in (1, 4, 16):
-        (tmp_path / str(each)).mkdir()
-        found.append(values(search([signatures], bands=25, rows=5, ranges=each, scratch=tmp_path / str(each))))
-    assert len(found[0][1]) > 3
-    assert found[0] == found[1] == found[2]
-
-
-def test_a_bucket_passes_on_its_first_members_only(tmp_path: Path) -> None:
-    """A bucket with more members than are compared, in many windows."""
-    count = MEMBERS_COMPARED + 40
-    signatures = made_up([(0, [5, 5, index, index]) for index in range(count)])
-    signatures.digests[:, :4] = np.arange(count, dtype=np.uint32)[:, None].view(np.uint8)
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_bucket_is_compared_with_its_first_members_only(tmp_path: Path, count: int) -> None:
+    """In many windows."""
+    members = MEMBERS_COMPARED + 40
+    signatures = made_up([(0, [5, 5, index, index]) for index in range(members)])
+    signatures.digests[:, :4] = np.arange(members, dtype=np.uint32)[:, None].view(np.uint8)
     compared: list[tuple[int, int]] = []
 
     def similarity(earlier: int, later: int) -> float:
@@ -123,8 +102,8 @@ def test_a_bucket_passes_on_its_first_members_only(tmp_path: Path) -> None:
         return 0.0
 
     verify = Verify(similarity=lambda _: similarity, threshold=0.5)
-    assert len(search([signatures], bands=2, rows=2, ranges=4, scratch=tmp_path, verify=verify)) == 0
-    assert len(compared) == sum(min(later, MEMBERS_COMPARED) for later in range(count))
+    assert len(search([signatures], bands=2, rows=2, ranges=count, scratch=tmp_path, verify=verify)) == 0
+    assert len(compared) == sum(min(later, MEMBERS_COMPARED) for later in range(members))
     assert max(earlier for earlier, _ in compared) == MEMBERS_COMPARED - 1
 
 
@@ -168,27 +147,3 @@ def test_a_job_takes_the_memory_of_its_range(tmp_path: Path, monkeypatch: pytest
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert 10 * documents < peak < 60 * documents
-
-
-def test_a_window_takes_memory_for_its_own_documents_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten times the documents and buckets take the same memory, once the files exist."""
-    monkeypatch.setattr(ranges, "LEAST_WINDOW", 2_000)
-    peaks = []
-    for count in (10_000, 100_000):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        rows = np.arange(count, dtype=np.uint32) % (count // 2)
-        digests = np.zeros((count, 20), dtype=np.uint8)
-        digests[:, :4] = np.arange(count, dtype=np.uint32)[:, None].view(np.uint8)
-        slots = np.stack([rows] * 4, axis=1)
-        buckets = linked([Signatures(digests=digests, slots=slots)], bands=2, rows=2, folder=folder, count=4)
-        greedy.drop_later(buckets, verify=None)  # compiles
-        peak = sys.maxsize
-        for _ in range(2):  # in one of them, Python may make its table of strings larger
-            tracemalloc.start()
-            dropped = greedy.drop_later(buckets, verify=None)
-            peak = min(peak, tracemalloc.get_traced_memory()[1] - 21 * len(dropped) * 2)
-            tracemalloc.stop()
-            assert len(dropped) == count // 2
-        peaks.append(peak)
-    assert peaks[1] < 1.5 * peaks[0]

@@ -2,11 +2,7 @@
 
 import hashlib
 import itertools
-import json
-import os
 import pickle
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -50,32 +46,25 @@ GOLDEN_SLOTS_SHA256 = "dcfbcfa83c842d3c"
 GOLDEN_SHINGLES = [12545659787161732958]
 
 texts = st.text(alphabet=st.characters(categories=["L", "N", "P", "S", "Z", "C", "M"]), max_size=200)
-wordy = st.lists(
-    st.sampled_from(
-        [
-            "a",
-            "Be",
-            "see!",
-            "de-e",
-            "1234567",
-            "12345678",
-            "éé",
-            "日本",
-            "日x本",
-            "e\u0301",
-            "&eacute;",
-            "&#20013;",
-            "\u200b",
-            "x" * 15,
-            "x" * 16,
-            "x" * 17,
-            "  ",
-            "\n",
-            "…",
-        ]
-    ),
-    max_size=60,
-).map(" ".join)
+WORDS = [
+    "a",
+    "Be",
+    "see!",
+    "de-e",
+    "1234567",
+    "12345678",
+    "éé",
+    "日本",
+    "日x本",
+    "e\u0301",
+    "&eacute;",
+    "&#20013;",
+    "\u200b",
+    "  ",
+    "\n",
+    "…",
+]
+wordy = st.lists(st.sampled_from([*WORDS, *("x" * length for length in (15, 16, 17))]), max_size=60).map(" ".join)
 # All kinds of code points, without blanks between most of them, so that each rule sees each kind before and after it.
 MARKED = [
     *"aB10  ..,;:!?--'\"`()[]+=<_$",
@@ -147,15 +136,6 @@ def test_canonical_text_drops_marks_of_prose_and_keeps_signs(text: str, canonica
     assert canonical_text(text) == canonical
 
 
-@given(texts | wordy | marked)
-def test_canonical_text_has_single_blanks_and_no_blank_after_a_sign(text: str) -> None:
-    canonical = canonical_text(text)
-    words = canonical.split(" ") if canonical else []
-    assert all(words)
-    assert words == canonical.split()
-    assert canonical_text(f"\n{text.upper().lower()} .") == canonical_text(f"{text.upper().lower()} .")
-
-
 @given(st.lists(texts | wordy | marked, max_size=5), st.sampled_from([1, 2, 5, 9]), st.sampled_from([16, 20, 128]))
 @example(GOLDEN_TEXTS, 5, 128)
 def test_kernels_and_plain_python_give_the_same(documents: list[str], ngram: int, num_perm: int) -> None:
@@ -191,8 +171,8 @@ def test_kernels_read_what_is_composed_as_plain_python_does() -> None:
     assert_equal(COMPILED.sign(documents[:1]), PURE.sign(documents[:1]))
 
 
-@pytest.mark.parametrize("signer", [PURE, COMPILED])
-def test_sets_of_shingles_are_sorted_without_repetitions(signer: Signer) -> None:
+def test_sets_of_shingles_are_sorted_without_repetitions() -> None:
+    signer = COMPILED
     documents = ["", "a b c d e f " * 9, *GOLDEN_TEXTS, "a b c d e f " * 9, "b"]
     sets, ends = signer.shingle_sets(documents)
     shingles = signer.shingle(documents)
@@ -209,27 +189,20 @@ def assert_equal(one: Signatures, other: Signatures) -> None:
     assert one.slots.tobytes() == other.slots.tobytes()
 
 
-@pytest.mark.parametrize("signer", [PURE, COMPILED], ids=["plain Python", "compiled"])
-def test_golden_values(signer: Signer) -> None:
+def test_golden_values() -> None:
     """On disk already somewhere: a change of these is a new SIGNATURE_VERSION."""
-    signatures = signer.sign(GOLDEN_TEXTS)
+    signatures = COMPILED.sign(GOLDEN_TEXTS)
     assert [bytes(digest[:4]).hex() for digest in signatures.digests] == GOLDEN_DIGESTS
     assert signatures.slots[:, :3].tolist() == GOLDEN_SLOTS
     assert hashlib.sha256(signatures.slots.astype("<u4").tobytes()).hexdigest()[:16] == GOLDEN_SLOTS_SHA256
-    assert signer.shingle_hashes(GOLDEN_TEXTS[2]).tolist() == GOLDEN_SHINGLES
+    assert COMPILED.shingle_hashes(GOLDEN_TEXTS[2]).tolist() == GOLDEN_SHINGLES
     assert hashing.SIGNATURE_VERSION == "1"
 
 
-def test_digests_are_sha1_of_the_canonical_text() -> None:
-    for text, digest in zip(GOLDEN_TEXTS[:-1], COMPILED.sign(GOLDEN_TEXTS[:-1]).digests, strict=True):
-        assert bytes(digest) == hashlib.sha1(canonical_text(text).encode()).digest()
-
-
-@pytest.mark.parametrize("signer", [PURE, COMPILED], ids=["plain Python", "compiled"])
-def test_a_text_of_which_nothing_is_left_equals_only_an_identical_one(signer: Signer) -> None:
+def test_a_text_of_which_nothing_is_left_equals_only_an_identical_one() -> None:
     nothing = ["", "''", '"', "\u200b", "\0", " ", "\ud800"]
     assert {canonical_text(text) for text in nothing} == {""}
-    digests = [digest.tobytes() for digest in signer.sign([*nothing, *nothing, "word"]).digests]
+    digests = [digest.tobytes() for digest in COMPILED.sign([*nothing, *nothing, "word"]).digests]
     assert digests[:7] == digests[7:14]
     assert len(set(digests)) == 8
 
@@ -282,35 +255,10 @@ def test_slots_of_fewer_are_the_first_of_more() -> None:
 
 
 def test_no_texts_and_a_pickled_signer() -> None:
-    for signer in (PURE, COMPILED, pickle.loads(pickle.dumps(COMPILED))):
+    for signer in (COMPILED, pickle.loads(pickle.dumps(COMPILED))):
         assert signer.sign([]).slots.shape == (0, 128)
         assert signer.shingle([]).hashes.shape == (0,)
         assert len(signer.sign(["a"])) == 1
-
-
-def test_another_process_with_another_hash_seed_signs_the_same() -> None:
-    documents = sentences(20, words=50)
-    script = (
-        "import hashlib, json, sys; from niels_cache_assets.dedup.signatures import Signer\n"
-        "documents = json.load(sys.stdin)\n"
-        "print('numba' in sys.modules)\n"
-        "signed = Signer().sign(documents)\n"
-        "print(hashlib.sha256(signed.digests.tobytes() + signed.slots.tobytes()).hexdigest())\n"
-    )
-    here = COMPILED.sign(documents)
-    expected = hashlib.sha256(here.digests.tobytes() + here.slots.tobytes()).hexdigest()
-    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
-    assert environment != os.environ
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        input=json.dumps(documents),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert done.stdout.split() == ["False", expected], "numba is loaded only when texts are signed"
 
 
 def test_similarity_is_estimated_without_bias_and_with_the_variance_of_the_binomial() -> None:

@@ -1,14 +1,13 @@
 """Common documents of train and val in a finished cache. The check finds all of them from the tokens, with their origin."""
 
 import json
-import os
 from pathlib import Path
 
-import pyarrow.parquet
 import pytest
 
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache, write_unbuilt_cache
 from niels_cache_assets.documents import Document, Message
+from niels_cache_assets.streaming import disjoint
 from niels_cache_assets.streaming.disjoint import SplitOverlap, splits_disjoint
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -56,14 +55,32 @@ def test_the_threshold_says_what_near_is_and_none_looks_for_equal_ones_only(leak
     }
 
 
-@pytest.mark.parametrize("threads", [1, 5])
-def test_pairs_are_limited_and_counts_are_not_on_any_number_of_threads(
-    leaky: Path, tokenizer: SentencePieceTokenizer, threads: int
-) -> None:
-    few = splits_disjoint(leaky, tokenizer, max_pairs=3, threads=threads)
-    everything = splits_disjoint(leaky, tokenizer)
+def test_pairs_are_limited_and_counts_are_not_on_any_number_of_threads(leaky: Path, tokenizer: SentencePieceTokenizer) -> None:
+    class Plain:
+        decode = staticmethod(tokenizer.decode)
+
+    few = splits_disjoint(leaky, tokenizer, max_pairs=3, threads=5)
+    everything = splits_disjoint(leaky, Plain(), threads=1)  # a tokenizer that can only decode
     assert few.pairs == everything.pairs[:3]
     assert (few.exact, few.near) == (everything.exact, everything.near)
+
+
+def test_each_document_is_compared_once_whatever_the_chunks(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both splits have six documents more than a chunk takes, with copies on both sides of its end."""
+    count = disjoint._DOCUMENTS_PER_CHUNK + 6
+    val, train = ([f"{name} {number} is one" for number in range(count)] for name in ("val", "train"))
+    copies = {0: count - 1, count - 7: count - 6, count - 6: count - 7, count - 1: 0}
+    for ordinal, of in copies.items():
+        train[ordinal] = val[of].upper()
+    folder = build(tmp_path / "x", documents_of(train, "train", "a") + documents_of(val, "val", "b"), tokenizer)
+    overlap = splits_disjoint(folder, tokenizer)
+    assert (overlap.train_documents, overlap.val_documents, overlap.exact, overlap.near) == (count, count, 4, 0)
+    assert {pair.train.ordinal: pair.val.ordinal for pair in overlap.pairs} == copies
+    for tokens in (1, 100):  # a document of more tokens is a chunk of its own
+        monkeypatch.setattr(disjoint, "_TOKENS_PER_CHUNK", tokens)
+        assert splits_disjoint(folder, tokenizer) == overlap
 
 
 def test_nothing_is_left_to_find_after_decontamination(leaky: Path, tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
@@ -112,21 +129,6 @@ def test_a_threshold_that_means_nothing_is_refused(leaky: Path, tokenizer: Sente
         splits_disjoint(leaky, tokenizer, threshold=threshold)
 
 
-def test_a_tokenizer_that_can_only_decode_gives_the_same(leaky: Path, tokenizer: SentencePieceTokenizer) -> None:
-    class Plain:
-        decode = staticmethod(tokenizer.decode)
-
-    assert splits_disjoint(leaky, Plain()) == splits_disjoint(leaky, tokenizer)
-
-
-@pytest.mark.parametrize("text", ["", "a", "  two  blanks", "\ttab\nline", "é 日本語 😀 \u2581", "x\x00y", "don't stop.", " " * 9])
-def test_the_bytes_of_the_pieces_are_what_decode_gives(tokenizer: SentencePieceTokenizer, text: str) -> None:
-    table = tokenizer.piece_bytes()
-    ids = tokenizer.encode(text)
-    assert b"".join(table[token] for token in ids).decode().lstrip(" ") == tokenizer.decode(ids).lstrip(" ")
-    assert len(table) == tokenizer.vocab_size
-
-
 def test_documents_without_eot_are_compared_whole(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     documents = [*documents_of(["one two"], "val", "v"), *documents_of(["one", "one two"], "train", "t")]
     overlap = splits_disjoint(build(tmp_path / "x", documents, tokenizer, append_eot=False), tokenizer)
@@ -152,18 +154,3 @@ def test_what_cannot_be_compared_is_refused(leaky: Path, tmp_path: Path, tokeniz
     build_sft_cache([chat] * 3, str(tmp_path / "s"), tokenizer=tokenizer, val_frac=0.5, seed=1)
     with pytest.raises(NielsCacheError, match="a pretrain cache"):
         splits_disjoint(tmp_path / "s", tokenizer)
-
-
-@pytest.mark.real_data
-@pytest.mark.skipif("NIELS_CACHE_REAL_DATA" not in os.environ, reason="NIELS_CACHE_REAL_DATA does not name the folder of real samples")
-def test_repeated_rows_of_real_web_pages_are_found_and_kept_out(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    """Rows 6 to 10 of the sample repeat 1 to 5: the first eight are val here, so two of the repeats come into train."""
-    rows = pyarrow.parquet.read_table(Path(os.environ["NIELS_CACHE_REAL_DATA"]) / "web_fineweb/fineweb_rows.parquet")["text"].to_pylist()
-    split = {row: "val" if row < 8 else "train" for row in range(len(rows))}
-    documents = [Document(text, str(row), "rows", row, split=split[row]) for row, text in enumerate(rows)]  # type: ignore[arg-type]
-    off = splits_disjoint(build(tmp_path / "off", documents, tokenizer), tokenizer)
-    assert off.exact == sum(text in rows[:8] for text in rows[8:]) >= 2
-    assert all(rows[pair.train.row] == rows[pair.val.row] for pair in off.pairs)
-    near = build(tmp_path / "near", documents, tokenizer, decontaminate="near")
-    assert splits_disjoint(near, tokenizer).disjoint
-    assert json.loads((near / "meta.json").read_text())["dropped"] == {"in_val": off.exact, **({"near_val": off.near} if off.near else {})}

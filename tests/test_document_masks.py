@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.loader.documents import document_mask, flex_block_mask
@@ -64,27 +64,6 @@ def test_the_rule_inside_a_block_is_the_rule_pair_by_pair(ids: torch.Tensor, cau
     assert torch.equal(rule(b, torch.zeros_like(b), q, k)[:, None], pair_by_pair(ids, causal=causal))
 
 
-def test_ids_in_any_order_never_lose_a_block_or_open_one() -> None:
-    """A block may be looked at in vain, but none that matters is skipped, and none goes unmasked that must not."""
-    generator = torch.Generator().manual_seed(0)
-    skipped = unmasked = 0
-    for _ in range(30):
-        ids = torch.randint(3, (2, 6), generator=generator).repeat_interleave(4, dim=1)[:, :22]
-        mask = flex_block_mask(ids, causal=False, block_size=4)
-        pairs = torch.nn.functional.pad(pair_by_pair(ids, causal=False), (0, 2, 0, 2)).view(2, 1, 6, 4, 6, 4)
-        visited = mask.to_dense().bool()
-        full = torch.zeros_like(visited)
-        for b in range(2):
-            for q in range(6):
-                full[b, 0, q, mask.full_kv_indices[b, 0, q, : mask.full_kv_num_blocks[b, 0, q]].long()] = True
-        assert visited[pairs.any(dim=5).any(dim=3)].all()
-        assert pairs.all(dim=5).all(dim=3)[full].all()
-        skipped += int((~visited).sum())
-        unmasked += int(full.sum())
-    assert skipped > 100
-    assert unmasked > 100
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("T", [37, 48])  # with and without a block cut short at the end
 def test_flex_attention_and_the_dense_mask_agree(T: int) -> None:
@@ -95,41 +74,6 @@ def test_flex_attention_and_the_dense_mask_agree(T: int) -> None:
     dense = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=document_mask(ids))
     flex = flex_attention(q, k, v, block_mask=flex_block_mask(ids, block_size=16))
     torch.testing.assert_close(flex, dense)
-
-
-T = 12
-LENGTHS = [5, 4, 3]  # of the documents in the one row that the tiny attention sees
-IDS = torch.arange(3, dtype=torch.int32).repeat_interleave(torch.tensor(LENGTHS))[None]
-POSITIONS = torch.cat([torch.arange(length) for length in LENGTHS])[None]
-
-
-def tiny_attention(tokens: torch.Tensor, *, dense: torch.Tensor | None = None, block: BlockMask | None = None) -> torch.Tensor:
-    """Embedding and two layers of attention with two heads, weights from a seed; `tokens` (1, T) -> (1, T, 32)."""
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(50, 32, generator=generator)[tokens] + torch.randn(T, 32, generator=generator)[POSITIONS]
-    for _ in range(2):
-        projection = torch.randn(32, 96, generator=generator) / 32**0.5
-        q, k, v = (hidden @ projection).view(1, T, 2, 48).transpose(1, 2).chunk(3, dim=3)
-        if block is not None:
-            mixed = flex_attention(q, k, v, block_mask=block)
-        else:
-            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=dense, is_causal=dense is None)
-        hidden = hidden + mixed.transpose(1, 2).reshape(1, T, 32)
-    return hidden
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("mask", ["dense", "block"])
-def test_a_tokens_output_does_not_change_when_the_neighbouring_document_changes(mask: str) -> None:
-    tokens = torch.randint(50, (1, T), generator=torch.Generator().manual_seed(1))
-    changed = tokens.clone()
-    changed[IDS == 0] = (changed[IDS == 0] + 1) % 50
-    masks = {"dense": document_mask(IDS)} if mask == "dense" else {"block": flex_block_mask(IDS, block_size=4)}
-    elsewhere = IDS != 0
-    assert elsewhere.sum() == 7
-    assert torch.equal(tiny_attention(tokens, **masks)[elsewhere], tiny_attention(changed, **masks)[elsewhere])
-    moved = (tiny_attention(tokens)[elsewhere] - tiny_attention(changed)[elsewhere]).abs().amax(dim=1)
-    assert (moved > 1e-3).all(), "without the mask every later token sees the change"
 
 
 @pytest.mark.parametrize("mask", [document_mask, flex_block_mask])
@@ -145,7 +89,8 @@ def test_a_block_of_no_tokens_is_refused() -> None:
 
 
 def test_ids_need_not_lie_row_by_row_in_memory() -> None:
-    column_by_column = IDS.expand(2, T).t().contiguous().t()
+    ids = torch.arange(3, dtype=torch.int32).repeat_interleave(torch.tensor([5, 4, 3]))[None]
+    column_by_column = ids.expand(2, 12).t().contiguous().t()
     assert not column_by_column.is_contiguous()
     blocks = flex_block_mask(column_by_column, block_size=4).to_dense()
-    assert torch.equal(blocks, flex_block_mask(IDS, block_size=4).to_dense().expand_as(blocks))
+    assert torch.equal(blocks, flex_block_mask(ids, block_size=4).to_dense().expand_as(blocks))

@@ -1,10 +1,7 @@
 """Document boundaries of a batch: what is found in doc_ends, and the arrays made of it, against counting token by token."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,17 +34,6 @@ def windows(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
 def documents_of(doc_ends: np.ndarray, positions: np.ndarray, T: int) -> list[list[int]]:
     """The ordinal of every token's document in each row of T + 1, counted one by one."""
     return [[sum(int(end) <= p + j for end in doc_ends) for j in range(T + 1)] for p in positions.tolist()]
-
-
-@given(windows())
-def test_boundaries_are_where_counting_token_by_token_finds_them(case: tuple[np.ndarray, np.ndarray, int]) -> None:
-    doc_ends, positions, T = case
-    found = find_boundaries(doc_ends, positions, T=T)
-    documents = documents_of(doc_ends, positions, T)
-    starts = [(r, j) for r, row in enumerate(documents) for j in range(1, T) if row[j] != row[j - 1]]
-    assert list(zip(found.rows.tolist(), found.columns.tolist(), strict=True)) == starts
-    assert found.continues.tolist() == [row[T] == row[T - 1] for row in documents]
-    assert (found.rows.dtype, found.columns.dtype, found.continues.dtype) == (np.int64, np.int64, np.bool_)
 
 
 @given(windows())
@@ -102,14 +88,6 @@ def test_boundaries_are_exact_where_float64_is_not() -> None:
     assert found.continues.tolist() == [True, True, False]
 
 
-def test_doc_ends_may_be_mapped_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "train_doc_ends.npy"
-    np.save(path, np.array([3, 7, 20], dtype=np.uint64))
-    found = find_boundaries(np.load(path, mmap_mode="r"), np.array([0, 6]), T=8)
-    assert (found.rows.tolist(), found.columns.tolist()) == ([0, 0, 1], [3, 7, 1])
-    assert type(found.columns) is np.ndarray
-
-
 @pytest.mark.parametrize("positions", [[-1], [0, 6], [6, 0]])
 def test_a_window_outside_the_stream_is_refused(positions: list[int]) -> None:
     with pytest.raises(NielsCacheError, match=r"T\+1=5 tokens at .* 10 tokens"):
@@ -127,19 +105,3 @@ def test_an_empty_batch_has_no_documents() -> None:
     cu = cu_seqlens(boundaries, rows=0, T=4)
     assert (cu.tolist(), max_seqlen(cu)) == ([0], 0)
     assert document_ids(cu, rows=0, T=4).shape == position_ids(cu, rows=0, T=4).shape == (0, 4)
-
-
-def test_a_large_batch_is_counted_right() -> None:
-    """The size that training has: 64 rows of 2,048 tokens, documents of some 600."""
-    lengths = torch.randint(1, 1200, (1000,), generator=torch.Generator().manual_seed(0)).numpy()
-    doc_ends = lengths.cumsum().astype(np.uint64)
-    positions = torch.randint(int(doc_ends[-1]) - 2048, (64,), generator=torch.Generator().manual_seed(1)).numpy()
-    boundaries = find_boundaries(doc_ends, positions, T=2048)
-    assert len(boundaries.rows) > 100
-    ordinals = doc_ends.searchsorted((positions[:, None] + np.arange(2049)).astype(np.uint64), side="right")
-    begins = np.concatenate([[0], doc_ends]).astype(np.int64)[ordinals]
-    cu = cu_seqlens(boundaries, rows=64, T=2048)
-    assert np.array_equal(document_ids(cu, rows=64, T=2048), (ordinals - ordinals[:, :1])[:, :-1])
-    positions_in_window = np.arange(2049) - np.maximum(begins - positions[:, None], 0)
-    assert np.array_equal(position_ids(cu, rows=64, T=2048), positions_in_window[:, :-1])
-    assert np.array_equal(cross_document_targets(boundaries, rows=64, T=2048), ordinals[:, 1:] != ordinals[:, :-1])

@@ -1,8 +1,6 @@
 """The table of reasons for dropping is complete, and builds report drops: in one line, or as a warning with the place of an example."""
 
-import ast
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from niels_cache_assets import drop_reasons
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import build_pretrain_cache
@@ -26,77 +25,17 @@ from niels_cache_runtime.format.meta import read_meta
 from tests.messages import missing
 from tests.read_sources import read
 
-PACKAGE = Path(__file__).resolve().parents[1] / "niels_cache_assets"
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
-CONSTANTS = {
-    target.id: node.value.value
-    for tree in TREES.values()
-    for node in tree.body
-    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    for target in node.targets
-    if isinstance(target, ast.Name)
-}
-WHERE = "add it to DROP_REASONS in niels_cache_assets/drop_reasons.py"
 
-
-def literals(node: ast.expr) -> Iterator[str]:
-    """The texts that an expression may be, as far as they stand in the code."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    elif isinstance(node, ast.Name) and node.id in CONSTANTS:
-        yield CONSTANTS[node.id]
-    elif isinstance(node, ast.IfExp):
-        yield from (*literals(node.body), *literals(node.orelse))
-    elif isinstance(node, ast.BoolOp):
-        yield from (text for value in node.values for text in literals(value))
-
-
-def reasons_in_code() -> dict[str, Path]:
-    """Return the reasons that stand in the code: in calls that count a drop, and in what functions of problems return."""
-    found = {}
-    for path, tree in TREES.items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ("drop", "drop_row", "refuse"):
-                found |= {text: path for text in literals(node.args[0]) if node.args} if node.args else {}
-            if (
-                isinstance(node, ast.FunctionDef)
-                and node.name.lstrip("_").rpartition("_")[2] == "problem"
-                and "dropped" in ast.unparse(node)
-            ):
-                returned = (each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value is not None)
-                found |= {text: path for value in returned for text in literals(value)}
-    return {text: path for text, path in found.items() if text.replace("_", "").isalpha() and text.islower()}
-
-
-def test_each_reason_in_the_code_is_in_the_table() -> None:
-    found = reasons_in_code()
-    assert {"empty", "missing_text_field", "null_text", "unknown_role", "where", "excluded", "short_docstring"} <= found.keys()
-    assert {text: str(path) for text, path in found.items() if text not in DROP_REASONS} == {}, WHERE
-
-
-def test_drops_are_counted_only_by_the_function_that_checks_the_table() -> None:
-    counters = ("documents.py", "cleaning/counting.py")
-    direct = [
-        f"{path.relative_to(PACKAGE)}:{node.lineno}"
-        for path, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.AugAssign) and "dropped[" in ast.unparse(node.target) and not str(path).endswith(counters)
-    ]
-    assert direct == [], "count with SourceReport.drop_row or Drops.drop, which check the table and keep the place of the first one"
-
-
-def test_each_line_of_the_table_is_a_reason_that_the_code_has() -> None:
-    code = "\n".join(path.read_text(encoding="utf-8") for path in TREES if path.name != "drop_reasons.py")
+def test_the_table_has_the_filters_of_cleaning_and_only_reasons_that_the_code_has() -> None:
+    assert [reason for reason in REASONS if reason not in DROP_REASONS] == []
+    assert [reason for reason in REASONS if not is_asked(reason)] == ["empty"]
+    package = Path(drop_reasons.__file__).parent
+    code = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path.name != "drop_reasons.py")
     made = {f"{kind}_content" for kind in ("image", "audio", "video")} | {f"{kind}_duplicate" for kind in ("exact", "near")}
     made |= {f"missing_{key}_field" for key in ("messages", "chosen", "rejected")} | {
         f"{each}_of_member" for each in ("in_val", "near_val")
     }
     assert [reason for reason in DROP_REASONS if f'"{reason}"' not in code and reason not in made] == []
-
-
-def test_the_table_has_all_filters_of_cleaning() -> None:
-    assert [reason for reason in REASONS if reason not in DROP_REASONS] == [], WHERE
-    assert [reason for reason in REASONS if not is_asked(reason)] == ["empty"]
 
 
 def test_a_reason_that_is_not_in_the_table_is_an_error_that_says_where_to_add_it() -> None:
@@ -221,14 +160,8 @@ def test_rows_of_a_split_of_upstream_count_for_val(tmp_path: Path) -> None:
 
     rows(tmp_path, "train.jsonl", [{"text": "a"}, {"text": None}])
     rows(tmp_path, "val.jsonl", [{"text": None}, {"text": None}, {"text": "b"}])
-    keys = {
-        "dataset": "a/b",
-        "files": [str(tmp_path / "train.jsonl")],
-        "val_files": [str(tmp_path / "val.jsonl")],
-        "text_field": "text",
-        "shuffle_buffer": 0,
-    }
-    _, context = read(Huggingface(**keys))
+    files = {"files": [str(tmp_path / "train.jsonl")], "val_files": [str(tmp_path / "val.jsonl")]}
+    _, context = read(Huggingface(dataset="a/b", text_field="text", shuffle_buffer=0, **files))
     assert context.report.dropped == {"null_text": 3}
     assert context.report.facts["dropped_of_val"] == {"null_text": 2}
 

@@ -123,14 +123,7 @@ def test_a_blend_of_four_caches_has_the_shares_it_was_given(
     assert [row[1] for row in rows] == [row[3] for row in rows] == ["40.0%", "10.0%", "30.0%", "20.0%"]
     assert [row[2] for row in rows] == ["2,560", "640", "1,920", "1,280"]
     culled = {row[0]: int(row[5].replace(",", "")) for row in rows}
-    removed = re.findall(r"^([\d,]+) documents of (\w+) are culled: they repeat (others of it|those of \w+)$", printed, re.MULTILINE)
-    assert {name: sum(int(count.replace(",", "")) for count, of, _ in removed if of == name) for name in culled} == culled
     assert culled["calendars"] > 20  # a year's calendar is nearly that of another year that begins on the same day
-    assert [(of, other) for _, of, other in removed if "those" in other] == [("python_source", "those of python_docs")]
-    assert "100 windows of 64 tokens" in printed
-    seams = re.search(r"^([\d,]+) document seams inside", printed, re.MULTILINE)
-    assert seams is not None
-    assert int(seams[1].replace(",", "")) == sum(int(row[4].replace(",", "")) for row in rows) > 30
     assert Path("share.png").read_bytes().startswith(b"\x89PNG")
 
 

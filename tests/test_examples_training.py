@@ -69,7 +69,7 @@ def test_trainer_that_is_not_installed_is_one_line(tmp_path: Path, monkeypatch: 
 FLAGS = """--split 80,15,5 --seq-length 16 --seed 7 --train-iters 20 --global-batch-size 4 --eval-interval 10 --eval-iters 1
 --tokenizer-type NullTokenizer --vocab-size 200 --data-cache-path index"""
 # The data sets of a run, and the numbers of their indices.
-RUNS = {"one data set": ("a", 3), "weights": ("30 a 70 ./b", 9), "without weights": ("a b c", 12)}
+RUNS = {"one data set": ("a", 3), "weights": ("30 a 70 ./b", 9)}
 
 
 def build_in_a_run(folder: Path, blend: tuple[list[str], list[float] | None]) -> list[int]:

@@ -5,16 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
-from niels_cache_runtime import NielsCacheError, TokenLoader, read_meta
+from niels_cache_runtime import NielsCacheError, read_meta
 from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, TOKEN_DTYPES, doc_ends_name, list_shards
-from niels_cache_runtime.format.meta import Meta, sha256_file
+from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter
 from niels_cache_runtime.verify import verify_cache, verify_dataset
-from tests.exports import WIDE, export, random_documents, stream_of, write_documents_cache
+from tests.exports import export, random_documents, stream_of, write_documents_cache
 from tests.hand_made import EOT, IDS, TOKENIZER_SHA256, VOCAB_SIZE, write_cache
 from tests.messages import missing
 from tests.saying import Saying
@@ -91,18 +90,6 @@ def test_the_vocabulary_or_else_the_largest_token_decides_the_dtype(
         assert tokens_of(tmp_path / "a", name, TOKEN_DTYPES[dtype]) == stream_of(documents[name])
 
 
-def test_a_wide_export_that_comes_back_is_the_same_cache(tmp_path: Path) -> None:
-    documents = {"train": random_documents(400, seed=1, vocab_size=100_000), "val": random_documents(30, seed=2, vocab_size=100_000)}
-    cache = write_documents_cache(tmp_path / "cache" / "notes", documents, **WIDE)
-    export(cache, "megatron", tmp_path / "x")
-    vocabulary = Vocabulary(tokenizer_sha256=TOKENIZER_SHA256, vocab_size=100_000, special_ids=IDS)
-    meta = imported(tmp_path / "back", vocabulary=vocabulary, shard_bytes=4000, **{split: tmp_path / f"x_{split}" for split in SPLITS})
-    before = read_meta(str(cache / "meta.json"))
-    for key in ("token_dtype", "train_tokens", "val_tokens", "documents", "content_sha256", "vocab_size", "forms"):
-        assert read_meta(str(tmp_path / "back" / "meta.json"))[key] == before[key]
-    assert meta["append_eot"] is True
-
-
 def test_a_wider_dtype_may_be_asked_for_and_a_narrow_one_must_hold_all(tmp_path: Path) -> None:
     prefix = write_indexed(tmp_path / "x", [[5, 65_535]], dtype=np.int32)
     narrow = imported(tmp_path / "narrow", train=prefix)
@@ -168,13 +155,6 @@ def test_what_is_said_of_eot_is_what_the_tokens_hold(
     assert meta["append_eot"] is append_eot
     assert meta["facts"] == facts
     assert meta["special_token_ids"] == {"sys": None, "usr": None, "asst": None, "eot": eot}
-
-
-def test_training_reads_a_cache_of_an_unknown_vocabulary(tmp_path: Path) -> None:
-    imported(tmp_path / "a", train=write_indexed(tmp_path / "x", random_documents(100, seed=4)))
-    batch = next(iter(TokenLoader(str(tmp_path / "a" / "train"), T=16, B=4, seed=1, fields=("document_ids",))))
-    assert batch.x.shape == (4, 16)
-    assert torch.equal(batch.x[:, 1:], batch.y[:, :-1])
 
 
 @pytest.mark.parametrize(
@@ -296,35 +276,12 @@ def test_a_file_of_the_pair_may_be_given_for_its_prefix(root: Path) -> None:
     assert read_meta(str(root / "pretrain" / "pile" / "meta.json"))["source"]["prefixes"] == {"train": "x", "val": "y"}
 
 
-def test_data_of_our_own_model_may_end_documents_with_another_id(tmp_path: Path, tiny_model: Path) -> None:
-    """Megatron's tools end a document with the id that the model's file calls </s>, which is 2."""
-    write_indexed(tmp_path / "y", [[7, 8, 2], [9, 2]])
-    arguments = ("--profile", "quickstart", "--cache-dir", str(tmp_path / "new"), "--tokenizer", str(tiny_model), "--eot", "2")
-    assert main(["import", "megatron", str(tmp_path / "y"), "--name", "pile", *arguments]) == 0
-    meta = read_meta(str(tmp_path / "new" / "pretrain" / "pile" / "meta.json"))
-    assert meta["special_token_ids"]["eot"] == 2
-    assert meta["append_eot"] is True
-    assert meta["tokenizer_sha256"] == sha256_file(str(tiny_model))
-    assert verify_dataset(tmp_path / "new" / "pretrain" / "pile") == []
-
-
 def test_an_imported_data_set_is_replaced_by_force_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--name", "pile") == 0
     assert run("--name", "pile") == 2
     assert missing(capsys.readouterr().err, "exists", "--name", "--force") == []
     assert run("--name", "pile", "--force", "--eot", str(EOT)) == 0
     assert read_meta(str(root / "pretrain" / "pile" / "meta.json"))["append_eot"] is True
-
-
-def test_a_prefix_without_files_is_wrong_use(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for prefix, message in (
-        ("nowhere", "nowhere.idx: "),
-        ("nowhere.idx", "nowhere.idx.idx: "),
-    ):
-        assert main(["import", "megatron", prefix, "--name", "a", "--cache-dir", "cache"]) == 2
-        assert message in capsys.readouterr().err
-    assert main(["import", "megatrn", "x", "--name", "a", "--cache-dir", "cache"]) == 2
-    assert "did you mean 'megatron'?" in capsys.readouterr().err
 
 
 def test_files_that_cannot_be_read_are_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

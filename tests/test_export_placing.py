@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import signal
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -91,14 +90,7 @@ def test_a_split_that_has_become_empty_leaves_nothing_of_the_older_export(cache:
     }
 
 
-def test_of_nanogpts_two_names_none_stays_of_another_data_set(cache: Path, tmp_path: Path) -> None:
-    export(cache, "nanogpt", tmp_path / "data")
-    other = write_documents_cache(tmp_path / "cache" / "other", {"train": DOCUMENTS["train"]})
-    export(other, "nanogpt", tmp_path / "data", force=True)
-    assert set(contents(tmp_path / "data")) == {"train.bin"}
-
-
-@pytest.mark.parametrize("content", [b"../outside\n", b"/etc/hosts\n", b"a/b/c\n", b"\n", b"\xff", b".git\n", b".git/config\n", b"a/.b\n"])
+@pytest.mark.parametrize("content", [b"../outside\n", b"/etc/hosts\n", b"a/b/c\n", b"\n", b"\xff", b"a/.b\n"])
 def test_what_is_no_list_of_files_deletes_nothing(cache: Path, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "outside").write_text("theirs")
     (tmp_path / "data").mkdir()
@@ -120,12 +112,20 @@ def test_a_list_that_names_what_is_no_file_deletes_nothing(cache: Path, tmp_path
     assert {path.name for path in (tmp_path / "data").iterdir()} == {"theirs", "theirs.txt", "notes_val.npy.files"}
 
 
+def test_a_list_that_names_a_file_below_a_link_deletes_nothing(cache: Path, tmp_path: Path) -> None:
+    for folder in ("data", "theirs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "theirs" / "file").touch()
+    (tmp_path / "data" / "below").symlink_to(tmp_path / "theirs")
+    (tmp_path / "data" / "notes_val.npy.files").write_text("below/file\n")
+    with pytest.raises(NielsCacheError, match=r"data/below: .*link"):
+        export(cache, "npy", tmp_path / "data", force=True)
+    assert (tmp_path / "theirs" / "file").exists()
+
+
 def test_a_pipe_for_a_list_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.files")
-    writer = os.open(tmp_path / "a.files", os.O_RDWR)  # so that who reads it gets nothing, and the test ends without the mend too
-    os.write(writer, b"x\n" * 4)
-    threading.Timer(2, os.close, (writer,)).start()
-    with pytest.raises(NielsCacheError, match=r"a\.files: .*(regular file|list)"):
+    with pytest.raises(NielsCacheError, match=r"a\.files: .*list"):
         placing.Place(list_name="a.files").older(tmp_path)
 
 
@@ -161,11 +161,22 @@ class Renames:
         self._rename(source, target)
 
 
+def killed_at(stop: int, write: Callable[[], object]) -> None:
+    """Write in a child process, which is killed in place of the rename number `stop`."""
+    child = os.fork()
+    if child == 0:
+        Renames(pytest.MonkeyPatch(), stop, lambda: os._exit(9))
+        with suppress(BaseException):
+            write()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
 def refuse() -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["llmc", "megatron"])
 def test_an_error_during_the_renames_puts_everything_back(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
@@ -196,8 +207,7 @@ def test_an_error_during_the_renames_puts_everything_back(
             shutil.rmtree(tmp_path / "data")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stop", [1, 3, 8])
+@pytest.mark.parametrize(("number", "stop"), [(signal.SIGINT, 1), (signal.SIGTERM, 8)])
 def test_a_signal_during_the_renames_waits_for_their_end(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, stop: int
 ) -> None:
@@ -211,9 +221,7 @@ def test_a_signal_during_the_renames_waits_for_their_end(
     assert set(contents(tmp_path / "data")) == {file.name for file in plan.files}
 
 
-def test_a_kill_during_the_renames_leaves_no_mixture_and_what_was_there_in_the_hidden_folder(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_during_the_renames_leaves_no_mixture_and_what_was_there_in_the_hidden_folder(cache: Path, tmp_path: Path) -> None:
     older = export(cache, "llmc", tmp_path / "data", max_bytes=2_000)
     before = contents(tmp_path / "data")
     later = write_documents_cache(tmp_path / "later" / "notes", {"train": DOCUMENTS["val"]})
@@ -224,13 +232,7 @@ def test_a_kill_during_the_renames_leaves_no_mixture_and_what_was_there_in_the_h
     for stop in stops:
         place = tmp_path / str(stop)
         shutil.copytree(tmp_path / "data", place)
-        child = os.fork()
-        if child == 0:
-            Renames(monkeypatch, stop, lambda: os._exit(9))
-            with suppress(BaseException):
-                write_export(planned(later, "llmc", place), force=True)
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        killed_at(stop, lambda place=place: write_export(planned(later, "llmc", place), force=True))
         stage = place / ".notes.llmc.partial"
         kept = contents(stage / "old")
         visible = {name: content for name, content in contents(place).items() if not name.startswith(".")}
@@ -245,38 +247,24 @@ def test_a_kill_during_the_renames_leaves_no_mixture_and_what_was_there_in_the_h
         assert set(contents(place)) == {file.name for file in plan.files}
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_kill_while_the_first_files_are_placed_is_made_good_by_the_same_export_again(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
+@pytest.mark.parametrize("format", ["datatrove", "megatron"])
+def test_a_kill_while_the_first_files_are_placed_is_made_good_by_the_same_export_again(cache: Path, tmp_path: Path, format: str) -> None:
     export(cache, format, tmp_path / "whole" / "out")
     expected = contents(tmp_path / "whole")
     assert len(expected) >= 2
     for stop in range(1, len(expected) + 1):
         out = tmp_path / str(stop) / "out"
         plan = planned(cache, format, out)
-        child = os.fork()
-        if child == 0:
-            Renames(monkeypatch, stop, lambda: os._exit(9))
-            with suppress(BaseException):
-                write_export(planned(cache, format, out))
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        killed_at(stop, lambda plan=plan: write_export(plan))
         assert len(list(plan.folder.rglob("*"))) >= len(expected)
         assert plan.existing() == []
         export(cache, format, out)
         assert contents(tmp_path / str(stop)) == expected
 
 
-def test_of_what_a_killed_export_left_only_its_own_files_go(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_what_a_killed_export_left_only_its_own_files_go(cache: Path, tmp_path: Path) -> None:
     place = tmp_path / "data"
-    child = os.fork()
-    if child == 0:
-        Renames(monkeypatch, 2, lambda: os._exit(9))
-        with suppress(BaseException):
-            write_export(planned(cache, "nanogpt", place))
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    killed_at(2, lambda: write_export(planned(cache, "nanogpt", place)))
     (place / "train.bin").unlink()
     (place / "train.bin").write_text("theirs")
     with pytest.raises(NielsCacheError, match=r"train\.bin: is there"):

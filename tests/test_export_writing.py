@@ -1,11 +1,8 @@
 """An export appears as a whole or not at all. It replaces an older export only on request, and takes little memory."""
 
 import errno
-import json
 import os
 import re
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +11,14 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.disk import space
 from niels_cache_assets.exchange import writing
 from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime import NielsCacheError
-from tests.exports import OLMO_IMPORTS, contents, export, planned, random_documents, write_documents_cache
-from tests.hand_made import EOT, VOCAB_SIZE, exchange, write_cache
+from tests.exports import contents, export, planned, random_documents, write_documents_cache
+from tests.hand_made import EOT, exchange, write_cache
 from tests.messages import missing
 
 DOCUMENTS = {"train": random_documents(100, seed=1), "val": random_documents(20, seed=2)}
@@ -139,32 +135,6 @@ def test_the_command_writes_and_prints_files_sizes_and_where_eot_stands(root: Pa
     assert Path("data/notes_text_document.megatron.files").read_text().splitlines() == names
 
 
-def test_lines_for_the_other_projects_code_are_printed_after_everything_else(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("olmo", "notes", "--out", "data/[new]", "--split", "train") == 0
-    printed = capsys.readouterr().out
-    folder = Path("data/[new]/notes_train").resolve()
-    assert printed.endswith(
-        f"\n\n{OLMO_IMPORTS}\n"
-        f"tokenizer = TokenizerConfig(vocab_size={VOCAB_SIZE}, eos_token_id={EOT}, pad_token_id={EOT})\n"
-        f"train = NumpyFSLDatasetConfig.glob('{folder}/*.npy', tokenizer=tokenizer, sequence_length=1024, dtype=NumpyDatasetDType.uint16)\n"
-    )
-    assert sorted(path.name for path in folder.iterdir()) == ["part-00000.csv.gz", "part-00000.npy"]
-    assert run("olmo", "notes", "--out", "data/[new]", "--split", "train", "--dry-run", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["lines"] == printed.splitlines()[-3:]
-    assert run("nanogpt", "notes", "--out", "data/nano") == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"meta_vocab_size = {VOCAB_SIZE}  # in train.py")
-    assert run("llmc", "notes", "--out", "data/llmc", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["lines"] == []
-
-
-def test_npy_says_who_reads_it_and_who_does_not(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("npy", "notes", "--out", "data") == 0
-    assert missing(capsys.readouterr().out, "not by OLMo-core", "(niels-cache export olmo)") == []
-    with pytest.raises(SystemExit):
-        main(["export", "--help"])
-    assert "OLMo-core does not" in capsys.readouterr().out
-
-
 def test_a_dry_run_says_the_same_and_writes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("datatrove", "notes", "--out", "data", "--dry-run") == 0
     dry = capsys.readouterr().out
@@ -221,15 +191,6 @@ def test_wrong_use_is_one_line_and_exit_2(
     assert Path("taken/train/notes_train_000000.npy").read_bytes() == b"older"
 
 
-def test_other_formats_than_megatron_do_not_load_torch(root: Path) -> None:
-    script = (
-        "import sys; from niels_cache_assets.cli import main; "
-        "code = main(['export', 'npy', 'notes', '--out', 'data', '--cache-dir', 'cache']); print(code, 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines()[-1] == "0 False", done.stderr
-
-
 def test_a_full_disk_is_one_line_and_exit_1(root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -248,14 +209,3 @@ def test_a_place_that_is_no_folder_is_one_line(root: Path, capsys: pytest.Captur
     Path("file").write_text("a file")
     assert run("npy", "notes", "--out", "file/data") == 1
     assert missing(capsys.readouterr().err, "file/data: ", "Not a directory") == []
-
-
-def test_what_the_page_about_exports_shows_parses_and_names_every_format() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "exports.md").read_text(encoding="utf-8")
-    commands = [line.split()[1:] for line in page.splitlines() if line.startswith("niels-cache ")]
-    assert len(commands) >= 4
-    for command in commands:
-        arguments = parse_arguments(command)
-        assert arguments is not None
-        assert arguments.command in ("export", "import")
-    assert tuple(re.findall(r"^\| (\w+) \| `", page, flags=re.MULTILINE)) == (*FORMATS, "text")

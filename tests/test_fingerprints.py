@@ -1,21 +1,19 @@
 """Caches that people have built stay valid. Fingerprints of default settings do not change, even with many new keys."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from pydantic import Field
 
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.config.fingerprint import _FIRST_KEYS, fingerprint_of, settings_that_count
+from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.cache_identity import cache_identity
 from niels_cache_assets.corpus.identity import corpus_fingerprint, dedup_identity
-from niels_cache_assets.documents import DocumentBatch
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.text import Text
-from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
+from niels_cache_assets.sources.types import Source
 
 KINDS: dict[str, type[Source]] = {**PRETRAIN_SOURCES, **SFT_SOURCES}
 
@@ -89,10 +87,6 @@ def test_every_raised_version_changes_the_fingerprint_of_its_kind_alone(monkeypa
     assert {name for name in before if after[name] != before[name]} == {"text", "interleave"}  # which has it as a member
 
 
-def test_every_kind_has_its_first_keys() -> None:
-    assert set(KINDS) <= set(_FIRST_KEYS)
-
-
 def test_a_new_key_counts_only_where_it_is_set() -> None:
     class WithNewKey(Text):
         new: int = Field(7)
@@ -111,44 +105,3 @@ def test_a_new_key_of_a_shared_table_counts_only_where_it_is_set(name: str) -> N
     first = table().model_dump(mode="json", exclude=ADDED_LATER.get(name))
     assert settings_that_count(with_new_key(), name) == first
     assert settings_that_count(with_new_key(new=8), name) == {**first, "new": 8}
-
-
-def test_no_identity_takes_settings_past_the_rule() -> None:
-    """All code that dumps a table for a fingerprint calls settings_that_count."""
-    package = Path(__file__).parents[1] / "niels_cache_assets"
-    dumps = {
-        (path.relative_to(package).as_posix(), line.strip())
-        for path in package.rglob("*.py")
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if "model_dump(" in line
-    }
-    assert {file for file, _ in dumps} == {
-        "config/fingerprint.py",
-        "config/registry.py",  # one table made of another
-        "config/tables.py",  # the same
-        "artifacts/index.py",  # arguments of a plan
-        "defs/config.py",  # settings of a run
-        "defs/assets/index.py",  # shown
-        "cli/commands/init.py",  # shown
-    }
-    assert not [line for file, line in dumps if file == "defs/assets/index.py" and "json_entry(" not in line]
-
-
-def test_the_default_of_parts_does_not_count_for_a_kind_that_is_not_listed() -> None:
-    class Own(PretrainSource):
-        source: Literal["own"] = "own"
-        path: str = "x"
-
-        def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-            raise NotImplementedError
-
-    assert settings_that_count(Own(val_tokens=5), "own") == {
-        "enabled": True,
-        "path": "x",
-        "shuffle_buffer": 0,
-        "source": "own",
-        "train_tokens": None,
-        "val_frac": None,
-        "val_tokens": 5,
-    }
-    assert settings_that_count(Own(val_tokens=5).model_copy(update={"parts": 2}), "own")["parts"] == 2

@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import lzma
-import sqlite3
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -43,12 +42,9 @@ def zipped(content: bytes) -> bytes:
 
 
 def tarred(content: bytes) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        member = tarfile.TarInfo("a.jsonl")
-        member.size = len(content)
-        archive.addfile(member, io.BytesIO(content))
-    return out.getvalue()
+    member = tarfile.TarInfo("a.jsonl")
+    member.size = len(content)
+    return member.tobuf() + content + bytes(-len(content) % 512 + 1024)
 
 
 def as_parquet(content: bytes) -> bytes:
@@ -64,12 +60,6 @@ def as_arrow(content: bytes) -> bytes:
     return out.getvalue()
 
 
-def as_sqlite(_: bytes) -> bytes:
-    with sqlite3.connect(":memory:") as connection:
-        connection.execute("create table a (b text)")
-        return connection.serialize()
-
-
 CONTENTS: dict[str, tuple[Callable[[bytes], bytes], tuple[str, ...]]] = {  # how content is made, and what the message has
     "gzip": (gzip.compress, ("gzip", ".gz")),
     "bzip2": (bz2.compress, ("bzip2", ".bz2")),
@@ -79,7 +69,7 @@ CONTENTS: dict[str, tuple[Callable[[bytes], bytes], tuple[str, ...]]] = {  # how
     "tar": (tarred, ("tar", "unpack")),
     "parquet": (as_parquet, ("Parquet", ".parquet")),
     "arrow": (as_arrow, ("Arrow",)),
-    "sqlite": (as_sqlite, ("SQLite",)),
+    "sqlite": (lambda _: b"SQLite format 3\0" + bytes(84), ("SQLite",)),
     "pdf": (lambda _: PDF, ("PDF",)),
     "pointer": (lambda _: POINTER, ("Git LFS", "git lfs pull")),
     "annex": (lambda _: b"/annex/objects/SHA256E-s1--ab.jsonl\n", ("git-annex", "annex get")),
@@ -97,35 +87,20 @@ def table(kind: str, path: Path, **keys: Any) -> Any:
     return {**PRETRAIN_SOURCES, **SFT_SOURCES}[kind](source=kind, **{place: value}, **keys)
 
 
-@pytest.mark.parametrize("content", CONTENTS)
-def test_json_lines_that_are_something_else_say_what_they_are(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [*((content, "a.jsonl") for content in CONTENTS), *((content, "a.parquet") for content in ("gzip", "pointer", "html", "arrow"))],
+)
+def test_rows_that_are_something_else_say_what_they_are(tmp_path: Path, content: str, name: str) -> None:
     make, facts = CONTENTS[content]
-    path = tmp_path / "a.jsonl"
+    path = tmp_path / name
     path.write_bytes(make(LINES))
-    for read_it in (
-        lambda: read(table("jsonl", path)),
-        lambda: table("chat_jsonl", path).check_input({}),
-        lambda: [*questions(str(path))],
-        lambda: recognize([str(path)]),
-    ):
+    lines = (lambda: read(table("jsonl", path)), lambda: table("chat_jsonl", path).check_input({}), lambda: [*questions(str(path))])
+    parquet = (lambda: read(table("parquet", path)), lambda: read(table("huggingface", path, dataset="a/b")))
+    for read_it in (*(lines if name == "a.jsonl" else parquet), lambda: recognize([str(path)])):
         with pytest.raises(NielsCacheError) as raised:
             read_it()
-        assert missing(str(raised.value), "a.jsonl", *facts) == []
-
-
-@pytest.mark.parametrize("content", ["gzip", "zip", "pdf", "pointer", "html", "array", "arrow"])
-def test_parquet_that_is_something_else_says_what_it_is(tmp_path: Path, content: str) -> None:
-    make, facts = CONTENTS[content]
-    path = tmp_path / "a.parquet"
-    path.write_bytes(make(LINES))
-    for read_it in (
-        lambda: read(table("parquet", path)),
-        lambda: read(table("huggingface", path, dataset="a/b")),
-        lambda: recognize([str(path)]),
-    ):
-        with pytest.raises(NielsCacheError) as raised:
-            read_it()
-        assert missing(str(raised.value), "a.parquet", facts[0]) == []
+        assert missing(str(raised.value), name, *(facts if name == "a.jsonl" else facts[:1])) == []
 
 
 @pytest.mark.parametrize("kind", ["text", "gutenberg", "markdown_folder", "roam", "huggingface", "wikipedia", "jsonl"])
@@ -157,35 +132,16 @@ def test_text_files_that_hold_no_text_are_named_before_a_build_and_html_is_text(
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
-@pytest.mark.parametrize("content", ["lines", "html", "gzip", "zip"])
-def test_a_suffix_of_a_compression_without_it_is_no_damage_that_keep_damaged_hides(tmp_path: Path, suffix: str, content: str) -> None:
-    inside, what = {
-        "lines": (LINES, "JSON"),
-        "html": (PAGE, "HTML"),
-        "gzip": (gzip.compress(LINES), "gzip"),
-        "zip": (zipped(LINES), "zip"),
-    }[content]
+@pytest.mark.parametrize(("inside", "what"), [(LINES, "JSON"), (PAGE, "HTML"), (zipped(LINES), "zip")], ids=["lines", "html", "zip"])
+def test_a_suffix_of_a_compression_without_it_is_no_damage_that_keep_damaged_hides(
+    tmp_path: Path, suffix: str, inside: bytes, what: str
+) -> None:
     path = tmp_path / f"a.jsonl{suffix}"
     path.write_bytes(inside)
-    if content == "gzip" and suffix == ".gz":
-        assert len(read(table("jsonl", path))[0]) == 50
-        return
     for keep_damaged in (False, True):
         with pytest.raises(NielsCacheError) as raised:
             read(table("jsonl", path, keep_damaged=keep_damaged))
         assert missing(str(raised.value), "a.jsonl", what, f"ends in {suffix}") == []
-
-
-def test_an_archive_in_a_compressed_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(tarred(LINES)))
-    with pytest.raises(NielsCacheError, match="tar archive"):
-        read(table("jsonl", tmp_path / "a.jsonl.gz"))
-
-
-def test_utf_16_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
-    for kind, name in (("jsonl", "a.jsonl"), ("text", "a.txt")):
-        (tmp_path / name).write_bytes((LINES.decode() if kind == "jsonl" else "text 0").encode("utf-16"))
-        assert read(table(kind, tmp_path / name))[0][0].text == "text 0"
 
 
 @pytest.mark.parametrize(("content", "what"), [(PAGE, "HTML"), (LINES, "JSON"), (gzip.compress(LINES), "gzip"), (b"plain", None)])
@@ -207,29 +163,11 @@ def test_files_of_tokenizers_say_what_they_are(tmp_path: Path, name: str, conten
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        b"plain text",
-        b"PK is a band",
-        b"BZh9 is a header",
-        b"PAR1 is text",
-        b"P*M text",
-        b"ustar",
-        b"version 1 of https://git-lfs",
-        b"\xc3",
-        "é中😀".encode(),
-    ],
+    "text", [b"PK is a band", b"BZh9 is a header", b"PAR1 is text", b"version 1 of https://git-lfs", b"\xc3", "é中".encode()]
 )
 def test_text_that_looks_a_little_like_something_else_is_text(text: bytes) -> None:
     found = content_of(text)
     assert found is None or found.what == "plain text"
-
-
-def test_a_character_that_the_end_of_the_first_bytes_cuts_is_text() -> None:
-    content = ("x" * 510 + "中").encode()
-    found = content_of(content[:512])
-    assert found is not None
-    assert found.what == "plain text"
 
 
 @pytest.mark.parametrize("name", ["z.txt", "z.jsonl", "z.md"])

@@ -10,7 +10,6 @@ brackets stands for what depends on the machine, the time or a library's version
 are in bytes.json, which is compared only with the versions that it was written with.
 """
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,11 +18,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-import yaml
 
-from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.defs.assembly import build_defs
-from niels_cache_assets.defs.sensors import build_request
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.tokenizer.byte_level import train_byte_level
@@ -31,22 +27,19 @@ from niels_cache_runtime import SFT, Blocks, DatasetLoader, PretrainTokenStreamD
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.megatron import IndexCache, open_blend
 from tests.exports import contents
-from tests.golden import Golden, differences
+from tests.golden import Golden
 from tests.golden.definitions import told_of
 from tests.golden.imports import described_names, public_names, told_of_name
 from tests.golden.project import (
     MODEL,
     Built,
     Hashed,
-    build_twice,
-    code_versions,
+    build,
     digest_of,
     journal_of,
     next_batches,
     recording_often,
     records,
-    renamed,
-    runs_of,
     sha256_of,
     small_pieces,
     stopping_at_record,
@@ -54,7 +47,6 @@ from tests.golden.project import (
     told_of_record,
     within,
 )
-from tests.messages import missing
 from tests.small_project import STAGES, SmallProject
 from tests.test_fingerprints import fingerprints
 from tests.test_fingerprints import registry as every_kind
@@ -78,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def built(folder: Path) -> Built:
-    return build_twice(folder)
+    return build(folder / "project")
 
 
 # The cache root
@@ -86,7 +78,7 @@ def built(folder: Path) -> Built:
 
 def test_what_the_project_is_made_of(built: Built, golden: Golden) -> None:
     """If this fails, look here first: all else follows from these files."""
-    project = built.plain.root.parent
+    project = built.root.parent
     golden.hold("inputs", {path.name: sha256_of(path.read_bytes()) for path in [*project.glob("*.jsonl"), MODEL]})
 
 
@@ -108,10 +100,6 @@ def test_fingerprints_of_every_kind_of_source_and_of_a_trained_tokenizer(golden:
     with hashed.listening():
         found = fingerprints(every_kind())
     golden.hold("kinds", {name: {"sha256": sha256, "of": hashed.of(sha256)} for name, sha256 in found.items()})
-
-
-def test_code_versions(golden: Golden) -> None:
-    golden.hold("code_versions", code_versions(every_kind()))
 
 
 def test_records(built: Built, golden: Golden) -> None:
@@ -136,26 +124,6 @@ def test_a_byte_level_bpe_that_is_trained(folder: Path, golden: Golden) -> None:
     golden.hold(
         "bytelevel_bpe", {"sample": sha256_of(sample.read_bytes()), "model": sha256_of(model.read_bytes())}, libraries=("tokenizers",)
     )
-
-
-def test_a_build_by_calls_in_another_folder_gives_the_same_bytes(built: Built) -> None:
-    plain, through_dagster = contents(built.plain.root), contents(built.root)
-    names = {name for name in plain if not name.startswith("exports/") and not name.endswith(".lock")}
-    assert len(names) > 40
-    assert {name for name in names if plain[name] != through_dagster[name]} == set()
-
-
-def test_names_in_a_cache_root_and_in_a_dagster_home(built: Built, golden: Golden) -> None:
-    """Files, locks and folders that stay are held, and those that a build of the root has on the way."""
-    runs = {run.run_id: "<run>" for run in built.instance.get_runs()}
-    home = {"/".join(renamed(list(Path(name).parts), runs)) for name in contents(built.home)}
-    root, plain = ([path.relative_to(root).as_posix() for path in root.rglob("*")] for root in (built.root, built.plain.root))
-    golden.hold("names", {"root": sorted({*root, *plain}), "on the way": built.passing, "home": sorted(home)})
-    assert {name for name in plain if not name.startswith("exports")} < set(root)
-
-
-def test_dagster_yaml(built: Built, golden: Golden) -> None:
-    golden.hold("dagster_yaml", yaml.safe_load((built.home / "dagster.yaml").read_text(encoding="utf-8")))
 
 
 # The files of a stopped build
@@ -183,40 +151,15 @@ def stopped(project: SmallProject, stage: str, root: Path) -> dict[str, Any]:
 
 
 def test_journals_of_stopped_builds(built: Built, folder: Path, golden: Golden) -> None:
-    golden.hold("journals", {stage: stopped(built.plain, stage, folder / "stopped" / stage) for stage in STOPPED})
+    golden.hold("journals", {stage: stopped(built.project, stage, folder / "stopped" / stage) for stage in STOPPED})
 
 
 # The records of Dagster
 
 
-def registries(built: Built) -> dict[str, Registry]:
-    profiles = {profile: load_registry(profile=profile) for profile in ("quickstart", "default")}
-    return {"small": built.plain.registry, **profiles, "every_kind": every_kind()}
-
-
-@pytest.mark.parametrize("name", ["small", "quickstart", "default", "every_kind"])
-def test_definitions(built: Built, golden: Golden, name: str) -> None:
+def test_definitions(built: Built, golden: Golden) -> None:
     """Held are keys, partitions, edges, versions, ops, jobs, checks, sensors and schedules."""
-    golden.hold(f"definitions_{name}", told_of(build_defs(registry=registries(built)[name])))
-
-
-def test_runs_of_build_all(built: Built, golden: Golden) -> None:
-    """Held are order, jobs, tags and settings of the runs, and what they record: data versions, metadata, checks."""
-    golden.hold("runs", runs_of(built))
-
-
-def test_requests_of_sensors(built: Built, golden: Golden) -> None:
-    """Dagster never starts a run for a run key that a sensor has used before."""
-    registry = built.plain.registry
-    repository = build_defs(registry=registry).get_repository_def()
-    asked = {name: build_request(registry, name, "a version", repository, occasion="7") for name in ("letters", "notes", "chats")}
-    golden.hold("requests", {name: {**_plain_fields(request), "tags": dict(request.tags)} for name, request in asked.items()})
-
-
-def _plain_fields(request: Any) -> dict[str, Any]:
-    keys = request.asset_graph_subset.asset_keys if request.asset_graph_subset else request.asset_selection
-    config = {"partition_key": request.partition_key, "run_key": request.run_key, "run_config": request.run_config}
-    return {**config, "assets": sorted(key.to_user_string() for key in keys)}
+    golden.hold("definitions", told_of(build_defs(registry=built.project.registry)))
 
 
 # The values that training reads
@@ -348,53 +291,3 @@ def test_public_names_and_their_parameters(golden: Golden) -> None:
     assert len(described) > 40
     parameters = {name: told_of_name(name) for name in public | described}
     golden.hold("public_names", {"public": sorted(public), "described": sorted(described), "parameters": parameters})
-
-
-# The comparison itself
-
-
-def test_a_difference_says_where_it_is_what_it_was_and_what_it_is() -> None:
-    then = {"a": {"b": [1, {"c": "x"}]}, "gone": 1, "names": ["p", "q"], "same": None, "number": 1}
-    now = {"a": {"b": [1, {"c": "y"}]}, "new": 2, "names": ["q", "r", "s"], "same": None, "number": 1.0}
-    expected = {
-        "a > b > 1 > c": ['was "x"', 'is "y"'],
-        "gone": ["was 1", "is missing"],
-        "names": ['without ["p"]', 'with ["r", "s"]'],
-        "number": ["was 1", "is 1.0"],
-        "new": ["was missing", "is 2"],
-    }
-    for line, (place, parts) in zip(differences(then, now), expected.items(), strict=True):
-        assert missing(line, f" {place}: ", *parts) == []
-
-
-def test_files_are_written_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.golden.FOLDER", tmp_path)
-    with pytest.raises(AssertionError, match="a: was missing"):
-        Golden(write=False).hold("x", {"a": (1, 2)})
-    assert [*tmp_path.iterdir()] == []
-    Golden(write=True).hold("x", {"a": (1, 2)})
-    Golden(write=False).hold("x", {"a": [1, 2]})
-    with pytest.raises(AssertionError, match="a > 1: was 2, is 3"):
-        Golden(write=False).hold("x", {"a": [1, 3]})
-    with pytest.raises(AssertionError, match="nothing"):
-        Golden(write=True).hold("x", {})
-
-
-def test_bytes_of_other_versions_are_not_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.golden.FOLDER", tmp_path)
-    Golden(write=True).hold("x", {"a": 1}, libraries=("numpy",))
-    Golden(write=False).hold("x", {"a": 1}, libraries=("numpy",))
-    with pytest.raises(AssertionError, match="a: was 1, is 2"):
-        Golden(write=False).hold("x", {"a": 2}, libraries=("numpy",))
-    (tmp_path / "x.json").write_text('{"made with": {"numpy": "0"}, "values": {"a": 1}}', encoding="utf-8")
-    with pytest.raises(pytest.skip.Exception, match="numpy"):
-        Golden(write=False).hold("x", {"a": 2}, libraries=("numpy",))
-
-
-def test_a_hash_is_explained_by_the_text_that_was_hashed() -> None:
-    hashed, text = Hashed(), b'{"a": 1}'
-    with hashed.listening():
-        sha256 = hashlib.sha256(text).hexdigest()
-    hashlib.sha256(b'{"b": 2}')
-    assert hashed.of(sha256) == hashed.of(sha256[:12]) == {"a": 1}
-    assert not hashed.knows(hashlib.sha256(b'{"b": 2}').hexdigest())

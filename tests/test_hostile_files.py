@@ -1,10 +1,6 @@
 """Files with false content, from fuzzing or from thought. They are refused with one line that names the file."""
 
-import io
-import json
 import os
-import resource
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +8,16 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, read_meta, write_meta
+from niels_cache_runtime import NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, read_meta, write_meta
 from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, META_NAME
-from niels_cache_runtime.format.meta import MOST_META_BYTES, canonical_json, sha256_text
-from niels_cache_runtime.format.npy_files import map_npy, read_npy_header
-from niels_cache_runtime.megatron import IndexCache, IndexedDataset
+from niels_cache_runtime.format.meta import MOST_META_BYTES, sha256_text
+from niels_cache_runtime.format.npy_files import map_npy
+from niels_cache_runtime.megatron import IndexedDataset
 from niels_cache_runtime.verify import verify_dataset
 from tests import megatron_core
-from tests.hand_made import EOT, rewrite_meta, write_cache, write_pretrain, write_stream
+from tests.hand_made import EOT, rewrite_meta, write_cache, write_pretrain
 
 ENDS = np.array([3, 4, 9, 15, 20], dtype=DOC_ENDS_DTYPE)
 
@@ -34,22 +30,15 @@ def npy(header: str, items: bytes = ENDS.tobytes(), *, version: bytes = b"\1\0")
     "content",
     [
         npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5,)"),  # numpy 2.4: tokenize.TokenError
-        npy("{"),
         npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5,), }") + b"\0",  # numpy ignores what lies behind
-        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (4,), }"),
         npy("{'descr': '<u8', 'fortran_order': False, 'shape': (6,), }"),
         npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5), }"),
         npy("{'descr': '<u8', 'fortran_order': False, 'shape': (-5,), }"),
-        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (1152921504606846976,), }"),  # 2**60
         npy("{'descr': '<u8', 'fortran_order': False, 'shape': (2305843009213693957,), }"),  # 2**61 + 5: as 64 bits, 40 bytes
         npy("{'descr': '<u8', 'fortran_order': False, 'shape': (0, 4611686018427387904, 4), }", b""),
-        npy("{'descr': '<u8', 'fortran_order': False, 'shape': (True,), }"),
         npy("{'descr': '|O', 'fortran_order': False, 'shape': (5,), }"),
-        npy("{'descr': [('a', '<u8')], 'fortran_order': False, 'shape': (5,), }"),
         npy("{'descr': '>u8', 'fortran_order': False, 'shape': (5,), }"),
-        npy("{'descr': '<i8', 'fortran_order': False, 'shape': (5,), }"),
         npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5, 1), }"),
-        npy("{'descr': '<u8', 'descr': '<u8', 'fortran_order': False, 'shape': (5,), }"),
         npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5,), 'more': 1}"),
         npy("{'descr': __import__('os').abort(), 'fortran_order': False, 'shape': (5,), }"),
         npy("{'descr': " + "-" * 5000 + "1, 'fortran_order': False, 'shape': (5,), }"),  # RecursionError, where it is evaluated
@@ -57,7 +46,6 @@ def npy(header: str, items: bytes = ENDS.tobytes(), *, version: bytes = b"\1\0")
         npy("{'descr': '<u8', 'fortran_order': False, 'shape': (5,), }", version=b"\4\0"),
         b"\x93NUMPY\2\0\xff\xff\xff\xff{",
         b"\x93NUMPY\1\0",
-        b"PK\3\4",
         b"",
     ],
 )
@@ -70,42 +58,13 @@ def test_an_array_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-@pytest.mark.parametrize(
-    "array",
-    [
-        ENDS,
-        ENDS[:0],
-        np.arange(6, dtype=">i4").reshape(2, 3),
-        np.asfortranarray(np.arange(6).reshape(2, 3)),
-        np.array(7),
-        np.ones((2, 0, 3), "f2"),
-    ],
-)
+@pytest.mark.parametrize("array", [ENDS, ENDS[:0], np.asfortranarray(np.arange(6, dtype=">i4").reshape(2, 3)), np.array(7)])
 def test_what_numpy_writes_is_read_as_numpy_reads_it(tmp_path: Path, array: np.ndarray, version: tuple[int, int]) -> None:
     with open(tmp_path / "array.npy", "wb") as file:
         np.lib.format.write_array(file, array, version=version, allow_pickle=False)
     found = map_npy(tmp_path / "array.npy")
     assert (found.dtype, found.shape, found.tolist()) == (array.dtype, array.shape, array.tolist())
     assert not found.flags.writeable
-
-
-@pytest.mark.parametrize(
-    "array", [np.array(["text"]), np.array([None]), np.array([(1, 2)], dtype=[("a", "i4"), ("b", "f8")]), np.array([1j])]
-)
-def test_a_header_of_no_numbers_says_what_is_there(tmp_path: Path, array: np.ndarray) -> None:
-    np.save(tmp_path / "array.npy", array, allow_pickle=True)
-    assert read_npy_header(tmp_path / "array.npy").dtype is None
-    with pytest.raises(NielsCacheError, match="not numbers"):
-        map_npy(tmp_path / "array.npy")
-
-
-def test_an_array_of_tokens_with_something_behind_it_is_refused(tmp_path: Path) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, np.arange(11, dtype=np.uint16))
-    np.save(buffer, np.arange(11, dtype=np.uint16))
-    (tmp_path / "tokens.npy").write_bytes(buffer.getvalue())
-    with pytest.raises(NielsCacheError, match=r"tokens\.npy: .*readable .* 300 bytes"):
-        DatasetLoader(1, 4, 0, 1, str(tmp_path), "cpu")
 
 
 def write_signed(path: Path, text: str) -> None:
@@ -170,92 +129,24 @@ def test_a_value_of_another_form_is_refused_by_those_who_open_and_found_by_verif
     assert verify_dataset(notes)
 
 
-def make_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def make_device(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize("spoil", [make_pipe, make_device])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
 @pytest.mark.parametrize("name", ["meta.json", "train/shard_00000.bin", "train_doc_ends.npy"])
-def test_a_pipe_or_a_device_in_a_files_place_is_refused_at_once(tmp_path: Path, name: str, spoil: Callable[[Path], None]) -> None:
+def test_a_pipe_or_a_device_in_a_files_place_is_refused_at_once(tmp_path: Path, name: str, kind: str) -> None:
     folder = write_pretrain(tmp_path / "notes")
-    spoil(folder / name)
+    (folder / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).symlink_to("/dev/zero")
     with pytest.raises(NielsCacheError, match=name):
         open_split(folder / "train", doc_ends=True)
     assert verify_dataset(folder)
 
 
-@pytest.mark.parametrize("name", ["train/shard_00000.bin", "train_doc_ends.npy"])
-def test_a_pipe_among_bare_files_is_refused_at_once(tmp_path: Path, name: str) -> None:
-    write_stream(tmp_path / "notes", range(20))
-    (tmp_path / "notes" / META_NAME).unlink()
-    make_pipe(tmp_path / "notes" / name)
-    with pytest.raises(NielsCacheError, match=name):
-        open_split(tmp_path / "notes" / "train", doc_ends=True)
-
-
 @pytest.mark.parametrize("ending", [".bin", ".idx"])
 def test_a_pipe_in_the_place_of_a_megatron_file_is_refused_at_once(tmp_path: Path, ending: str) -> None:
     megatron_core.write_documents(tmp_path / "data", [5, 3])
-    make_pipe(tmp_path / f"data{ending}")
+    (tmp_path / f"data{ending}").unlink()
+    os.mkfifo(tmp_path / f"data{ending}")
     with pytest.raises(NielsCacheError, match=rf"data\{ending}: .*regular file"):
         IndexedDataset(tmp_path / "data")
-
-
-@pytest.mark.parametrize("count", [2**60, 2**63, 2**64 - 1])
-@pytest.mark.parametrize("field", [18, 26])
-def test_a_megatron_index_that_claims_more_items_than_it_has_takes_no_memory(tmp_path: Path, field: int, count: int) -> None:
-    megatron_core.write_documents(tmp_path / "data", [5, 3])
-    path = tmp_path / "data.idx"
-    content = bytearray(path.read_bytes())
-    content[field : field + 8] = count.to_bytes(8, "little")
-    path.write_bytes(content)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(NielsCacheError, match="count"):
-        IndexedDataset(tmp_path / "data")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
-
-
-def numbers(allocate: Any) -> None:
-    allocate("numbers", (4,), np.dtype(np.int64))[:] = 7
-
-
-SPOILED_INDICES: list[dict[str, Any]] = [
-    {"files": None},
-    {"files": [1]},
-    {"files": {"../../secret.npy": {"bytes": 128, "sha256": ""}}},
-    {"files": {"numbers.npy": {"bytes": "160", "sha256": ""}}},
-    {"files": {"numbers.txt": {"bytes": 160, "sha256": ""}}},
-    {"parameters": {"a": 2}},  # an index of something else, copied here
-    {"parameters": 5},
-    {"kind": "index/other"},
-]
-
-
-@pytest.mark.parametrize("fields", SPOILED_INDICES)
-def test_an_index_with_an_edited_description_is_built_again(tmp_path: Path, fields: dict[str, Any]) -> None:
-    cache, built = IndexCache(tmp_path / "index"), []
-    np.save(tmp_path / "secret.npy", np.arange(0))
-
-    def build(allocate: Any) -> None:
-        numbers(allocate)
-        built.append(1)
-
-    cache.open("test", {"a": 1}, build)
-    rewrite_meta(cache.directory("test", {"a": 1}), **fields)
-    assert {name: array.tolist() for name, array in cache.open("test", {"a": 1}, build).items()} == {"numbers": [7] * 4}
-    assert built == [1, 1]
-
-
-def test_text_after_the_json_is_no_meta(tmp_path: Path) -> None:
-    path = tmp_path / META_NAME
-    write_meta(str(path), {"a": 1})
-    path.write_bytes(path.read_bytes() + b"{}")
-    with pytest.raises(NielsCacheError, match="not valid JSON"):
-        read_meta(str(path))
-    assert json.loads(canonical_json({"a": 1})) == {"a": 1}

@@ -2,20 +2,19 @@
 
 import base64
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from niels_cache_assets.artifacts.watch import watched
-from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.config.running import NotifySettings
-from niels_cache_assets.documents import Conversation, Document
+from niels_cache_assets.documents import Document
 from niels_cache_assets.tokenizer import limits
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
-from tests.tokenizer_files import EOT, REAL, WORDS_PATTERN, added, described, needs_real, write_json, write_ranks
+from tests.tokenizer_files import EOT, WORDS_PATTERN, added, described, write_json, write_ranks
 
 pytestmark = pytest.mark.usefixtures("short_proofs")
 ENDLESS = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "x"}  # it panics for the text PANICS alone
@@ -60,20 +59,6 @@ def test_a_decoder_that_panics_is_an_error(tmp_path: Path) -> None:
         tokenizer.decode(ids)
 
 
-def test_a_conversation_for_which_the_library_panics_is_named(tmp_path: Path) -> None:
-    roles = {role: f"<|{role}|>" for role in ("sys", "usr", "asst")}
-    path = write_json(tmp_path / "x.json", normalizer=ENDLESS, tokens=dict.fromkeys([EOT, *roles.values()], True))
-    tokenizer = open_model(path, special_tokens={"eot": EOT, **roles})
-    tokenizer.engine = "reference"
-    answers = ["words"] * 3 + [PANICS] + ["words"] * 2
-    chats = [
-        Conversation([{"role": "user", "content": "words"}, {"role": "assistant", "content": answer}], str(number))
-        for number, answer in enumerate(answers)
-    ]
-    with pytest.raises(NielsCacheError, match=r"3.*retry-limit"):
-        build_sft_cache(chats, str(tmp_path / "cache"), tokenizer=tokenizer, val_frac=0.0, seed=1)
-
-
 def test_an_object_of_the_caller_that_panics_is_an_error_that_names_the_document(tmp_path: Path) -> None:
     class Panicking:
         vocab_size = 300
@@ -111,13 +96,6 @@ def test_a_panic_anywhere_in_a_build_is_told(tmp_path: Path) -> None:
     assert "of any library" in told.read_text()
 
 
-@needs_real
-def test_twelve_million_blanks_are_an_error_of_deepseeks_tokenizer_that_shows_them(tmp_path: Path) -> None:
-    tokenizer = open_model(REAL / "deepseek_tokenizer.json", special_tokens={"eot": "<｜end▁of▁sentence｜>"})
-    with pytest.raises(NielsCacheError, match="12,000,000 characters"):
-        tokenizer.encode(" " * 12_000_000)
-
-
 # bombs
 
 
@@ -143,10 +121,8 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_normalizer_that_makes_too_much_of_a_text_is_refused_at_once(tmp_path: Path, bomb: str, part: str) -> None:
     component = json.loads(json.dumps(BOMBS[bomb]).replace('"normalizers"', '"decoders"' if part == "decoder" else '"normalizers"'))
-    began = time.process_time()
     with pytest.raises(NielsCacheError, match=rf"x\.json: its {part} makes.* more than {limits.MOST_GROWTH}"):
         open_model(write_json(tmp_path / "x.json", **{part: component}), special_tokens={"eot": EOT})
-    assert time.process_time() - began < 10
 
 
 def test_the_growth_of_common_normalizers_is_allowed(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from niels_cache_assets.cli.parser import COMMANDS
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from tests.conftest import LONGEST, LONGEST_TORTURE, TESTS
 from tests.layout import circles, imports, modules
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,29 +32,6 @@ ANYWHERE = set(re.findall(r"\w+", line))
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
     return imports(FILES)
-
-
-def test_imports_in_functions_and_for_type_checkers_count(tmp_path: Path) -> None:
-    package = tmp_path / "tiny"
-    sources = {
-        "__init__": "",
-        "late": "def call():\n    import tiny.typed\n",
-        "typed": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tiny import name\n",
-        "name": "from tiny.late import call\nfrom os import path\n",
-        "outside": "from tiny import late, __version__\n",
-    }
-    package.mkdir()
-    for name, source in sources.items():
-        (package / f"{name}.py").write_text(source, encoding="utf-8")
-    found = imports(modules(package))
-    assert found == {
-        "tiny": set(),
-        "tiny.late": {"tiny.typed"},
-        "tiny.typed": {"tiny.name"},
-        "tiny.name": {"tiny.late"},
-        "tiny.outside": {"tiny", "tiny.late"},
-    }
-    assert circles(found) == {frozenset({"tiny.late", "tiny.typed", "tiny.name"})}
 
 
 def test_no_module_leads_back_to_itself(graph: dict[str, set[str]]) -> None:
@@ -97,8 +73,3 @@ def test_the_page_about_the_architecture_names_every_room_and_only_files_that_ar
     assert len(named) > 30
     places = (ROOT, ROOT / "niels_cache_assets", ROOT / "niels_cache_runtime")
     assert [path for path in named if not any((place / path).exists() for place in places)] == []
-
-
-def test_long_files_of_tests_are_there() -> None:
-    assert min(len(LONGEST), len(LONGEST_TORTURE)) > 10
-    assert [name for name in (*LONGEST, *LONGEST_TORTURE) if not (TESTS / name).is_file()] == []

@@ -62,30 +62,6 @@ def endlessly(loader: TokenLoader) -> Iterator[Batch]:
         yield from loader
 
 
-def test_validation_and_accumulation_in_the_middle_change_nothing(lightning: Any, folder: str, tmp_path: Path) -> None:
-    trainer = {"max_steps": 8, "max_epochs": -1, "limit_train_batches": 8, "val_check_interval": 3, "accumulate_grad_batches": 2}
-    held_out = TokenLoader(folder, T=8, B=4, seed=5, epochs=1, shuffle=False)
-
-    def val() -> DataLoader[Any]:
-        return DataLoader(held_out.as_dataset(8), batch_size=4)
-
-    whole = lightning.run(folder, tmp_path, trainer=trainer, val=val())
-    assert len(whole.seen) == 16
-    assert len(whole.validated) > 6
-    for stop in (6, 7, 9):
-        before = lightning.run(folder, tmp_path, trainer=trainer, val=val(), stop_at=stop)
-        after = lightning.run(folder, tmp_path, trainer=trainer, val=val(), resume=True)
-        assert (before.seen + after.seen)[: len(whole.seen)] == whole.seen
-
-
-def test_lightnings_own_handling_would_leave_out_a_batch(lightning: Any, folder: str, tmp_path: Path) -> None:
-    """The reason for the callback. If this fails, Lightning has changed, and the callback can be removed."""
-    trainer = lightning.trainer_of(None, tmp_path, callbacks=[], max_steps=STEPS, max_epochs=-1)
-    trainer.fit(lightning.Model(stop_at=STOP), TokenLoader(folder, T=8, B=4, seed=3))
-    saved = torch.load(tmp_path / "stopped.ckpt", weights_only=False)["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]
-    assert saved["step"] == STOP + 1
-
-
 def test_every_rank_takes_its_part_and_resumes_on_it(lightning: Any, folder: str, tmp_path: Path) -> None:
     """Two processes of gloo. The checkpoint is that of rank 0."""
     ranks.run(lightning.train_on_a_rank, folder=folder, root=str(tmp_path), steps=STEPS, stop=STOP)

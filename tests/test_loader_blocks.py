@@ -111,7 +111,7 @@ def opened_again(loader: TokenLoader) -> TokenLoader:
     return again
 
 
-@pytest.mark.parametrize(("lanes", "machines", "ranks", "B"), [(1, 1, 4, 6), (4, 2, 2, 6), (4, 4, 1, 6), (12, 4, 3, 2), (12, 1, 1, 24)])
+@pytest.mark.parametrize(("lanes", "machines", "ranks", "B"), [(1, 1, 4, 6), (4, 4, 1, 6), (12, 4, 3, 2)])
 def test_a_step_has_the_same_windows_for_any_machines(notes: str, lanes: int, machines: int, ranks: int, B: int) -> None:
     alone = opened(notes, lanes=lanes, B=24)
     together = ranks_of(notes, lanes=lanes, machines=machines, world_size=machines * ranks, B=B)
@@ -148,23 +148,6 @@ def test_resuming_with_other_machines_ranks_and_batch_sizes_reads_each_window_on
     assert state is not None
     expected = opened(sources, weights=weights, lanes=4, B=state["samples"]).trace(0)
     assert sorted(taken) == list(zip(expected.samples.tolist(), expected.dataset_ids.tolist(), expected.numbers.tolist(), strict=True))
-
-
-def test_weights_may_change_within_a_round(sources: dict[str, str]) -> None:
-    weights: list[Any] = [(0, {"notes": 3, "web": 1})]
-    two = {name: sources[name] for name in ("notes", "web")}
-    loader = opened(two, weights=weights, lanes=4, B=3)
-    for later in ({"notes": 1, "web": 1}, {"notes": 0, "web": 1}, {"notes": 1, "web": 0}):
-        before = [loader.trace(step).dataset_ids.tolist() for step in range(loader.step + 1)][:-1]
-        rows(loader, 3)
-        assert loader.samples % 4
-        weights.append((loader.samples, later))
-        state = loader.state_dict()
-        loader = opened(two, weights=weights, lanes=4, B=3)
-        loader.load_state_dict(state)
-        assert [loader.trace(step).dataset_ids.tolist() for step in range(len(before))] == before
-    last = [loader.trace(step).dataset_ids.tolist() for step in range(10, 14)]
-    assert last == [[0, 0, 0]] * 4
 
 
 def test_resuming_at_any_step_goes_on_as_if_never_stopped(notes: str) -> None:
@@ -208,28 +191,6 @@ def test_a_blend_ends_a_pass_where_its_first_source_ends(sources: dict[str, str]
     assert any(of_sources[number] == count for number, count in enumerate(loaders[0].samples_per_epoch.values()))
 
 
-def test_a_machine_reads_few_shards_at_a_time(notes: str) -> None:
-    """With one lane, 60 windows in a row come from five blocks of four shards. Today's order reads nearly all shards."""
-    shards = {
-        name: {row // 13 for row in rows(opened(notes, **given), 20)}
-        for name, given in {
-            "blocks": {},
-            "split": {"order": "split"},
-        }.items()
-    }
-    assert len(shards["blocks"]) <= 24 < len(shards["split"])
-
-
-def test_blocks_of_now_and_next(notes: str) -> None:
-    loader = opened(notes, B=1)
-    now = next(loader.block_visits())
-    assert (now.first, now.source, now.epoch, len(now.files)) == (0, "notes", 0, 4)
-    assert {row // 13 for row in rows(loader, now.end)} <= set(now.files)
-    later = next(loader.block_visits())
-    assert later.first == now.end
-    assert later.block != now.block
-
-
 def test_windows_that_cross_into_the_next_block_belong_to_the_earlier_one(notes: str) -> None:
     visits = {visit.block: visit for visit in islice(opened(notes).block_visits(), 8)}
     assert visits.keys() == set(range(8))
@@ -238,13 +199,6 @@ def test_windows_that_cross_into_the_next_block_belong_to_the_earlier_one(notes:
         assert visit.files == range(4 * block, min(4 * block + 4, 31))
         last_window = (end - 1) // T * T if block < 7 else 99 * T
         assert visit.tail_tokens == max(0, last_window + T + 1 - end)
-
-
-def test_todays_order_and_its_states_are_untouched(notes: str) -> None:
-    state = TokenLoader(notes, T=T, B=3, seed=5).state_dict(steps=2)
-    assert state["version"] == 1
-    assert not {"order", "lanes", "block_shards"} & state["settings"].keys()
-    assert state["batches"] == [[0, 0, 3, 1]]
 
 
 def test_a_state_names_its_order_and_its_machines(notes: str) -> None:
@@ -271,12 +225,6 @@ def test_another_order_is_refused(notes: str, changes: dict[str, Any], message: 
     state = opened(notes, lanes=2).state_dict(steps=3)
     with pytest.raises(NielsCacheError, match=message):
         TokenLoader.from_state(state, **grouped({"order": Blocks(shards=4, lanes=2), **changes}))
-
-
-def test_a_state_of_todays_order_is_not_continued_in_blocks(notes: str) -> None:
-    state = TokenLoader(notes, T=T, B=3, seed=5).state_dict(steps=2)
-    with pytest.raises(NielsCacheError, match=r"order='blocks': .*order='split'"):
-        opened(notes).load_state_dict(state)
 
 
 @pytest.mark.parametrize(

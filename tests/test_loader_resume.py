@@ -109,25 +109,6 @@ def test_resuming_over_and_over_with_other_world_sizes_and_batch_sizes_changes_n
     assert rows == expected[: len(rows)]
 
 
-def test_two_resumes_across_every_world_size_equal_the_uninterrupted_run(sources: dict[str, str], uninterrupted: list[list[int]]) -> None:
-    checked = 0
-    for first, second, third in [(1, 2, 3), (2, 4, 8), (3, 8, 1), (4, 1, 2), (8, 3, 4)]:
-        rows, state = [], None
-        for world_size in (first, second, third):
-            B = 24 // world_size
-            taken = []
-            for rank in range(world_size):
-                one = loader(sources, B=B, rank=rank, world_size=world_size)
-                if state is not None:
-                    one.load_state_dict(state)
-                taken.append(take(one, 6))
-            rows += [row for step in range(6) for rank in taken for row in rank[step * B : (step + 1) * B]]
-            state = saved(one)
-        assert rows == uninterrupted[: 18 * 24]
-        checked += 1
-    assert checked == 5
-
-
 def test_resuming_at_a_distant_step_is_the_run_from_there(sources: dict[str, str]) -> None:
     one = loader(sources)
     state = one.state_dict(steps=10_000_000)
@@ -262,15 +243,6 @@ def test_a_changed_cache_is_refused_by_name_unless_that_is_accepted(tmp_path: Pa
     assert len(take_two) == 2
 
 
-def test_a_moved_cache_is_the_same_cache(tmp_path: Path) -> None:
-    first = write_stream(tmp_path / "here" / "notes", np.arange(1001), shard_tokens=64)
-    second = write_stream(tmp_path / "there" / "notes", np.arange(1001), shard_tokens=64)
-    one = TokenLoader(first, T=T, B=10, seed=0)
-    next(iter(one))
-    resumed = TokenLoader.from_state(saved(one), {"notes": second})
-    assert next(iter(resumed)).x.tolist() == next(iter(one)).x.tolist()
-
-
 @pytest.mark.parametrize(
     ("state", "message"),
     [
@@ -302,18 +274,6 @@ def test_a_run_beyond_one_pass_goes_on_when_it_is_given_epochs(sources: dict[str
         len(TokenLoader.from_state(saved(resumed), epochs=None))
 
 
-def test_an_sft_source_may_join_a_blend_of_streams(sources: dict[str, str]) -> None:
-    two = {name: sources[name] for name in ("notes", "web")}
-    one = loader(two, weights={"notes": 0.7, "web": 0.3})
-    for _ in islice(one, 4):
-        pass
-    state = saved(one)
-    schedule = [(0, {"notes": 0.7, "web": 0.3, "chats": 0}), (state["samples"], {"notes": 0.5, "web": 0.3, "chats": 0.2})]
-    other = loader(sources, weights=schedule)
-    other.load_state_dict(state)
-    assert len(take(other, 2)) == 48
-
-
 def test_changed_sources_are_accepted_by_name_only(sources: dict[str, str]) -> None:
     one = loader(sources)
     take(one, 2)
@@ -322,12 +282,6 @@ def test_changed_sources_are_accepted_by_name_only(sources: dict[str, str]) -> N
     with pytest.raises(NielsCacheError, match="up to sample 48"):
         loader(sources, weights={"notes": 9, "web": 1, "chats": 2}).load_state_dict(saved(one), allow_changed="notes")
     loader(sources).load_state_dict(saved(one), allow_changed="notes")
-
-
-def test_a_single_cache_may_move_without_being_named(tmp_path: Path, sources: dict[str, str]) -> None:
-    moved = write_stream(tmp_path / "elsewhere", np.arange(10_000, 11_001), shard_tokens=130, doc_ends=[3, 100, 500, 1001])
-    state = saved(loader({"notes": sources["notes"]}, weights=None))
-    assert TokenLoader.from_state(state, moved).names == ("notes",)
 
 
 def test_rank_0_saves_the_end_of_a_pass_even_where_few_rows_are_left(sources: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
-from niels_cache_runtime.loader.trace import BatchTrace, TokenOrigin
+from niels_cache_runtime.loader.trace import BatchTrace
 from tests.hand_made import write_meta_of, write_pair, write_stream
 
 T = 12
@@ -55,15 +55,6 @@ def test_every_token_is_where_the_trace_says(sources: dict[str, str]) -> None:
                     document = int(np.searchsorted(ENDS, place, side="right"))
                     assert (origin.document, origin.document_offset) == (document, place - [0, *ENDS][document])
     assert min(found.values()) > 10
-
-
-def test_trace_names_one_token(sources: dict[str, str]) -> None:
-    one = loader(sources)
-    batch = next(iter(one))
-    origin = one.trace(0, 2, 5)
-    assert isinstance(origin, TokenOrigin)
-    assert origin.token == int(batch.x[2, 5]) == int(batch.y[2, 4])
-    assert origin.sample == 2
 
 
 def test_ranks_can_trace_each_other(sources: dict[str, str]) -> None:

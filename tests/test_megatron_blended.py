@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import (
@@ -51,7 +50,7 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return request.param
 
 
-def test_thousands_of_random_blends_are_the_helpers(by: str) -> None:
+def test_random_blends_are_the_helpers(by: str) -> None:
     """Weights of many kinds: uniform, a few large ones, equal ones, round numbers that tie at every turn."""
     generator = torch.Generator().manual_seed(0)
 
@@ -59,7 +58,7 @@ def test_thousands_of_random_blends_are_the_helpers(by: str) -> None:
         return int(torch.randint(low, high, (1,), generator=generator))
 
     compared = 0
-    blends = 400 if by == "numpy" else 1600
+    blends = 100 if by == "numpy" else 400
     for number in range(blends):
         count, size = draw(1, 9 if number % 10 else 40), draw(1, 500)
         given = torch.rand(count, generator=generator, dtype=torch.float64)
@@ -70,9 +69,9 @@ def test_thousands_of_random_blends_are_the_helpers(by: str) -> None:
     assert compared == blends
 
 
-def test_hundreds_of_random_counts_are_the_helpers(by: str) -> None:
+def test_random_counts_are_the_helpers(by: str) -> None:
     generator = torch.Generator().manual_seed(1)
-    for number in range(500):
+    for number in range(150):
         datasets, most = int(torch.randint(1, 12, (1,), generator=generator)), (3, 60, 150)[number % 3]
         counts = torch.randint(1, most, (datasets,), generator=generator).tolist()
         assert_same(build_exhaustive_blending_indices(counts), helper_exhaustive(counts), counts)
@@ -138,45 +137,6 @@ def test_a_blend_of_a_split_is_what_megatrons_builder_builds(
 def without_cache(config: Any) -> Any:
     config.path_to_cache = None  # else its BlendedDataset asks torch.distributed for a rank
     return config
-
-
-@pytest.mark.parametrize("cached", [True, False], ids=["cache", "no cache"])
-def test_a_blend_of_no_samples_is_empty_in_every_form_as_megatrons_is(prefixes: list[Path], tmp_path: Path, cached: bool) -> None:
-    """Megatron-LM's --eval-iters 0. One prefix without weights is no blend, and has its one epoch."""
-    core = megatron_core.load()
-    megatron_core.write_documents(tmp_path / "short", [3, 4])  # not one whole sample
-    cache = IndexCache(tmp_path / "index") if cached else None
-    forms: list[tuple[list[Path], list[float] | None, int]] = [
-        (prefixes[:1], None, 66),
-        (prefixes[:1], [1.0], 0),
-        (prefixes, None, 0),
-        (prefixes, [0.5, 0.3, 0.2], 0),
-        ([prefixes[0], tmp_path / "short"], [0.5, 0.5], 0),
-    ]
-    for paths, weights, samples in forms:
-        split = "80,15,5" if tmp_path / "short" not in paths else "1"
-        config = without_cache(megatron_core.config(tmp_path, blend=([str(path) for path in paths], weights), split=split))
-        [theirs, *_] = core.builder.BlendedMegatronDatasetBuilder(core.gpt.GPTDataset, [0, 0, 0], lambda: True, config).build()
-        for zero in (0, np.int64(0)):
-            ours = open_blend(paths, weights, num_samples=zero, sequence_length=16, seed=1, split=split, index_cache=cache)
-            assert len(ours) == len(theirs) == samples
-            assert type(ours).__name__ == f"Megatron{type(theirs).__name__}"
-            for empty in (ours, pickle.loads(pickle.dumps(ours))):
-                assert empty.__getitems__([]) == []
-                assert len(list(DataLoader(empty, batch_size=8))) == -(-samples // 8)
-                with pytest.raises(IndexError):
-                    empty[samples]
-    with pytest.raises(NielsCacheError, match="short: 7 tokens"):  # megatron-core has an AssertionError here
-        open_blend([prefixes[0], tmp_path / "short"], num_samples=0, sequence_length=16, seed=1)
-
-
-def test_a_size_of_zero_takes_none_of_any_data_sets(prefixes: list[Path], tmp_path: Path) -> None:
-    theirs = helper_blend([0.3, 0.7], 0)
-    assert_same(build_blending_indices([0.3, 0.7], 0), theirs, "size 0")
-    dataset = MegatronGPTDataset(IndexedDataset(prefixes[0]), num_samples=0, sequence_length=100_000, seed=1)
-    assert len(dataset) == 0
-    blend = MegatronBlendedDataset([dataset, dataset], [1, 2], 0, index_cache=IndexCache(tmp_path / "index"))
-    assert (len(blend), blend.dataset_index.dtype, blend.dataset_sample_index.dtype) == (0, np.int16, np.int64)
 
 
 def test_one_prefix_without_weights_is_no_blend(prefixes: list[Path]) -> None:

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.errors import NotWrittenError
-from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, index_cache, open_blend
-from niels_cache_runtime.megatron.index_cache import index_hash
+from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, index_cache
 from tests import megatron_core, programs
 
 SETTINGS: dict[str, Any] = {"num_samples": 50, "sequence_length": 16, "seed": 1}
@@ -39,14 +37,6 @@ def test_an_index_is_built_once_and_mapped_by_all(tmp_path: Path) -> None:
     [folder] = [path for path in (tmp_path / "index").iterdir() if path.is_dir()]
     assert folder == cache.directory("test", {"a": 1})
     assert sorted(path.name for path in folder.iterdir()) == ["meta.json", "none.npy", "numbers.npy"]
-
-
-def test_every_parameter_has_a_share_in_the_hash() -> None:
-    base = {"seed": 1, "num_samples": None, "weights": [0.1, 0.2]}
-    others = [{**base, "seed": 2}, {**base, "num_samples": 1}, {**base, "weights": [0.2, 0.1]}, {**base, "more": 1}]
-    found = {index_hash("gpt", parameters) for parameters in (base, *others)} | {index_hash("blend", base)}
-    assert len(found) == 6
-    assert index_hash("gpt", dict(reversed(base.items()))) == index_hash("gpt", base)
 
 
 def test_changed_settings_and_rebuilt_data_never_meet_a_stale_index(tmp_path: Path) -> None:
@@ -93,22 +83,6 @@ def test_a_failed_build_leaves_nothing_and_a_damaged_index_is_built_again(tmp_pa
     assert cache.open("test", {}, lambda allocate: fill(allocate, value=8))["numbers"].tolist() == [8] * 4
 
 
-def test_numbers_of_numpy_are_settings_like_any_other(tmp_path: Path) -> None:
-    cache, prefix = IndexCache(tmp_path / "index"), tmp_path / "data"
-    megatron_core.write_documents(prefix, [20] * 30)
-    for _ in range(2):
-        blend = open_blend([prefix] * 2, num_samples=np.int64(5), sequence_length=4, seed=1, index_cache=cache)
-        assert len(blend) == 5
-    numbers = {"num_samples": np.int64(50), "sequence_length": np.int32(16), "seed": np.uint8(1)}
-    of_numpy = MegatronGPTDataset(IndexedDataset(prefix), index_cache=cache, **numbers)
-    plain = MegatronGPTDataset(IndexedDataset(prefix), index_cache=cache, **SETTINGS)
-    assert of_numpy.index_directory == plain.index_directory
-    assert torch.equal(of_numpy[3]["tokens"], plain[3]["tokens"])
-    shape = (np.int64(4),)
-    made = cache.open("test", {}, lambda allocate: allocate("numbers", shape, np.dtype(np.int64)).fill(7))
-    assert made["numbers"].tolist() == [7] * 4
-
-
 def test_an_index_whose_header_cannot_be_read_is_built_again_and_never_put_in_place(tmp_path: Path) -> None:
     cache = IndexCache(tmp_path / "index")
     cache.open("test", {}, fill)
@@ -128,61 +102,6 @@ def spoil(folder: Path, allocate: Any) -> None:
     fill(allocate)
     [path] = folder.glob(".*.partial/numbers.npy")
     path.write_bytes(b"x" * path.stat().st_size)
-
-
-def test_a_damaged_index_is_renamed_aside_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, removed = IndexCache(tmp_path / "index"), []
-    cache.open("test", {}, fill)
-    directory = cache.directory("test", {})
-    (directory / "numbers.npy").write_bytes(b"")
-    remove = shutil.rmtree
-    monkeypatch.setattr(shutil, "rmtree", lambda path: (removed.append(path), remove(path)))
-    cache.open("test", {}, fill)
-    assert removed
-    assert directory not in removed
-    (tmp_path / "index" / f".{'0123' * 8}.damaged").mkdir()
-    cache.open("test", {"another": True}, fill)
-    assert list((tmp_path / "index").glob(".*.damaged")) == [], "left by a process that was killed in between"
-
-
-def test_what_is_not_of_an_index_stays(tmp_path: Path) -> None:
-    for name in (".books.partial", ".books.damaged"):
-        (tmp_path / name).mkdir()
-    (tmp_path / ".download.partial").write_text("")
-    IndexCache(tmp_path).open("test", {}, fill)
-    assert {path.name for path in tmp_path.iterdir()} >= {".books.partial", ".books.damaged", ".download.partial"}
-
-
-def test_what_another_host_put_there_meanwhile_stays(tmp_path: Path) -> None:
-    """As if its lock did not reach this one."""
-    cache, other = IndexCache(tmp_path / "index"), IndexCache(tmp_path / "other")
-
-    def build(allocate: Any) -> None:
-        fill(allocate, value=8)
-        other.open("test", {}, fill)
-        os.rename(other.directory("test", {}), cache.directory("test", {}))
-
-    assert cache.open("test", {}, build)["numbers"].tolist() == [7] * 4
-    assert list((tmp_path / "index").glob(".*.partial")) == []
-
-
-def test_the_parent_is_listed_again_once_the_lock_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a file system on a network needs it: without that, what was not there before the wait is remembered as not there."""
-    cache, other, listed = IndexCache(tmp_path / "index"), IndexCache(tmp_path / "other"), []
-    other.open("test", {}, fill)
-    list_folder = os.listdir
-
-    def list_and_find(folder: Any) -> list[str]:
-        if Path(folder) == cache.folder and not listed:
-            listed.append(folder)
-            os.rename(other.directory("test", {}), cache.directory("test", {}))
-        return list_folder(folder)
-
-    monkeypatch.setattr(os, "listdir", list_and_find)
-    built: list[int] = []
-    assert cache.open("test", {}, lambda allocate: (fill(allocate), built.append(1)))["numbers"].tolist() == [7] * 4
-    assert listed
-    assert built == []
 
 
 def test_room_on_the_disk_is_taken_before_an_array_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

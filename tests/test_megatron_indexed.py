@@ -130,18 +130,6 @@ def test_max_bytes_splits_between_documents_and_nothing_is_lost(tmp_path: Path) 
         plan_indexed(tmp_path / "out", split, max_bytes=8)
 
 
-def test_a_part_that_is_one_shard_is_linked(tmp_path: Path) -> None:
-    split = write_split(tmp_path / "cache", DOCUMENTS, shard_tokens=100)
-    write_indexed(tmp_path / "copy", split)
-    for link in ("hardlink", "reflink"):
-        write_indexed(tmp_path / link, split, link=link)
-        assert both(tmp_path / link) == both(tmp_path / "copy")
-    assert os.path.samefile(tmp_path / "hardlink.bin", split / "shard_00000.bin")
-    assert not os.path.samefile(tmp_path / "copy.bin", split / "shard_00000.bin")
-    write_indexed(tmp_path / "hardlink", split, link="hardlink", force=True)
-    assert {path.suffix for path in tmp_path.iterdir() if path.is_file()} == {".bin", ".idx"}
-
-
 def test_nothing_is_replaced_without_force_and_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     split = write_split(tmp_path / "cache", DOCUMENTS, shard_tokens=4)
     write_indexed(tmp_path / "out", split)
@@ -179,13 +167,6 @@ def test_reading_gives_what_was_written_and_what_megatron_core_reads(tmp_path: P
         ours.get(longest, 0, 10_000)
     with pytest.raises(TypeError):
         ours["1"]  # type: ignore[index]
-
-
-def test_an_empty_data_set_opens(tmp_path: Path) -> None:
-    with IndexedWriter(tmp_path / "empty"):
-        pass
-    dataset = IndexedDataset(tmp_path / "empty")
-    assert (len(dataset), list(dataset), len(dataset.fingerprint)) == (0, [], 64)
 
 
 def test_the_index_may_lie_elsewhere_and_a_copy_in_another_process_checks_the_files(tmp_path: Path) -> None:

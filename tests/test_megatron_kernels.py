@@ -5,10 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
 from niels_cache_runtime.megatron import blend_indices
 from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
@@ -69,19 +66,3 @@ def test_numpy_does_it_where_numba_is_missing_broken_or_switched_off(monkeypatch
                 assert not is_available()
     finally:
         blend_indices.compiled_blend.cache_clear()
-
-
-class BuildsInAWorker(torch.utils.data.Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.from_numpy(build_blending_indices([0.3, 0.7], 120_000)[1])
-
-
-def test_a_forked_worker_builds_after_its_parent_did(numba: Any) -> None:
-    here = build_blending_indices([0.3, 0.7], 120_000)[1]
-    loader = DataLoader(BuildsInAWorker(), batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60)
-    made = list(loader)
-    assert len(made) == 2
-    assert all(np.array_equal(samples.numpy(), here) for samples in made)

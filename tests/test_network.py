@@ -10,7 +10,6 @@ import json
 import re
 import signal
 import textwrap
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +19,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from niels_cache_assets.sources.net import network
 from tests.hub_builds import Build, build_from
 from tests.hub_repositories import card, dolly_rows, json_lines, parquet
 from tests.loopback_faults import BEFORE_ANSWERS, IN_ANSWERS, ByName, Faults
@@ -234,35 +232,6 @@ def test_an_interrupt_ends_waiting_threads_of_the_libraries_too(tmp_path: Path) 
             assert "HTTP 503" in reader.output.readline()
             reader.program.send_signal(signal.SIGINT)
             assert reader.last_words(within=60) == "KeyboardInterrupt"
-
-
-def test_an_interrupt_while_a_library_starts_threads_ends_the_process(tmp_path: Path) -> None:
-    """Its pool has not noted the thread then, and would never tell it to end."""
-    interrupting = """
-        import concurrent.futures.thread, os, signal
-        work = concurrent.futures.thread._worker
-        def interrupting(*args):
-            os.kill(os.getpid(), signal.SIGINT)
-            work(*args)
-        concurrent.futures.thread._worker = interrupting
-    """
-    with _parquet_hub(tmp_path) as hub, _reader(hub, interrupting) as reader:
-        assert reader.last_words(within=60) == "KeyboardInterrupt"
-
-
-def test_a_thread_that_an_interrupt_left_behind_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was about to when the others left."""
-    monkeypatch.setattr(network, "UNWATCHED_PATIENCE", 0.01)
-    with network.patience(600):
-        patience = network._patience
-        signals = patience.signals
-        assert signals is not None
-    for late in (None, signals):  # it looks now, or had looked before
-        patience.signals = late
-        waiting = threading.Thread(target=patience.wait, args=(60.0,), daemon=True)
-        waiting.start()
-        waiting.join(timeout=20)
-        assert not waiting.is_alive()
 
 
 @contextmanager

@@ -12,8 +12,6 @@ from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.cli import main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.sources.inputs import input_problems
-from niels_cache_assets.sources.reading.files import find_files
-from niels_cache_assets.sources.reading.rows import json_rows
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
@@ -124,22 +122,6 @@ def test_doctor_finds_a_file_in_the_place_of_the_cache_directory(where: str, cap
     assert missing(output, "--cache-dir", "[build] cache_dir") == []
 
 
-@pytest.mark.parametrize(
-    "text", ['[{"text": "a"}, {"text": "b"}]', '[\n {"text": "a"},\n {"text": "b"}\n]', '[{"text": "a"},\n{"text": "b"}]']
-)
-def test_a_json_array_is_told_how_to_become_lines(text: str) -> None:
-    Path("docs.jsonl").write_text(text)
-    with pytest.raises(NielsCacheError) as caught:
-        list(json_rows(find_files(["docs.jsonl"])[0], limit=2**20))
-    assert missing(caught.value, "docs.jsonl: ", "JSON array", "jq -c '.[]' docs.jsonl > lines.jsonl") == []
-
-
-def test_a_line_that_is_wrong_otherwise_is_no_array() -> None:
-    Path("docs.jsonl").write_text('{"text": "a"}\n[\n')
-    with pytest.raises(NielsCacheError, match=r"docs\.jsonl: line 2 .*JSON"):
-        list(json_rows(find_files(["docs.jsonl"])[0], limit=2**20))
-
-
 @pytest.mark.parametrize(("given", "split"), [("cache", "cache/pretrain/notes/train"), ("cache/pretrain", "cache/pretrain/notes/train")])
 def test_a_loader_of_a_cache_root_is_told_a_split(given: str, split: str) -> None:
     write_cache(Path("cache"))
@@ -165,18 +147,6 @@ def test_a_path_with_a_typo_gets_the_nearest_that_is_there(pattern: str) -> None
     assert missing(problem, repr(pattern), f"did you mean '{near}'?", "(relative") == []
 
 
-def test_a_file_of_train_that_is_also_of_val_is_named() -> None:
-    Path("text").mkdir()
-    for name in ("a", "val"):
-        Path(f"text/{name}.jsonl").write_text('{"text": "words"}\n')
-    table = '[pretrain.books]\nsource = "huggingface"\ndataset = "local/books"\nval_files = ["text/val.jsonl"]\n'
-    Path("niels_cache.toml").write_text(table + 'files = ["text/*.jsonl"]\n')
-    (problem,) = input_problems(load_registry(), offline=True)
-    assert missing(problem, "val.jsonl", "val_files") == []
-    Path("niels_cache.toml").write_text(table + 'files = ["text/a.jsonl"]\n')
-    assert [*input_problems(load_registry(), offline=True)] == []
-
-
 def test_a_list_of_ids_that_is_missing_is_found_before_a_tokenizer_is_trained() -> None:
     Path("a.jsonl").write_text('{"text": "words"}\n')
     Path("niels_cache.toml").write_text('[pretrain.books]\nsource = "jsonl"\nfiles = ["a.jsonl"]\nexclude = "ids.txt"\n')
@@ -184,12 +154,6 @@ def test_a_list_of_ids_that_is_missing_is_found_before_a_tokenizer_is_trained() 
     assert missing(problem, "ids.txt", "exclude") == []
     Path("ids.txt").write_text("1\n")
     assert [*input_problems(load_registry(), offline=True)] == []
-
-
-def test_a_path_like_no_other_gets_no_guess() -> None:
-    Path("text").mkdir()
-    with pytest.raises(NielsCacheError, match=r"check the path \(relative"):
-        find_files(["elsewhere/*.txt"])
 
 
 @pytest.mark.parametrize(("given", "said"), [("texst", "did you mean 'text'?"), ("elsewhere", "check the path")])

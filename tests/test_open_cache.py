@@ -1,8 +1,6 @@
 """A cache that is opened by name. It shows its content and how to draw from it. For a missing name, it suggests a similar name."""
 
 import copy
-import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -42,7 +40,7 @@ def test_an_empty_split_is_called_empty_and_shows_no_code(cache: Cache) -> None:
     assert repr(cache.sft["chats"].val) == "sft/chats/val: empty"
 
 
-@pytest.mark.parametrize("shard_tokens", [3, 8, 2048 + 1, 1 << 12], ids=lambda size: f"shards of {size}")
+@pytest.mark.parametrize("shard_tokens", [3, 1 << 12], ids=lambda size: f"shards of {size}")
 def test_rows_are_the_documents_across_shards_and_the_examples(tmp_path: Path, shard_tokens: int) -> None:
     root = write_cache(tmp_path)
     write_pretrain(root / "pretrain" / "cut", shard_tokens=shard_tokens)
@@ -85,7 +83,6 @@ def test_a_name_that_is_not_there_comes_with_the_one_that_was_meant(cache: Cache
 def test_names_complete_as_keys_and_as_attributes(cache: Cache) -> None:
     assert cache.pretrain._ipython_key_completions_() == ["notes", "off"]
     assert "notes" in dir(cache.pretrain)
-    assert {"pretrain", "sft"} <= set(dir(cache))
     assert cache.pretrain.notes.train.tokens == cache.pretrain["notes"].train.tokens == 20
     assert list(copy.deepcopy(cache.pretrain)) == ["notes", "off"]
 
@@ -142,23 +139,3 @@ def test_a_folder_that_is_no_cache_comes_with_the_one_that_was_meant(tmp_path: P
         (tmp_path / "empty").mkdir(exist_ok=True)
         with pytest.raises(NielsCacheError, match=said):
             open_cache(tmp_path / "empty" / path)
-
-
-def test_a_relative_path_is_answered_with_a_relative_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cache(tmp_path / "cache")
-    for folder, given, meant in (
-        (".", "cache/sft", "cache"),
-        ("cache", "sft", "."),
-        ("cache/pretrain/notes", ".", str(tmp_path / "cache")),
-    ):
-        monkeypatch.chdir(tmp_path / folder)
-        with pytest.raises(NielsCacheError, match=rf"type open_cache\('{re.escape(meant)}'\)"):
-            open_cache(given)
-
-
-def test_looking_at_a_cache_does_not_load_torch(cache: Cache) -> None:
-    assert cache.tokenizer == str(Path(cache.root) / "tokenizer" / "spm.model")
-    script = f"import sys; from niels_cache_runtime import open_cache; print(open_cache({cache.root!r})); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines()[0].endswith("2 pretrain, 1 sft")
-    assert done.stdout.splitlines()[-1] == "False"

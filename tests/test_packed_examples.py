@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_runtime import NielsCacheError, SFTExampleDataset
+from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.cache import sft
 from niels_cache_runtime.loader.packing import kept as kept_examples
 from niels_cache_runtime.loader.packing.rows import PackedExamples
@@ -154,42 +154,6 @@ def test_blocks_of_the_scan_do_not_show(tmp_path: Path, monkeypatch: pytest.Monk
             assert len(learned(sources[0])) > 50
 
 
-def test_no_target_belongs_to_the_next_example_even_if_an_answer_is_never_closed(tmp_path: Path) -> None:
-    source = opened(tmp_path, [[ASST, A], [USR, U, EOT, ASST, B]], T=7)
-    rows = whole_epoch(source)
-    assert rows.tokens.tolist() == [[USR, U, EOT, ASST, B, ASST, A, EOT]]
-    assert learned(source) == [[B, A]]
-
-
-def test_a_conversation_cut_on_the_left_keeps_its_last_turns_and_the_rest_of_an_open_answer(tmp_path: Path) -> None:
-    example = [USR, U, EOT, ASST, A, B, C, EOT, USR, U, EOT, ASST, C, EOT]
-    whole = opened(tmp_path, [example], T=9, overflow="truncate_left")
-    assert whole_epoch(whole).tokens.tolist() == [[A, B, C, EOT, USR, U, EOT, ASST, C, EOT]]
-    assert learned(whole) == [[B, C, EOT, C, EOT]]
-    assert learned(opened(tmp_path, [example], T=9, overflow="truncate_left", loss_on="last_assistant")) == [[C, EOT]]
-    assert learned(opened(tmp_path, [example], T=9, overflow="truncate_left", loss_on="all")) == [[B, C, EOT, USR, U, EOT, ASST, C, EOT]]
-
-
-def test_the_last_answer_is_the_last_of_which_something_is_left(tmp_path: Path) -> None:
-    example = [USR, U, EOT, ASST, A, EOT, USR, U, EOT, ASST, B, EOT]
-    assert learned(opened(tmp_path, [example], T=11, loss_on="last_assistant")) == [[B, EOT]]
-    assert learned(opened(tmp_path, [example], T=10, loss_on="last_assistant")) == [[B]]
-    assert learned(opened(tmp_path, [example], T=9, loss_on="last_assistant")) == [[A, EOT]]
-
-
-def test_targets_of_one_example_alone_are_those_of_the_sft_dataset(tmp_path: Path) -> None:
-    examples = [[USR, U, EOT, ASST, *[A + k] * (3 * k + 1), EOT] for k in range(5)]
-    for k, example in enumerate(examples):
-        source = opened(tmp_path / str(k), [example], T=9)
-        pair = tmp_path / str(k) / "train_tokens.bin", tmp_path / str(k) / "train_idx.npy"
-        dataset = SFTExampleDataset(*map(str, pair), T=9, device="cpu", eot_id=EOT, asst_id=ASST)
-        x, y, y_masked = (batch[0].numpy() for batch in dataset.get_batch(B=1, generator=torch.Generator().manual_seed(0)))
-        rows = whole_epoch(source)
-        assert rows.targets is not None
-        assert np.array_equal(rows.tokens[0], [*x, y[-1]])
-        assert np.array_equal(rows.targets[0], y_masked >= 0)
-
-
 def test_an_epoch_mixes_other_examples_and_without_shuffling_none_does(tmp_path: Path) -> None:
     examples = [[USR, 10 + k % 7, EOT, ASST, *[20 + k % 11] * (k % 3 + 1), EOT] for k in range(200)]
     source = opened(tmp_path, examples, T=31)
@@ -201,14 +165,6 @@ def test_an_epoch_mixes_other_examples_and_without_shuffling_none_does(tmp_path:
     assert not np.array_equal(whole_epoch(opened(tmp_path, examples, T=31, seed=1), 0).tokens, first)
     still = opened(tmp_path, examples, T=31, shuffle=False)
     assert np.array_equal(whole_epoch(still, 0).tokens, whole_epoch(still, 5).tokens)
-
-
-def test_the_plans_of_the_last_two_epochs_are_kept(tmp_path: Path) -> None:
-    source = opened(tmp_path, random_examples(6), T=9)
-    plans = [source._plan(epoch) for epoch in (3, 4)]
-    assert [source._plan(epoch) is plan for epoch, plan in zip((3, 4, 3), (*plans, plans[0]), strict=True)] == [True] * 3
-    source._plan(9)
-    assert list(source._plans) == [4, 9]
 
 
 def test_rows_can_be_read_in_any_order_repeatedly_or_not_at_all(tmp_path: Path) -> None:
@@ -283,15 +239,6 @@ def test_a_rebuild_while_opening_leaves_one_build(tmp_path: Path, monkeypatch: p
     exchange_before(sft, step, folder, other, monkeypatch)
     source = PackedExamples(str(folder / "train"), T=13, seed=0)
     assert learned(source) == [[B, B, B, EOT, B, EOT]]
-
-
-def test_files_replaced_while_open_keep_serving_the_old_rows(tmp_path: Path) -> None:
-    source = opened(tmp_path, [[USR, U, EOT, ASST, A, EOT]], T=5)
-    before = whole_epoch(source).tokens
-    for path in tmp_path.iterdir():
-        path.unlink()
-    write_pair(tmp_path, "train", [[USR, U, EOT, ASST, B, EOT]])
-    assert np.array_equal(whole_epoch(source).tokens, before)
 
 
 def test_the_report_reads_as_a_sentence_and_examples_without_a_target_are_warned_of_once(tmp_path: Path) -> None:

@@ -1,13 +1,10 @@
 """Parquet is decoded by bytes, and in the same rows however they are encoded; columns of one name are refused by every reader."""
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,64 +32,30 @@ from tests import programs
 from tests.read_sources import read
 
 MEGABYTE = 1_000_000
-PEAK = """
-from pathlib import Path
-def peak():  # getrusage would count what the parent had before this program was loaded
-    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) >> 10
-"""
-BUILD = """
-import sys
-from niels_cache_assets.artifacts.builds import build_dataset
-from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.artifacts.builds import build_tokenizer
-folder = Path(sys.argv[1])
-registry = load_registry(profile="quickstart", config=str(folder / "c.toml"))
-build_tokenizer(registry, root=folder / "cache")
-outcome = build_dataset(registry, "big", root=folder / "cache")
-print(outcome.meta["train_tokens"], peak())
-"""
-ENCODE = """
-import sys
-from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-SentencePieceTokenizer(sys.argv[1]).encode_unchecked(["word " * (int(sys.argv[2]) // 5)])
-print(peak())
-"""
 MEMORY = """
 import json, sys
 from pathlib import Path
-from niels_cache_assets.artifacts.builds import build_dataset
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.sources.hub import tables as hub_tables
+from niels_cache_assets.sources.huggingface import Huggingface
+from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import parquet_files
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.streaming import in_flight
-from niels_cache_assets.artifacts.builds import build_tokenizer
 
 def mebibytes(key):
     return int(Path("/proc/self/status").read_text().partition(f"{key}:")[2].split()[0]) >> 10
 
-folder, scale = Path(sys.argv[1]), int(sys.argv[2])
-for module, names in ((parquet_files, "BATCH_BYTES _AVERAGE_BYTES _WORST_BYTES"), (in_flight, "LONG_CHARACTERS MOST_LONG_CHARACTERS")):
-    for name in names.split():
-        setattr(module, name, getattr(module, name) // scale)
-hub_tables.BATCH_BYTES = parquet_files.BATCH_BYTES
-registry = load_registry(profile="quickstart", config=str(folder / "c.toml"))
-build_tokenizer(registry, root=folder / "cache")
-
-def read(name):
-    return sum(map(len, registry.source(name).documents(StreamContext(seed=1))))
-
-def build(name):
-    return build_dataset(registry, name, root=folder / "cache").meta["train_tokens"]
-
-grown = {read: {}, build: {}}
-for act, names in ((read, registry.pretrain), (build, ("parquet_dictionary", "parquet_plain"))):
-    act("little")  # which imports all that the others need
-    before = mebibytes("VmRSS")
-    for name in sorted(set(names) - {"little", "python_docs"}):
+def read(file):
+    files = [str(Path(sys.argv[1]) / file)]
+    for source in (Parquet(files=files), Huggingface(dataset="a/b", files=files, shuffle_buffer=0)):
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM is the peak from here on
-        grown[act][name] = act(name), mebibytes("VmHWM") - before
-print(json.dumps([*grown.values()]))
+        yield sum(map(len, source.documents(StreamContext(seed=1)))), mebibytes("VmHWM")
+
+for name in ("BATCH_BYTES", "_AVERAGE_BYTES", "_WORST_BYTES"):
+    setattr(parquet_files, name, getattr(parquet_files, name) // 16)
+hub_tables.BATCH_BYTES = parquet_files.BATCH_BYTES
+[*read("little.parquet")]  # which imports all that the others need
+before = mebibytes("VmRSS")
+print(json.dumps([(rows, peak - before) for file in ("dictionary.parquet", "plain.parquet") for rows, peak in read(file)]))
 """
 READERS: dict[str, tuple[Callable[[list[str]], Source], str]] = {
     "parquet": (lambda files: Parquet(files=files), "text"),
@@ -104,13 +67,6 @@ READERS: dict[str, tuple[Callable[[list[str]], Source], str]] = {
     "hub": (lambda files: Huggingface(dataset="a/b", files=files, shuffle_buffer=0), "text"),
     "hub, shuffled": (lambda files: Huggingface(dataset="a/b", files=files), "text"),
 }
-
-
-def child(script: str, *arguments: object) -> list[int]:
-    command = [sys.executable, "-c", PEAK + script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return [int(number) for number in done.stdout.split()]
 
 
 def write_long_rows(path: Path, *, rows: int, size: int, dictionary: bool = True) -> None:
@@ -128,62 +84,14 @@ def write_long_rows(path: Path, *, rows: int, size: int, dictionary: bool = True
     assert pq.read_metadata(path).num_row_groups == 1
 
 
-def pretrain_table(name: str, source: str, file: str, *, tokens: int) -> str:
-    hub = 'dataset = "a/b"\nshuffle_buffer = 0\n' if source == "huggingface" else ""
-    return f'[pretrain.{name}]\nsource = "{source}"\nfiles = ["{file}.parquet"]\n{hub}train_tokens = {tokens}\nval_tokens = 0\n'
-
-
-def peak_of_build(folder: Path, model: Path, *, tokens: int, source: str = "parquet") -> int:
-    """MiB that a build of `big.parquet` takes, in a process of its own, with a budget of `tokens`."""
-    model_table = f"[tokenizer]\nmodel = {json.dumps(str(model))}\n"
-    (folder / "c.toml").write_text(model_table + pretrain_table("big", source, "big", tokens=tokens), encoding="utf-8")
-    built, peak = child(BUILD, folder)
-    assert built == tokens
-    return peak
-
-
-def test_of_many_long_rows_few_are_in_memory(tmp_path: Path, tiny_model: Path) -> None:
-    """A sixteenth of the usual size, as are the bounds: rows of half a megabyte, and few megabytes of them decoded or encoded at once."""
-    rows, tokens = 200, 3 * MEGABYTE
+def test_of_many_long_rows_few_are_in_memory(tmp_path: Path) -> None:
+    """A sixteenth of the usual size, as are the bounds: rows of half a megabyte, and few megabytes of them decoded at once."""
     pq.write_table(pa.table({"text": ["a few words"] * 9}), tmp_path / "little.parquet")
-    write_long_rows(tmp_path / "dictionary.parquet", rows=rows, size=MEGABYTE // 2)
-    write_long_rows(tmp_path / "plain.parquet", rows=rows, size=MEGABYTE // 2, dictionary=False)
-    tables = [f"[tokenizer]\nmodel = {json.dumps(str(tiny_model))}\n[build]\nthreads = 8\n"]
-    tables.append(pretrain_table("little", "huggingface", "little", tokens=10))
-    tables += [
-        pretrain_table(f"{source}_{file}", source, file, tokens=tokens)
-        for source in ("parquet", "huggingface")
-        for file in ("dictionary", "plain")
-    ]
-    (tmp_path / "c.toml").write_text("".join(tables), encoding="utf-8")
-    done = programs.run("-c", MEMORY, tmp_path, "16")
-    assert done.returncode == 0, done.stderr
-    read, built = json.loads(done.stdout)
-    assert ({count for count, _ in read.values()}, len(read)) == ({rows}, 4)
-    assert max(mebibytes for _, mebibytes in read.values()) < 130, "about 35, and 83 once; 220 and more where batches are of rows"
-    assert ({count for count, _ in built.values()}, len(built)) == ({tokens}, 2)
-    assert max(mebibytes for _, mebibytes in built.values()) < 130, "about 65; 230 and more where nothing bounds what is in flight"
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("source", ["parquet", "huggingface"])
-def test_long_rows_of_a_small_file_are_not_decoded_together(tmp_path: Path, tiny_model: Path, source: str) -> None:
-    write_long_rows(tmp_path / "big.parquet", rows=200, size=5 * MEGABYTE)  # 1 GB
-    assert peak_of_build(tmp_path, tiny_model, tokens=1000, source=source) < 1300  # 3,059 to 3,375 when batches were of rows
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("dictionary", [True, False])
-def test_400_rows_of_10_megabytes_take_less_than_a_gigabyte_and_a_half(tmp_path: Path, tiny_model: Path, dictionary: bool) -> None:
-    write_long_rows(tmp_path / "big.parquet", rows=400, size=10 * MEGABYTE, dictionary=dictionary)
-    assert peak_of_build(tmp_path, tiny_model, tokens=20 * MEGABYTE) < 1500
-
-
-@pytest.mark.torture
-def test_reading_rows_of_100_megabytes_adds_little_to_encoding_one(tmp_path: Path, tiny_model: Path) -> None:
-    write_long_rows(tmp_path / "big.parquet", rows=40, size=100 * MEGABYTE)
-    (alone,) = child(ENCODE, tiny_model, 100 * MEGABYTE)
-    assert peak_of_build(tmp_path, tiny_model, tokens=1000) < alone + 600
+    write_long_rows(tmp_path / "dictionary.parquet", rows=200, size=MEGABYTE // 2)
+    write_long_rows(tmp_path / "plain.parquet", rows=200, size=MEGABYTE // 2, dictionary=False)
+    read = json.loads(programs.run("-c", MEMORY, tmp_path, check=True).stdout)
+    assert [count for count, _ in read] == [200] * 4
+    assert max(mebibytes for _, mebibytes in read) < 130, "about 35, and 83 once; 220 and more where batches are of rows"
 
 
 def decoded(path: Path, **settings: Any) -> list[tuple[int, int]]:
@@ -195,29 +103,20 @@ def decoded(path: Path, **settings: Any) -> list[tuple[int, int]]:
 
 
 TABLES: dict[str, tuple[list[str | None], dict[str, Any]]] = {
-    "short texts, then a long one many times": (["short"] * 3000 + ["long " * 5_000] * 300, {}),
     "a long one many times among short ones": (["short"] * 3000 + ["long " * 5_000] * 300 + ["short"] * 3000, {}),
     "no text, then a long one many times": ([None] * 5 + ["long " * 5_000] * 300, {}),
     "long texts, no dictionary": ([f"{row} " + "long " * 5_000 for row in range(300)], {"use_dictionary": False}),
-    "short texts, then long ones, no dictionary": (
-        ["short"] * 3000 + [f"{row} " + "long " * 5_000 for row in range(300)],
-        {"use_dictionary": False},
-    ),
     "each text repeats the one before": (
         ["long " * 5_000 + str(row) for row in range(300)],
         {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
     ),
-    "categories": (["long " * 5_000] * 300, {"categories": True}),
 }
 
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_a_batch_holds_no_more_than_its_bytes_or_one_row(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, settings = TABLES[kind]
-    table = pa.table({"text": texts})
-    if settings.pop("categories", False):
-        table = pa.table({"text": table["text"].dictionary_encode()})
-    pq.write_table(table, tmp_path / "a.parquet", compression="zstd", **settings)
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", compression="zstd", **settings)
     ((rows, whole),) = {(sum(rows for rows, _ in sizes), sum(size for _, size in sizes)) for sizes in [decoded(tmp_path / "a.parquet")]}
     limit = 250_000
     assert (rows, whole > 20 * limit) == (len(texts), True)
@@ -225,22 +124,6 @@ def test_a_batch_holds_no_more_than_its_bytes_or_one_row(kind: str, tmp_path: Pa
     monkeypatch.setattr(parquet_files, "_WORST_BYTES", limit)
     monkeypatch.setattr(parquet_files, "_AVERAGE_BYTES", limit // 64)
     assert max(size for _, size in decoded(tmp_path / "a.parquet")) < 1.1 * limit
-
-
-def test_a_file_that_says_no_sizes_is_read(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"text": ["a", "b", "a"]}), tmp_path / "a.parquet")
-    table = ParquetTable(str(tmp_path / "a.parquet"), "a.parquet")
-    column = SimpleNamespace(
-        path_in_schema="text", total_uncompressed_size=0, num_values=3, physical_type="BYTE_ARRAY", encodings=("RLE_DICTIONARY",)
-    )
-    group = SimpleNamespace(num_rows=3, num_columns=1, column=lambda index: column)
-    table._parquet = SimpleNamespace(
-        metadata=SimpleNamespace(row_group=lambda index: group),
-        num_row_groups=1,
-        iter_batches=table._parquet.iter_batches,
-        reader=table._parquet.reader,
-    )
-    assert [text for _, batch in table.batches(["text"], most_rows=2) for text in batch["text"].to_pylist()] == ["a", "b", "a"]
 
 
 def test_short_rows_are_decoded_by_the_thousand(tmp_path: Path) -> None:
@@ -252,12 +135,12 @@ def test_short_rows_are_decoded_by_the_thousand(tmp_path: Path) -> None:
     assert [rows for rows, _ in whole] == 2 * [*[1024] * 9, 784]
 
 
-@pytest.mark.parametrize("start", [0, 1, 5, 6, 7, 13, 19])
-def test_rows_begin_anywhere(tmp_path: Path, start: int) -> None:
+def test_rows_begin_anywhere(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [str(row) for row in range(20)]}), tmp_path / "a.parquet", row_group_size=6)
-    batches = ParquetTable(str(tmp_path / "a.parquet"), "a").batches(most_rows=4, start=start)
-    found = [(first + index, text) for first, batch in batches for index, text in enumerate(batch["text"].to_pylist())]
-    assert found == [(row, str(row)) for row in range(start, 20)]
+    for start in range(20):
+        batches = ParquetTable(str(tmp_path / "a.parquet"), "a").batches(most_rows=4, start=start)
+        found = [(first + index, text) for first, batch in batches for index, text in enumerate(batch["text"].to_pylist())]
+        assert found == [(row, str(row)) for row in range(start, 20)]
 
 
 class Batches:
@@ -279,19 +162,7 @@ class Batches:
 
 
 def number_of(batch: pa.RecordBatch) -> int:
-    (number,) = batch["number"].to_pylist()
-    return int(number)
-
-
-def test_a_few_small_batches_are_decoded_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "_BATCHES_AHEAD", 2)
-    batches = Batches([1] * 7)
-    read = decoded_ahead(iter(batches))
-    for taken in (1, 2, 3):
-        next(read)
-        with batches.changed:
-            assert batches.changed.wait_for(lambda taken=taken: batches.decoded == taken + 2, timeout=60)
-    assert [*map(number_of, read)] == [3, 4, 5, 6]
+    return int(batch["number"][0].as_py())
 
 
 def test_a_large_batch_is_decoded_alone_and_keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,13 +175,6 @@ def test_a_large_batch_is_decoded_alone_and_keeps_its_place(monkeypatch: pytest.
         if batch.nbytes > 1000:
             assert batches.decoded == number + 1
     assert read == [*range(8)]
-
-
-def test_nothing_is_decoded_ahead_of_a_large_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "_AHEAD_BYTES", 1000)
-    batches = Batches([2000] * 5)
-    found = [(number_of(batch), batches.decoded) for batch in decoded_ahead(iter(batches))]
-    assert found == [(number, number + 1) for number in range(5)]
 
 
 @pytest.mark.parametrize("most", [0, 1 << 20])
@@ -338,34 +202,6 @@ def test_small_batches_are_joined_and_no_row_is_lost() -> None:
     require_rows([*joined(given, most_rows=5, of=4)], [4, 4, 4, 3], [*range(9), *range(20, 26)])
     require_rows([*joined(given[:1], most_rows=3, of=4)], [3], [*range(3)])
     assert [*joined([], most_rows=8, of=4)] == []
-
-
-def test_large_batches_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "_JOINED_BYTES", 1000)
-    given = [rows_of(0, 3, 2000), rows_of(3, 3, 2000), rows_of(6, 3), rows_of(9, 3, 2000), rows_of(12, 3)]
-    found = [*joined(given, most_rows=100, of=2)]
-    require_rows(found, [3, 3, 3, 3, 3], [*range(15)])
-    for number in (0, 1, 3):
-        assert found[number][1]["text"].buffers()[2].address == given[number][1]["text"].buffers()[2].address
-
-
-def test_the_rows_before_an_error_come_first() -> None:
-    def damaged() -> Iterator[tuple[int, pa.RecordBatch]]:
-        yield rows_of(0, 3)
-        yield rows_of(3, 3)
-        raise NielsCacheError("damaged")
-
-    read = joined(damaged(), most_rows=100, of=2)
-    require_rows([next(read)], [6], [*range(6)])
-    with pytest.raises(NielsCacheError, match="damaged"):
-        next(read)
-
-
-def test_a_reader_that_stops_early_leaves_no_thread() -> None:
-    read = decoded_ahead(iter(Batches([1] * 9)))
-    next(read)
-    read.close()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("decode")]
 
 
 def test_a_shuffled_stream_has_the_same_order_however_long_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,14 +233,11 @@ def test_two_columns_of_a_name_that_is_not_read_are_no_error(tmp_path: Path) -> 
     assert [document.text for document in read(Parquet(files=[str(tmp_path / "a.parquet")]))[0]] == ["b"]
 
 
-def test_a_message_with_two_fields_of_one_name_is_an_error(tmp_path: Path) -> None:
+def test_a_message_with_two_fields_of_one_name_or_a_value_that_python_cannot_hold_is_an_error(tmp_path: Path) -> None:
     message = pa.StructArray.from_arrays([pa.array([text]) for text in ("user", "a", "b")], names=["role", "content", "content"])
     pq.write_table(pa.table({"messages": pa.ListArray.from_arrays([0, 1], message)}), tmp_path / "a.parquet")
     with pytest.raises(NielsCacheError, match=r"a\.parquet: .*column.*'messages\.content'"):
         read(ChatJsonl(files=[str(tmp_path / "a.parquet")]))
-
-
-def test_a_value_that_python_cannot_hold_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     late = pa.array([2**62], pa.timestamp("us"))
     pq.write_table(pa.table({"messages": [[]], "at": late}), tmp_path / "a.parquet")
     with pytest.raises(NielsCacheError, match=r"^a\.parquet: .*value"):
@@ -429,14 +262,14 @@ def test_a_json_object_with_a_key_twice_is_an_error(tmp_path: Path, name: str, l
 
 def most_in_flight(sizes: list[int], *, most: int = 10) -> tuple[int, int]:
     """The most items, and characters, that were in flight at once, and were read ahead."""
-    futures: list[tuple[Future[int], int]] = []
+    futures: list[Late] = []
     peak = [0, 0]
 
     def submit(size: int) -> Future[int]:
-        futures.append((Future(), size))
-        waiting = [each for future, each in futures if not future.done()]
+        futures.append(Late(size))
+        waiting = [future.size for future in futures if not future.asked]
         peak[:] = max(peak[0], len(waiting)), max(peak[1], sum(waiting))
-        return Late(futures[-1][0], size)
+        return futures[-1]
 
     results = results_in_order(submit, iter(sizes), most=most, size_of=lambda size: size)
     assert list(results) == sizes
@@ -446,13 +279,13 @@ def most_in_flight(sizes: list[int], *, most: int = 10) -> tuple[int, int]:
 class Late(Future[int]):
     """Done when it is asked for."""
 
-    def __init__(self, future: Future[int], size: int) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        self._future, self._size = future, size
+        self.size, self.asked = size, False
 
     def result(self, timeout: float | None = None) -> int:
-        self._future.set_result(self._size)
-        return self._size
+        self.asked = True
+        return self.size
 
 
 def test_few_long_items_are_in_flight_and_a_very_long_one_is_alone() -> None:
@@ -461,17 +294,3 @@ def test_few_long_items_are_in_flight_and_a_very_long_one_is_alone() -> None:
     assert most_in_flight([most // 4] * 50) == (4, most)
     assert most_in_flight([most * 6] * 5) == (1, most * 6)
     assert most_in_flight([1, most * 6, 1, 1, most * 6])[1] <= most * 6 + 3
-
-
-def test_nothing_is_read_ahead_of_a_very_long_item() -> None:
-    taken: list[int] = []
-
-    def items() -> Iterator[int]:
-        for size in [5, in_flight.MOST_LONG_CHARACTERS + 1, 6, 7]:
-            taken.append(size)
-            yield size
-
-    results = results_in_order(lambda size: Late(Future(), size), items(), most=10, size_of=lambda size: size)
-    assert [next(results), next(results)] == [5, in_flight.MOST_LONG_CHARACTERS + 1]
-    assert len(taken) == 2
-    assert list(results) == [6, 7]

@@ -12,12 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from docs.cleaning import s_curve
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.dedup.bands import bands_for_recall, choose_bands
-from niels_cache_assets.dedup.greedy import Verify, keep_first
-from niels_cache_assets.dedup.signatures import Signer, jaccard
+from niels_cache_assets.dedup.bands import bands_for_recall
 from tests.corpora import articles, corpus_registry
 from tests.plain_signatures import canonical_text
 
@@ -109,82 +106,6 @@ def test_copies_that_look_alike_are_exact_duplicates_at_the_default_settings(tmp
     assert {(pair["split"], pair["because_split"]) for pair in found} == {
         (one, other) for one in ("train", "val") for other in ("train", "val")
     }
-
-
-def test_copies_without_punctuation_are_near_and_not_exact() -> None:
-    """Because a sign inside a text may distinguish numbers or programs: `re-open`, `(x > 2)` and `&` of EXTRA go with the punctuation."""
-    texts = originals(PAIRS)
-    copies = ["".join(one for one in text if one.isalnum() or one == " ") for text in texts]
-    ours, theirs = Signer().shingle(texts), Signer().shingle(copies)
-    similarities = [jaccard(ours.of(index), theirs.of(index)) for index in range(PAIRS)]
-    assert len(similarities) == PAIRS
-    assert min(similarities) > 0.8
-    assert max(similarities) < 1
-
-
-def edited(texts: list[str], changes: list[int], *, seed: int = 3) -> list[str]:
-    """Return each text with so many of its words replaced, at random places."""
-    generator = random.Random(seed)
-    result = []
-    for text, count in zip(texts, changes, strict=True):
-        words = text.split()
-        for place in generator.sample(range(len(words)), count):
-            words[place] = f"other{place}"
-        result.append(" ".join(words))
-    return result
-
-
-@pytest.fixture(scope="module")
-def edited_pairs() -> tuple[list[str], list[str], list[float]]:
-    """1,600 pairs of texts of about 140 words with one to six words replaced, and their similarities."""
-    one = originals(1600, seed=5)
-    other = edited(one, [1 if number % 2 else 1 + number // 2 % 6 for number in range(len(one))])
-    ours, theirs = Signer().shingle(one), Signer().shingle(other)
-    return one, other, [jaccard(ours.of(index), theirs.of(index)) for index in range(len(one))]
-
-
-def dropped_pairs(one: list[str], other: list[str], folder: Path, *, verified: bool, similarities: list[float]) -> list[bool]:
-    """Return for each pair whether the second text is dropped because of the first one."""
-    bands, rows = bands_for_recall(0.85, 128) if verified else choose_bands(0.85, 128)
-    verify = None
-    if verified:
-        # Only the two texts of a pair are similar.
-        def similarity(earlier: int, later: int) -> float:
-            return similarities[earlier] if later == earlier + len(one) else 0.0
-
-        verify = Verify(similarity=lambda compared: similarity, threshold=0.85)
-    dropped = keep_first([Signer().sign(one), Signer().sign(other)], bands=bands, rows=rows, scratch=folder, verify=verify)
-    gone = dict(zip(dropped.ordinals.tolist(), dropped.because.tolist(), strict=True))
-    return [gone.get(index + len(one)) == index for index in range(len(one))]
-
-
-def test_verified_bands_find_nearly_every_pair_and_keep_every_pair_that_is_not_near(
-    edited_pairs: tuple[list[str], list[str], list[float]], tmp_path: Path
-) -> None:
-    one, other, similarities = edited_pairs
-    dropped = dropped_pairs(one, other, tmp_path, verified=True, similarities=similarities)
-    near = [found for found, similarity in zip(dropped, similarities, strict=True) if similarity >= 0.9][:500]
-    far = [found for found, similarity in zip(dropped, similarities, strict=True) if similarity <= 0.69]
-    assert len(near) == 500
-    assert len(far) > 100
-    assert near.count(False) <= 1
-    assert not any(far)
-
-
-def test_unverified_bands_find_as_many_pairs_as_the_curve_says(
-    edited_pairs: tuple[list[str], list[str], list[float]], tmp_path: Path
-) -> None:
-    one, other, similarities = edited_pairs
-    dropped = dropped_pairs(one, other, tmp_path, verified=False, similarities=similarities)
-    bands, rows = choose_bands(0.85, 128)
-    import numpy as np
-
-    for low, high in ((0.6, 0.75), (0.75, 0.85), (0.85, 0.9), (0.9, 0.95)):
-        chosen = [index for index, similarity in enumerate(similarities) if low <= similarity < high]
-        assert len(chosen) > 50
-        expected = s_curve(bands, rows, np.array([similarities[index] for index in chosen]))
-        sigma = float(np.sqrt((expected * (1 - expected)).sum()))
-        assert abs(sum(dropped[index] for index in chosen) - expected.sum()) <= 3 * max(sigma, 1)
 
 
 @pytest.mark.parametrize(

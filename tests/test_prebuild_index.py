@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.index import BlendPlan, plan_of, prebuild, read_blend_file
+from niels_cache_assets.artifacts.index import BlendPlan, prebuild, read_blend_file
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.progress import array_progress
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_runtime import NielsCacheError
-from niels_cache_runtime.megatron import IndexCache, gpt_dataset, open_blend, split_ranges, write_indexed
+from niels_cache_runtime.megatron import IndexCache, gpt_dataset, open_blend, write_indexed
 from tests import megatron_core
 from tests.exports import random_documents, write_documents_cache
 from tests.messages import missing
@@ -108,24 +108,6 @@ def test_a_file_an_export_and_a_table_that_say_the_same_have_one_hash(folder: Pa
     assert main(["prebuild-index", "--blend", "blend.txt", *OPTIONS]) == 0
     assert hash_of_all(capsys) == first
     assert len([path for path in Path("cache/index").iterdir() if path.is_dir()]) == 3
-
-
-def test_every_setting_and_the_data_change_the_hash(folder: Path) -> None:
-    def hash_of(root: Path = Path("cache")) -> str:
-        return prebuild(plan_of(registry(), "mix", root=root), root=root).meta["hash"]
-
-    found = [hash_of()]
-    base = MIX.format(notes=3)
-    changes = (("seed = 7", "seed = 8"), ("= 60", "= 61"), ("= 16", "= 17"), ("notes = 3", "notes = 4"), ("seed = 7", 'split = "9,1"'))
-    for old, new in changes:
-        assert base.count(old) == 1
-        configure(base.replace(old, new))
-        found.append(hash_of())
-    configure(base)
-    assert hash_of() == found[0]
-    write_cache("books", seed=3)
-    found.append(hash_of())
-    assert len(set(found)) == len(found) == 7
 
 
 def test_without_weights_each_sample_comes_once(folder: Path) -> None:
@@ -241,25 +223,12 @@ def test_a_blend_is_a_partition_once_its_members_can_be_built(folder: Path) -> N
     assert registry().blend_keys() == ["mix"]
 
 
-def test_the_settings_take_the_splits_that_the_runtime_takes(folder: Path) -> None:
-    for split in ("1", "99,1,0", "0.9, .1", "969,30,1", "0,1"):
-        configure(MIX.format(notes=3) + f"split = {json.dumps(split)}\n")
-        assert sum(map(len, split_ranges(registry().blend["mix"].split, 1000))) == 1000
-
-
 def test_without_a_terminal_a_line_is_printed_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 3.0, 10.5, 15.0, 21.0])
     with array_progress(lambda: next(times)) as progress:
         for done in range(4):
             progress("sample_index", done * 1000, 5000)
     assert capsys.readouterr().err.splitlines() == ["sample_index: 1,000 of 5,000", "sample_index: 3,000 of 5,000"]
-
-
-def test_the_next_build_clears_what_a_killed_one_left(folder: Path) -> None:
-    abandoned = Path("cache/index/.0123456789abcdef0123456789abcdef.partial")
-    abandoned.mkdir(parents=True)
-    assert prebuild(plan_of(registry(), "mix", root=Path("cache")), root=Path("cache")).state == "built"
-    assert list(Path("cache/index").glob(".*.partial")) == []
 
 
 def test_a_blend_stands_in_status_as_its_indices_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,14 +48,6 @@ def test_the_stream_is_each_text_encoded_and_followed_by_one_eot(tmp_path: Path,
     assert meta["train_tokens"] == len(stream(tmp_path / "x"))
 
 
-def test_shards_are_exactly_shard_bytes_and_the_last_is_shorter(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    build(tmp_path / "x", sentences(200), tokenizer)
-    sizes = [path.stat().st_size for path in list_shards(tmp_path / "x" / "train")]
-    assert len(sizes) > 3
-    assert set(sizes[:-1]) == {1024}
-    assert 0 < sizes[-1] <= 1024
-
-
 def test_without_eot_the_stream_is_the_texts_alone(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     meta = build(tmp_path / "x", sentences(20), tokenizer, append_eot=False)
     assert stream(tmp_path / "x").tolist() == [token for text in sentences(20) for token in tokenizer.encode(text)]
@@ -81,7 +73,7 @@ def test_val_fills_its_budget_first_and_each_split_holds_exactly_its_budget(tmp_
     assert int((stream(tmp_path / "x") == eot).sum()) == len(train)
 
 
-@pytest.mark.parametrize("budget", range(1, 60))
+@pytest.mark.parametrize("budget", [1, 2, 3, 29, 30, 59])
 def test_every_budget_is_met_to_the_token_and_counts_its_eots(tmp_path: Path, tokenizer: SentencePieceTokenizer, budget: int) -> None:
     meta = build(tmp_path / "x", sentences(8), tokenizer, max_val_tokens=budget, max_train_tokens=60)
     eots = int((stream(tmp_path / "x", "val") == tokenizer.special_token_ids()["eot"]).sum())

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
-from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cli.new_config import catalog_table
 from niels_cache_assets.config.registry import Registry, load_registry
@@ -20,8 +19,6 @@ from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.inputs import BadInputs, hub_problems, input_problems, require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
-from tests import programs
-from tests.loopback_hub import LoopbackHub
 from tests.messages import missing
 from tests.tiny import sentences
 
@@ -89,22 +86,6 @@ def test_without_a_file_the_default_profile_stands_in_unless_a_profile_is_named(
     assert names(load_registry()) == names(registry)
 
 
-@pytest.mark.parametrize("chosen_by", ["file", "argument", "variable"])
-def test_a_profile_lies_below_the_file_as_it_always_did(chosen_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if chosen_by == "variable":
-        monkeypatch.setenv("NIELS_CACHE_PROFILE", "default")
-    Path("niels_cache.toml").write_text(
-        ('profile = "default"\n' if chosen_by == "file" else "")
-        + NOTES
-        + '[pretrain.wikipedia]\nsource = "wikipedia"\nval_frac = 0.2\n[pretrain.fineweb_edu]\ntrain_tokens = 5\n'
-    )
-    registry = load_registry(profile="default" if chosen_by == "argument" else None)
-    assert names(registry) == ["fineweb_edu", "roam", "wikitext", "gutenberg", "wikipedia", "notes", "dolly15k", "oasst1"]
-    assert registry.pretrain["wikipedia"].prepare == ("clean", "dedup")
-    assert (registry.pretrain["wikipedia"].enabled, registry.pretrain["fineweb_edu"].decontaminate) == (False, "exact")
-    assert not registry.advice
-
-
 def test_a_table_without_source_is_one_of_the_catalog_with_one_line_of_advice(capsys: pytest.CaptureFixture[str]) -> None:
     registry = configured("[pretrain.fineweb_edu]\ntrain_tokens = 7\n[pretrain.wikipedia]\n")
     assert registry.partition_keys("pretrain") == ["fineweb_edu", "wikipedia"], "to name it is to want it"
@@ -154,10 +135,8 @@ def test_the_catalog_is_a_table_tables_and_json(capsys: pytest.CaptureFixture[st
         ("build-all", "--only", "wikitext"),
         ("build-all", "--set", "pretrain.wikitext.train_tokens=5"),
         ("build-all", "--wikitext-config", "x"),
-        ("build-all", "--set", 'tokenizer.train_on=["wikitext"]'),
         ("build-all", "--set", 'dedup.priority=["wikitext"]'),
         ("status", "wikitext"),
-        ("show", "wikitext"),
         ("sample", "wikitext"),
         ("clean", "--dropped", "wikitext"),
     ],
@@ -183,16 +162,6 @@ def test_who_asks_for_a_data_set_of_the_catalog_that_is_not_named_is_told_what_t
 def test_what_refers_to_a_data_set_of_the_catalog_does_not_add_it(tables: str) -> None:
     with pytest.raises(NielsCacheError, match=r"catalog, .*: add \[pretrain\.wikitext\] to niels_cache\.toml"):
         configured(NOTES + tables)
-
-
-def test_a_mixture_that_is_switched_off_asks_for_no_member() -> None:
-    mix = '[pretrain.mix]\nsource = "interleave"\nenabled = false\nmembers = { notes = 1, wikitext = 1 }\n'
-    assert configured(NOTES + mix).switched_off() == ["mix"]
-
-
-def test_a_table_of_the_catalog_can_be_appended_to_any_file(capsys: pytest.CaptureFixture[str]) -> None:
-    table = said(capsys, "init", "--list", "wikitext", code=exit_codes.DONE)[0]
-    assert names(configured(NOTES.rstrip("\n") + table)) == ["notes", "wikitext"]
 
 
 def test_a_misspelt_name_of_the_catalog_is_found_there() -> None:
@@ -227,19 +196,6 @@ def test_caches_that_the_file_does_not_name_are_listed_as_such(caches: Path, cap
     assert (rows["notes"]["condition"], rows["notes"]["note"]) == ("complete", "not in niels_cache.toml")
     assert rows["tokenizer"]["condition"] == "complete", "what it was trained on changes nothing"
     assert missing(rows["tokenizer"]["note"], "notes is not", "changes nothing") == []
-
-
-def test_a_tokenizer_of_shipped_data_sets_stays_when_the_file_names_them_no_longer(tmp_path: Path) -> None:
-    write_notes()
-    with_profile = configured(f'profile = "quickstart"\n{SMALL}[build]\ncache_dir = "cache"\n{NOTES}')
-    built = build_tokenizer(with_profile, root=Path("cache"))
-    assert {"python_docs", "notes", "python_help"} == set(built.meta["trained_on"]["sources"])
-    alone = configured(f"{SMALL}{NOTES}")
-    state = graph(alone, Path("cache")).state("tokenizer")
-    assert state.condition == "complete"
-    assert "python_docs, python_help are not" in state.note
-    assert not graph(alone, "cache").tokenizer().needs_training()
-    assert build_tokenizer(alone, root=Path("cache")).state == "cache_hit"
 
 
 def test_what_is_switched_off_is_not_listed_and_only_named_where_it_is_asked_for(caches: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,18 +293,12 @@ def test_rows_that_a_build_only_counts_do_not_hold_it_up_because_they_come_first
     assert not expected or expected in problems[0]
 
 
-@pytest.mark.parametrize("kind", ["text", "jsonl", "parquet", "chat_jsonl"])
-def test_a_pipe_is_refused_and_not_waited_for(kind: str) -> None:
+def test_a_pipe_is_refused_and_not_waited_for() -> None:
     os.mkfifo("pipe")
-    family = "sft" if kind == "chat_jsonl" else "pretrain"
-    (problem,) = input_problems(configured(f'[{family}.a]\nsource = "{kind}"\nfiles = ["pipe"]\n'))
-    assert missing(problem.message, "pipe: ", "regular") == []
-
-
-def test_columns_of_a_local_copy_of_a_hub_data_set_are_looked_at() -> None:
-    write_wrong_data()
-    (problem,) = input_problems(configured('[sft.dolly]\nsource = "dolly15k"\nfiles = ["rows.jsonl"]\n'))
-    assert missing(problem.message, "no instruction", "no response") == []
+    kinds = ("pretrain", "text"), ("pretrain", "parquet"), ("sft", "chat_jsonl")
+    tables = (f'[{family}.{kind}]\nsource = "{kind}"\nfiles = ["pipe"]\n' for family, kind in kinds)
+    problems = [problem.message for problem in input_problems(configured("".join(tables)))]
+    assert [missing(problem, "pipe: ", "regular") for problem in problems] == [[]] * 3
 
 
 def test_what_is_neither_built_nor_sampled_holds_up_nothing() -> None:
@@ -372,15 +322,6 @@ def test_a_built_tokenizer_lets_the_others_be_built_beside_one_that_is_broken(ca
 
 
 WEB = '[pretrain.web]\nsource = "huggingface"\ndataset = "nobody/nothing"\ntrain_tokens = 10\n'
-
-
-def test_a_data_set_that_the_hub_does_not_have_is_found_before_the_tokenizer(hub: LoopbackHub) -> None:
-    write_notes()
-    configured(SMALL + NOTES + WEB)
-    done = programs.run("-m", "niels_cache_assets.cli", "build-all", env={**hub.env, "DAGSTER_HOME": str(Path.cwd() / "home")})
-    assert done.returncode == exit_codes.WRONG_USE
-    assert missing(done.stderr, "[pretrain.web] nobody/nothing: ", "no such data") == []
-    assert not Path("cache/tokenizer").exists()
 
 
 def test_a_hub_that_is_away_is_no_finding_and_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,31 +360,3 @@ def test_files_and_path_are_one_key_and_a_folder_is_what_it_holds(tmp_path: Path
     for line, message in (('files = ["a", "b"]', "path is one place; give one, not 2"), ('files = "a"\npath = "a"', "are one key")):
         with pytest.raises(NielsCacheError, match=message):
             configured(f'[pretrain.n]\nsource = "markdown_folder"\n{line}\n')
-
-
-def test_an_option_that_says_path_replaces_the_files_of_the_table(tmp_path: Path) -> None:
-    configured('[pretrain.rows]\nsource = "jsonl"\nfiles = ["a.jsonl"]\n')
-    registry = load_registry(overrides={"pretrain": {"rows": {"path": "b.jsonl"}}})
-    assert registry.pretrain["rows"].files == [str(tmp_path / "b.jsonl")]  # type: ignore[attr-defined]
-    option = {"pretrain.rows.path": "command line: --set"}
-    with pytest.raises(NielsCacheError, match="command line: --set:"):
-        load_registry(overrides={"pretrain": {"rows": {"path": 5}}}, options=option)
-
-
-def test_the_launcher_leaves_out_what_is_switched_off_and_says_so_where_it_is_named() -> None:
-    registry = configured(NOTES + '[pretrain.off]\nsource = "text"\nfiles = ["a"]\nenabled = false\n')
-    assert graph(registry, "cache").order() == ["tokenizer", "pretrain/notes"]
-    assert graph(registry, "cache").order(["off"]) == ["tokenizer", "pretrain/off"]
-
-
-def test_definitions_announce_that_there_is_no_file(caplog: pytest.LogCaptureFixture) -> None:
-    from niels_cache_assets.defs.assembly import build_defs
-
-    build_defs()
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "niels_cache_assets.defs.assembly"]
-    assert line == load_registry().without_file
-    caplog.clear()
-    shutil.rmtree("cache", ignore_errors=True)
-    configured(NOTES)
-    build_defs()
-    assert not [record for record in caplog.records if record.name == "niels_cache_assets.defs.assembly"]

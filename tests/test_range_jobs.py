@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 from collections.abc import Callable
@@ -99,37 +98,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def stop_at_step(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    link_range, begun = ranges.link_range, [0]
-
-    def stopping(*arguments: Any, **options: Any) -> None:
-        if begun[0] == number:
-            raise KeyboardInterrupt
-        begun[0] += 1
-        link_range(*arguments, **options)
-
-    monkeypatch.setattr(ranges, "link_range", stopping)
-
-
-def test_a_stopped_search_resumes_in_its_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = in_ranges(prepared(tmp_path, "none"), 4)
-    whole = contents(find_duplicates(registry, root=tmp_path).directory)
-    for step in (0, 9, 20, 35):
-        for path in duplicates_dir(tmp_path).iterdir():
-            path.unlink()
-        with monkeypatch.context() as patch:
-            stop_at_step(patch, step)
-            with pytest.raises(KeyboardInterrupt):
-                find_duplicates(registry, root=tmp_path)
-        log: list[str] = []
-        with monkeypatch.context() as patch:
-            calls = counted(patch)
-            assert contents(find_duplicates(registry, root=tmp_path, log=log.append).directory) == whole
-        assert len(calls) == 4 * BANDS - step
-        assert any(line.startswith("resuming range/") for line in log) is (step % BANDS > 0)
-        assert not any(line.startswith("hashing") for line in log)
-
-
 def test_a_job_that_is_killed_ends_in_the_same_bytes(tmp_path: Path) -> None:
     registry = in_ranges(prepared(tmp_path, "none"), 2)
     expected = linked(registry, tmp_path, 1)
@@ -140,68 +108,20 @@ def test_a_job_that_is_killed_ends_in_the_same_bytes(tmp_path: Path) -> None:
     assert any(line.startswith("resuming") for line in log)
 
 
-@pytest.mark.torture
-def test_jobs_that_are_killed_at_random_end_in_the_same_bytes(tmp_path: Path) -> None:
-    registry = in_ranges(prepared(tmp_path, "none"), 3)
-    whole = contents(find_duplicates(in_ranges(registry, 1), root=tmp_path).directory)
-    generator = random.Random(5)
-    for _ in range(4):
-        for path in duplicates_dir(tmp_path).iterdir():
-            path.unlink()
-        for number, steps in [(0, -1), *((number, generator.randrange(BANDS)) for number in (2, 0, 1))]:
-            assert children.run(job_killed_after, steps, registry, tmp_path, number) == -signal.SIGKILL
-        assert contents(find_duplicates(registry, root=tmp_path).directory) == whole
-
-
 def job_killed_after(steps: int, registry: Registry, root: Path, number: int) -> None:
-    """Make a range in this process, and kill the process after some steps. With less than 0 steps, kill it among the hashes."""
-    link_range, append, done = ranges.link_range, ranges._append, [0]
-
-    def stepping(*arguments: Any, **options: Any) -> None:
-        link_range(*arguments, **options)
-        done[0] += 1
+    """Make a range in this process, and kill the process after some steps."""
+    link_range, done = ranges.link_range, [0]
 
     def killing(*arguments: Any, **options: Any) -> None:
         if done[0] == steps:
             os.kill(os.getpid(), signal.SIGKILL)
-        stepping(*arguments, **options)
-
-    def appending(*arguments: Any, **options: Any) -> None:
-        append(*arguments, **options)
-        if steps < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+        link_range(*arguments, **options)
+        done[0] += 1
 
     Journal.BYTES, Journal.REST, ranges.LEAST_WINDOW = 0, 0, WINDOW
-    ranges.link_range, ranges._append = killing, appending  # type: ignore[assignment]
+    ranges.link_range = killing
     materialize(graph(registry, root).duplicates().hashes())
     materialize(job(registry, root, number))
-
-
-def test_another_number_of_ranges_starts_afresh_and_ends_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = prepared(tmp_path, "none")
-    with monkeypatch.context() as patch:
-        stop_at_step(patch, 12)
-        with pytest.raises(KeyboardInterrupt):
-            find_duplicates(in_ranges(registry, 4), root=tmp_path)
-    outcome = find_duplicates(in_ranges(registry, 2), root=tmp_path)
-    assert contents(outcome.directory) == contents(find_duplicates(registry, root=tmp_path, force=True).directory)
-    assert not ranges_dir(tmp_path).exists()
-
-
-def test_a_search_in_one_piece_that_was_stopped_is_no_scratch_of_ranges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from niels_cache_assets.dedup import ranges
-
-    registry = prepared(tmp_path, "none")
-
-    def stopping(*_: Any, **__: Any) -> int:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ranges, "link_range", stopping)
-        with pytest.raises(KeyboardInterrupt):
-            find_duplicates(registry, root=tmp_path)
-    whole = contents(find_duplicates(in_ranges(registry, 3), root=tmp_path).directory)
-    assert contents(find_duplicates(registry, root=tmp_path, force=True).directory) == whole
 
 
 def test_a_range_that_another_process_makes_is_not_removed(tmp_path: Path) -> None:
@@ -228,31 +148,6 @@ def test_a_corpus_that_changes_makes_ranges_again(tmp_path: Path) -> None:
         materialize(job(registry, project.root, 0))
     assert missing(caught.value, HASHES, "build it first") == []
     assert linked(registry, project.root, 0) != before
-
-
-def test_a_range_reads_the_hashes_of_the_corpora_that_it_was_asked_for(tmp_path: Path) -> None:
-    project = Searched(tmp_path)
-    registry = project.registry()
-    project.prepare(registry)
-    asked = job(registry, project.root, 0)
-    asked.identity(None)
-    project.write(articles(50, seed=3))
-    project.prepare(registry)
-    materialize(graph(registry, project.root).duplicates().hashes())
-    assert job(registry, project.root, 0).hashes.current()
-    with pytest.raises(NielsCacheError) as caught:
-        asked.hashes.current()
-    assert missing(caught.value, HASHES, "build it first") == []
-
-
-def test_the_command_of_a_range_names_a_data_set_with_a_corpus(tmp_path: Path) -> None:
-    project = Searched(tmp_path)
-    registry = project.registry(first='[pretrain.first]\nsource = "jsonl"\nfiles = ["none.jsonl"]\nprepare = ["dedup"]\n')
-    project.prepare(registry)
-    command = PartCommand(part=job(registry, project.root, 1)).words()
-    words = command[command.index("part") :][:4]
-    assert words == ["part", "notes", "1", "--range"]
-    assert main([*words, *project.where]) == 0
 
 
 class Searched:
@@ -309,17 +204,6 @@ def test_the_command_makes_one_range(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not ranges_dir(project.root).exists()
 
 
-def test_a_range_that_another_process_makes_ends_the_command_with_75(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    project = Searched(tmp_path)
-    registry = project.registry()
-    project.prepare(registry)
-    materialize(graph(registry, project.root).duplicates().hashes())
-    with leased(job(registry, project.root, 0).directory, times=Times(), wait=False, log=lambda line: None):
-        assert main(["part", "notes", "--range", "0", "--no-wait", *project.where]) == exit_codes.BUSY
-    (error,) = lines_of(capsys, "error")
-    assert error["exit_code"] == exit_codes.BUSY
-
-
 @pytest.mark.parametrize(
     ("options", "count", "words"),
     [
@@ -327,23 +211,18 @@ def test_a_range_that_another_process_makes_ends_the_command_with_75(tmp_path: P
         (["notes", "0", "--range", "--corpus"], 3, "not allowed with"),
         (["plain", "--range", "0"], 3, "not searched"),
         (["notes", "--range", "0"], 1, "set ranges"),
+        (["notes", "--range", "0"], 3, "corpus/notes"),
     ],
 )
 def test_ranges_that_do_not_exist_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], count: int, words: str
 ) -> None:
     project = Searched(tmp_path)
-    project.prepare(project.registry(count))
+    registry = project.registry(count)
+    if words != "corpus/notes":
+        project.prepare(registry)
     assert main(["part", *options, *project.where]) == exit_codes.WRONG_USE
     assert words in capsys.readouterr().err
-
-
-def test_a_range_without_a_corpus_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    project = Searched(tmp_path)
-    project.registry()
-    assert main(["part", "notes", "--range", "0", *project.where]) == exit_codes.WRONG_USE
-    assert "corpus/notes" in capsys.readouterr().err
-    assert not project.root.exists()
 
 
 def test_a_dry_run_names_the_ranges_until_the_drop_lists_are_there(tmp_path: Path) -> None:

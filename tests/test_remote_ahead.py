@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -70,9 +68,7 @@ def test_two_blocks_are_fetched_ahead_as_far_as_they_fit(published: Published, b
     assert shards_there(published) == set(expected[:fetched])
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("B", [4, 6])  # blocks end between two batches, or within a batch
-@pytest.mark.parametrize("beside", [0, 0.5, 1])
+@pytest.mark.parametrize(("lanes", "B", "beside"), [(1, 4, 0.5), (1, 6, 0), (2, 4, 1), (2, 6, 0)])  # with B=6, blocks end within a batch
 def test_tight_limits_change_no_batch_and_fetch_nothing_twice(published: Published, lanes: int, B: int, beside: float) -> None:
     limit, settings = room(lanes + 1 + beside), {"T": T, "B": B, "lanes": lanes, "epochs": 1}
     local, remote = published.local(**settings), published.remote(**settings, limit=limit)
@@ -120,98 +116,6 @@ def test_of_two_processes_that_wait_for_room_the_slower_one_goes_first(published
     with ThreadPoolExecutor(3) as executor:
         found = list(executor.map(lambda loader: rows(loader, 4), reversed(loaders)))
     assert found == [expected[start : start + 16] for start in (8, 4, 0)]
-
-
-class Racing:
-    """Two processes of a run, of which one is slower. Nothing is downloaded before `fetch`. here, missing: shards."""
-
-    def __init__(self, published: Published, patch: pytest.MonkeyPatch) -> None:
-        first, self.slow, self.fast = (LocalCopy(published.copy, limit=room(3)) for _ in range(3))
-        build, _ = first.open(ADDRESS)
-        self.here, *self.missing = (build.place(f"train/shard_{index:05d}.bin") for index in range(3))
-        first.hold([self.here])
-        first.close()
-        wait_until(lambda: list((published.copy / "fetchers").iterdir()) == [])
-        self._context, self._executor = patch.context(), ThreadPoolExecutor(3)
-        self._context.__enter__().setattr(local_copy, "start_fetcher", lambda ledger, group: None)
-        self.taken: dict[LocalCopy, list[str]] = {self.slow: [], self.fast: []}
-        for position, copy in enumerate(self.taken):
-            copy.open(ADDRESS)
-            copy.need("a run", position, [])
-
-    def take(self, copy: LocalCopy, path: str) -> Future[bool]:
-        """Let a process wait for a shard. The result is the one of `LocalCopy.take`."""
-        mapped = self.taken[copy]
-        return self._executor.submit(lambda: copy.take([path], mapped.append, mine={*mapped}, is_fed=True))
-
-    def fetch(self) -> None:
-        self._context.__exit__(None, None, None)
-
-
-@pytest.fixture
-def racing(published: Published, monkeypatch: pytest.MonkeyPatch) -> Iterator[Racing]:
-    found = Racing(published, monkeypatch)
-    yield found
-    found.fetch()
-
-
-def test_who_is_in_the_way_for_a_moment_takes_what_is_there(racing: Racing) -> None:
-    end = racing.take(racing.slow, racing.missing[0])
-    wait_until(lambda: racing.slow._reader.demand == racing.missing[:1])
-    assert racing.take(racing.fast, racing.here).result(20)
-    racing.fetch()
-    assert end.result(20)
-
-
-def test_who_waits_in_the_way_of_a_slower_process_lets_its_files_go(racing: Racing) -> None:
-    """A file for which a process waits stays in the copy."""
-    ends = [racing.take(racing.fast, racing.missing[1])]
-    wait_until(lambda: racing.fast._reader.demand == racing.missing[1:])
-    ends.append(racing.take(racing.slow, racing.missing[0]))
-    wait_until(lambda: racing.slow._reader.demand == racing.missing[:1])
-    wait_until(lambda: racing.fast._reader.demand == [])
-    racing.fetch()
-    assert [end.result(20) for end in ends] == [True, True]
-
-
-def test_all_sources_of_a_process_in_the_way_leave(racing: Racing) -> None:
-    """Not only the source that waits for a file."""
-
-    class Source:
-        def leave_all(self) -> list[str]:
-            left = [*racing.taken[racing.fast]]
-            racing.taken[racing.fast].clear()
-            return left
-
-    source = Source()
-    racing.fast.add_owner(source)  # type: ignore[arg-type]
-    assert racing.take(racing.fast, racing.here).result(20)
-    assert racing.here in racing.fast._reader.maps
-    ends = [racing.take(racing.slow, racing.missing[0]), racing.take(racing.fast, racing.missing[1])]
-    assert ends[1].result(20) is False
-    assert racing.taken[racing.fast] == racing.fast._reader.demand == []
-    assert racing.here not in racing.fast._reader.maps
-    ends.append(racing.take(racing.fast, racing.here))
-    time.sleep(3 * local_copy._LOOK_SECONDS)
-    assert racing.taken[racing.fast] == [], "it took a file again, before the slower process had its room"
-    racing.fetch()
-    assert ends[0].result(20)
-    assert ends[2].result(20)
-
-
-def test_a_slower_process_that_stands_still_is_waited_for_once(racing: Racing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_of_copy, "PATIENCE_SECONDS", 3.0)
-    monkeypatch.setattr(room_of_copy, "_IMPATIENCE_SECONDS", 0.0)
-    end = racing.take(racing.slow, racing.missing[0])
-    wait_until(lambda: racing.slow._reader.demand == racing.missing[:1])
-    racing.fast._gave_way = True
-    for least, most in ((3.0, 20.0), (0.0, 2.5)):
-        began = time.monotonic()
-        assert racing.take(racing.fast, racing.here).result(20)
-        assert least <= time.monotonic() - began < most
-        racing.fast.give_back([racing.here], racing.taken[racing.fast].remove)
-    racing.fetch()
-    assert end.result(20)
 
 
 @pytest.mark.parametrize("B", [6, 600])
@@ -264,30 +168,6 @@ def test_a_reader_fails_soon_if_others_hold_the_room(published: Published, monke
     assert "" in found
 
 
-def test_a_run_survives_another_one_that_brings_a_smaller_limit(
-    published: Published, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They read two data sets. If both wait for one file, both end."""
-    push(local_build(write_notes(tmp_path / "pretrain/other", first=7, shard_tokens=SHARD_TOKENS)), OTHER)
-    smaller = {"T": T, "B": 6, "seed": 1, "epochs": 1, "order": Blocks(), "remote": Copy(dir=published.copy, limit=room(3))}
-    monkeypatch.setattr(fetcher, "_HOPELESS_SECONDS", 0.5)
-    settings = {"T": T, "B": 6, "lanes": 4, "epochs": 2}
-    expected, batches = rows(published.local(**settings)), iter(published.remote(**settings, limit=room(5)))
-    found, ends = rows(batches, 1), list[str]()  # has mapped 4 blocks
-
-    def join_in() -> None:
-        ends.append(said(lambda: rows(TokenLoader(f"{OTHER}/train", **smaller))))
-        gc.collect()  # as at the end of its process: its limit goes
-
-    other = threading.Thread(target=join_in, daemon=True)
-    other.start()
-    wait_until(lambda: demands(published) > 0)
-    join([threading.Thread(target=lambda: found.extend(rows(batches)), daemon=True), other])
-    assert len(found) == len(expected)
-    assert found == expected
-    assert not ends[0] or "limit" in ends[0]
-
-
 def demands(published: Published) -> int:
     """Return how many readers wait for files."""
     with Ledger(published.copy).changing() as state:
@@ -313,10 +193,9 @@ def join(threads: Iterable[threading.Thread]) -> None:
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("blocks", [2, 2.5, 3])
-def test_a_trace_finds_room_while_blocks_are_fetched_ahead(published: Published, monkeypatch: pytest.MonkeyPatch, blocks: float) -> None:
+def test_a_trace_finds_room_while_blocks_are_fetched_ahead(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_of_copy, "PATIENCE_SECONDS", 1e9)  # so it never takes files by waiting for long
-    local, remote = published.local(T=T), published.remote(T=T, limit=room(blocks))
+    local, remote = published.local(T=T), published.remote(T=T, limit=room(2))
     expected, found = rows(local, 24), []
     for number, batch in enumerate(islice(remote, 24)):
         found += rows([batch])
@@ -326,18 +205,6 @@ def test_a_trace_finds_room_while_blocks_are_fetched_ahead(published: Published,
             assert isinstance(theirs, BatchTrace)
             assert (ours.tokens == theirs.tokens).all()
     assert found == expected
-
-
-def test_traces_hold_no_more_than_the_last_one_needs(published: Published) -> None:
-    remote = published.remote(T=T, limit=room(4))
-    batches = iter(remote)
-    next(batches)
-    block = set(shards_of_run(published.local(T=T), 1))
-    for step in (100, 150, 210, 280):
-        remote.trace(step)
-    shards = {path.rsplit("/", 1)[1] for path in copied(remote)._in_use if "/train/shard_" in path}
-    assert block <= shards
-    assert len(shards - block) <= SHARDS_OF_BLOCK
 
 
 def test_a_window_is_read_after_one_that_held_its_next_block(published: Published) -> None:

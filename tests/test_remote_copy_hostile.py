@@ -9,27 +9,21 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import islice, product
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from niels_cache_assets.publish.push import local_build, prune, push
-from niels_cache_runtime import Copy, NielsCacheError, TokenLoader
+from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.errors import NotWrittenError
 from niels_cache_runtime.format.safe_open import OwnFiles
 from niels_cache_runtime.remote import fetcher, ledger
 from niels_cache_runtime.remote.ledger import Ledger, Presence, Reader
-from niels_cache_runtime.remote.pieces import pieces
-from niels_cache_runtime.remote.record import RemoteFile
-from niels_cache_runtime.remote.store import RemoteError, Store, open_store
+from niels_cache_runtime.remote.store import RemoteError, Store
 from niels_cache_runtime.remote.upkeep import check, trim
 from tests.copied_caches import (
-    ADDRESS,
-    SETTINGS,
     SHARDS,
     Published,
     Watch,
@@ -37,9 +31,7 @@ from tests.copied_caches import (
     room,
     rows,
     wait_until,
-    write_notes,
 )
-from tests.loopback_s3 import SECRETS
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
 
@@ -66,28 +58,6 @@ def test_several_shards_are_fetched_at_a_time_and_the_next_block_ahead(published
     ahead = [visit.files for visit in islice(remote.block_visits(), 2)]
     assert len(set(ahead)) == 2
     wait_until(lambda: all(any(published.copy.rglob(f"shard_{number:05d}.bin")) for files in ahead for number in files))
-
-
-def test_each_wait_for_a_store_that_fails_is_longer() -> None:
-    waits: list[float] = []
-
-    class Failing:
-        def name_of(self, key: str) -> str:
-            return key
-
-        def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
-            raise RemoteError("the store is busy", is_transient=True)
-
-    class Waiting:
-        def add(self, count: int) -> None: ...
-
-        def wait(self, seconds: float) -> None:
-            waits.append(seconds)
-
-    with pytest.raises(RemoteError, match="busy"):
-        list(pieces(Failing(), RemoteFile("train/shard_00003.bin", "key", 10, "0" * 64), start=0, tally=Waiting()))
-    assert len(waits) > 3
-    assert waits == sorted(set(waits))
 
 
 def test_a_tail_of_another_object_is_refused(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,25 +114,6 @@ def test_a_folder_that_cannot_be_written_is_named_in_one_line(published: Publish
     assert "\n" not in str(raised.value)
 
 
-def test_a_copy_may_lie_below_the_published_folder(tmp_path: Path) -> None:
-    pytest.importorskip("obstore", reason="obstore is not installed (the extra remote)")
-    folder, address = write_notes(tmp_path / "root/pretrain/notes"), f"file://{tmp_path}/published/notes"
-    push(local_build(folder), address)
-    copy = tmp_path / "published/notes/copy"
-
-    def remote() -> TokenLoader:
-        return TokenLoader(f"{address}/train", **SETTINGS, epochs=1, remote=Copy(dir=copy, limit=room(8)))
-
-    expected = rows(TokenLoader(str(folder / "train"), **SETTINGS, epochs=1))
-    assert rows(remote()) == expected
-    before = sorted(path for path in copy.rglob("*") if path.is_file())
-    other = write_notes(tmp_path / "other/pretrain/notes", first=5)
-    push(local_build(other), address, replace_other=True)
-    prune(address)
-    assert sorted(path for path in copy.rglob("*") if path.is_file()) == before
-    assert rows(remote()) == rows(TokenLoader(str(other / "train"), **SETTINGS, epochs=1)) != expected
-
-
 # ends at bad times
 
 
@@ -178,17 +129,7 @@ def test_a_kill_between_the_new_name_and_the_record_fetches_the_file_again(publi
     assert published.shards_sent() == {"shard_00005.bin": 1}
 
 
-def test_a_record_that_is_not_finished_leaves_the_last_one(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit=limit)) == expected
-    gc.collect()
-    (published.copy / "manifest.json.new").write_text('{"version": 1, "entr')
-    published.s3.requests.clear()
-    assert rows(published.remote(epochs=1, limit=limit)) == expected
-    assert published.shards_sent() == {}
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"pid": 1}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b'{"pid": 1}'])
 def test_a_record_of_a_reader_that_was_cut_protects_every_file(published: Published, content: bytes) -> None:
     loader = published.remote(epochs=1)
     assert rows(loader) == rows(published.local(epochs=1))
@@ -239,8 +180,7 @@ def plant(kind: str, place: Path, victim: Path) -> None:
 PLANTED = ["link", "link to nothing", "hard link", "pipe", "folder"]
 
 
-@pytest.mark.parametrize("kind", PLANTED)
-@pytest.mark.parametrize("ending", [".part", ""])
+@pytest.mark.parametrize(("kind", "ending"), [*((kind, "") for kind in PLANTED), ("link", ".part"), ("hard link", ".part")])
 def test_what_is_planted_in_the_place_of_a_shard_is_neither_written_nor_read(
     published: Published, tmp_path: Path, kind: str, ending: str
 ) -> None:
@@ -256,10 +196,10 @@ def test_what_is_planted_in_the_place_of_a_shard_is_neither_written_nor_read(
     assert os.path.lexists(place.with_name(place.name + ending))  # a copy never removes what is not its own
 
 
-@pytest.mark.parametrize("above", range(5))
+@pytest.mark.parametrize("above", [0, 4])
 def test_a_folder_of_the_copy_that_is_a_link_is_not_entered(published: Published, tmp_path: Path, above: int) -> None:
     (outside := tmp_path / "outside").mkdir()
-    folder = [*shard_place(published).parents][above]  # train, notes, pretrain, CONTENT_SHA256, builds
+    folder = [*shard_place(published).parents][above]  # train/ or builds/
     shutil.rmtree(folder)
     folder.symlink_to(outside)
     with pytest.raises(NielsCacheError, match=f"{folder.name}.*link"):
@@ -270,7 +210,7 @@ def test_a_folder_of_the_copy_that_is_a_link_is_not_entered(published: Published
 RECORDS = ["lock", "wake", "manifest.json", "manifest.json.new", "readers", "fetchers"]
 
 
-@pytest.mark.parametrize(("name", "kind"), [each for each in product(RECORDS, PLANTED) if each[0][-3:] != "ers" or each[1] != "folder"])
+@pytest.mark.parametrize(("name", "kind"), [*((name, "link") for name in RECORDS), *(("manifest.json", kind) for kind in PLANTED[1:])])
 def test_what_is_planted_in_the_place_of_a_record_is_refused(published: Published, tmp_path: Path, name: str, kind: str) -> None:
     (outside := tmp_path / "outside").mkdir()
     victim = outside / "precious"
@@ -369,59 +309,6 @@ def test_a_fetcher_that_is_always_killed_and_one_that_fails_are_errors(tmp_path:
         assert len(found) == times
 
 
-# a store that redirects
-
-
-@pytest.fixture
-def redirected(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str | None]]]:
-    """An endpoint that redirects each request to another host. Yield the method and the session token of each request there."""
-    seen: list[tuple[str, str | None]] = []
-
-    class Other(BaseHTTPRequestHandler):
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-        def do_GET(self) -> None:
-            seen.append((self.command, self.headers.get("x-amz-security-token")))
-            self.send_response(403)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        do_HEAD = do_PUT = do_GET
-
-    class Endpoint(Other):
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            self.send_response(307)
-            self.send_header("Location", f"http://localhost:{other.server_port}{self.path}")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        do_HEAD = do_PUT = do_GET
-
-    other, endpoint = (ThreadingHTTPServer(("127.0.0.1", 0), handler) for handler in (Other, Endpoint))
-    for server in (other, endpoint):
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    for name, value in {**SECRETS, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{endpoint.server_port}")
-    yield seen
-    for server in (other, endpoint):
-        server.shutdown()
-        server.server_close()
-
-
-def test_obstore_takes_the_session_token_to_another_host_as_the_page_says(redirected: list[tuple[str, str | None]]) -> None:
-    """obstore has no option against redirects. If this test fails, it refuses them or has one: then the page on remote caches changes."""
-    store = open_store(ADDRESS, is_hasty=True)
-    with pytest.raises(RemoteError):
-        store.read("meta.json", most_bytes=10)
-    assert redirected[:1] == [("GET", SECRETS["AWS_SESSION_TOKEN"])]
-    redirected.clear()
-    with pytest.raises(RemoteError):
-        store.create("meta.json", b"")
-    assert redirected == [], "a PUT is not redirected"
-
-
 # `pull --copy --check` after a boot
 
 
@@ -445,39 +332,8 @@ def test_a_check_by_hand_after_a_boot_saves_the_next_reader_its_own(published: P
     assert published.shards_sent() == {"shard_00005.bin": 1}
 
 
-def test_a_file_that_changes_hands_during_a_check_is_not_marked(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the hash of a file and its record, another process may remove it."""
-    assert rows(published.remote(epochs=1, limit=room(8))) == rows(published.local(epochs=1))
-    published.wait_until_unread()
-    monkeypatch.setattr(ledger, "boot", lambda: "another")
-    place, hash_file = str(shard_of(published, 5).relative_to(published.copy)), OwnFiles.sha256
-
-    def removing(self: OwnFiles, name: str) -> str | None:
-        found = hash_file(self, name)
-        if name == place:
-            with Ledger(published.copy).changing() as state:
-                Ledger(published.copy).remove(state, place)
-        return found
-
-    monkeypatch.setattr(OwnFiles, "sha256", removing)
-    assert check(published.copy) == []
-    with Ledger(published.copy).changing() as state:
-        assert place not in state.entries
-        assert state.unchecked == set()
-
-
 @pytest.mark.parametrize("make", [lambda copy: None, lambda copy: copy.mkdir(), lambda copy: copy.write_text("")])
 def test_a_check_of_another_folder_is_refused(tmp_path: Path, make: Callable[[Path], object]) -> None:
     make(tmp_path / "copy")
     with pytest.raises(NielsCacheError, match="local copy"):
         check(tmp_path / "copy")
-
-
-def readers(published: Published) -> list[Reader]:
-    with Ledger(published.copy).changing() as state:
-        return [*state.readers.values()]
-
-
-def reader_of(published: Published) -> Reader:
-    (reader,) = readers(published)
-    return reader

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from niels_cache_assets.publish.check import check
 from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.publish.push import local_build, prune, push
-from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.remote.record import read_record
 from niels_cache_runtime.remote.store import ConflictError, RemoteError, open_store
@@ -68,26 +66,6 @@ def test_a_record_is_created_once_and_replaced_only_as_it_was_read(gcs: Loopback
     with pytest.raises(ConflictError):
         store.exchange(META_NAME, build.record.content(), state=read)
     assert record_at(ADDRESS).previous == (build.record.content_sha256,)
-
-
-def test_of_two_pushes_at_once_one_is_refused(gcs: LoopbackGcs, caches: Caches) -> None:
-    """Or it comes later, and finds a build there."""
-    said: list[str] = []
-
-    def publish(folder: Path) -> None:
-        try:
-            said.append(push(local_build(folder), ADDRESS).state)
-        except NielsCacheError as error:
-            said.append(type(error).__name__)
-
-    threads = [threading.Thread(target=publish, args=(folder,)) for folder in (caches.letters, caches.other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert said.count("published") == 1
-    assert len(said) == 2
-    assert check(ADDRESS, download=True).findings == []
 
 
 def test_a_store_that_ignores_generations_is_refused(gcs: LoopbackGcs, caches: Caches) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +13,6 @@ from niels_cache_assets.publish.hub import data_card, push_to_hub, repository_of
 from niels_cache_assets.publish.push import local_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
-from niels_cache_runtime.remote import store
 from niels_cache_runtime.verify import verify_cache
 from tests import programs
 from tests.loopback_hub import LoopbackHub
@@ -90,20 +88,6 @@ def test_a_repository_with_other_files_is_refused(caches: Caches, monkeypatch: p
         push_to_hub(local_build(caches.letters), ADDRESS)
 
 
-def test_a_cache_that_is_rebuilt_during_a_push_is_not_committed(caches: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "root"
-    shutil.copytree(caches.letters.parents[1], root)
-    build = local_build(root / "pretrain/letters")
-
-    def rebuilt(self: Api, *arguments: object, **settings: object) -> None:
-        shutil.rmtree(build.directory)
-        shutil.copytree(caches.other, build.directory)
-
-    monkeypatch.setattr("huggingface_hub.HfApi", type("Slow", (Api,), {"create_repo": rebuilt}))
-    with pytest.raises(NielsCacheError, match="was rebuilt"):
-        push_to_hub(build, ADDRESS)
-
-
 @pytest.mark.parametrize("address", ["hf://datasets/letters", "hf://models/a/b", "hf://datasets/a/b@main", "hf://datasets/a/b/train"])
 def test_another_form_of_address_is_refused(address: str) -> None:
     with pytest.raises(NielsCacheError, match="hf://datasets/OWNER/NAME"):
@@ -118,15 +102,3 @@ def test_a_card_names_a_licence_and_escapes_what_a_source_says() -> None:
     assert "a\\|b" in card
     assert "<script>" not in card
     assert "license:" not in data_card(ADDRESS, "sft", "chats", meta)
-
-
-def test_a_pull_from_the_hub_has_the_patience_of_the_sources() -> None:
-    """Otherwise a body that brings a byte now and then would hold it for ever (tests/test_transport.py)."""
-    from huggingface_hub.utils import get_session
-
-    from niels_cache_assets.publish.hub import _Repository
-    from niels_cache_assets.sources.net import transport
-
-    _Repository("ours/letters", "0" * 40)
-    assert isinstance(get_session()._transport, transport.PatientTransport)
-    assert (transport.STALL_SECONDS, transport.STALL_BYTES) == (store.STALL_SECONDS, store.STALL_BYTES)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pickle
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,17 +13,13 @@ from torch.utils.data import DataLoader
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import Copy, NielsCacheError, TokenLoader, open_cache
 from niels_cache_runtime.remote import local_copy, pieces
-from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import Range, RemoteError, Store, open_store
 from niels_cache_runtime.remote.upkeep import trim
-from tests.copied_caches import ADDRESS, SETTINGS, Published, T, only_shards, room, rows, wait_until, write_notes
-from tests.loopback_s3 import BUCKET
+from tests.copied_caches import ADDRESS, Published, T, room, rows, wait_until, write_notes
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
-
-ELSEWHERE = f"s3://{BUCKET}/elsewhere/notes"
 
 
 def test_expired_credentials_of_another_job_end_no_job(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,39 +63,6 @@ def waiting(published: Published) -> int:
         return sum(bool(reader.demand) for reader in state.readers.values())
 
 
-def test_a_job_fetches_from_its_own_address(published: Published) -> None:
-    push(local_build(published.folder), ELSEWHERE)
-    saved = pickle.dumps(published.remote(epochs=1))
-    gc.collect()
-    wait_until(lambda: list((published.copy / "fetchers").iterdir()) == [])  # the next one knows no address yet
-    settings = {**SETTINGS, "remote": Copy(dir=published.copy, limit=room(3)), "epochs": 1}
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("AWS_SESSION_TOKEN", "other")
-        other = TokenLoader(f"{ELSEWHERE}/train", **settings)
-    job = pickle.loads(saved)
-    for each, folder in ((job, "at/notes"), (other, "elsewhere/notes")):
-        published.s3.requests.clear()
-        assert rows(each) == rows(published.local(epochs=1))
-        shards = [key for _, key in published.s3.requests if "/train/shard_" in key]
-        assert len(shards) > 0
-        assert [key for key in shards if not key.startswith(f"{folder}/")] == []
-
-
-def test_meta_json_stays_from_the_moment_that_it_is_there(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = LocalCopy._published
-
-    def trimmed(self: LocalCopy, address: str, *, is_hasty: bool) -> CopiedBuild:
-        build = read(self, address, is_hasty=is_hasty)
-        trim(published.copy, 0)
-        return build
-
-    monkeypatch.setattr(LocalCopy, "_published", trimmed)
-    for _ in range(2):  # a new one, and one that is there
-        assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
-        assert len(list(published.copy.rglob("meta.json"))) == 1
-        gc.collect()
-
-
 def test_a_catalog_keeps_its_meta_json_and_its_build(published: Published, tmp_path: Path) -> None:
     family = open_cache(ADDRESS, remote=Copy(dir=str(published.copy), limit=1e9)).pretrain
     gc.collect()
@@ -129,28 +90,6 @@ def test_meta_json_may_go_while_a_job_opens_it(published: Published, monkeypatch
     published.s3.decide = lambda method, key: "expired"
     with pytest.warns(RuntimeWarning, match="expired"), pytest.raises(NielsCacheError, match=r"meta\.json.*run again"):
         published.remote(epochs=1)
-
-
-def test_an_endpoint_that_nobody_serves_is_not_needed_if_everything_is_there(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected, limit = rows(published.local(epochs=1)), room(8)
-    assert rows(published.remote(epochs=1, limit=limit)) == expected
-    gc.collect()
-    published.s3.requests.clear()
-    with socket.socket() as closed:  # bound, so that no other process takes the port; not listening
-        closed.bind(("127.0.0.1", 0))
-        monkeypatch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        with pytest.warns(RuntimeWarning, match="cannot be reached"):
-            assert rows(published.remote(epochs=1, limit=limit)) == expected
-    assert published.s3.requests == []
-
-
-def test_a_clock_that_is_wrong_is_told_in_one_line(published: Published) -> None:
-    published.s3.decide = only_shards("skewed")
-    with pytest.raises(RemoteError, match="clock") as raised:
-        rows(published.remote(epochs=1, shuffle=False))
-    assert "\n" not in str(raised.value)
-    published.s3.decide = lambda method, key: None
-    assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
 
 
 def test_no_download_goes_on_without_a_reader(published: Published) -> None:
@@ -186,12 +125,6 @@ def give_up(published: Published) -> None:
 
 def windows(published: Published) -> TokenLoader:
     return published.remote(order="split", remote=Copy(fetch="windows"), epochs=1)
-
-
-@pytest.mark.parametrize("fault", ["500", "reset", "cut", "lost"])
-def test_windows_come_through_requests_that_fail_for_a_moment(published: Published, fault: str) -> None:
-    published.s3.decide = only_shards(fault, times=4)
-    assert rows(windows(published), 3) == rows(published.local(order="split"), 3)
 
 
 def test_a_window_is_requested_again_after_the_last_try_of_obstore(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:

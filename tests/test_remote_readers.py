@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import pickle
 from collections.abc import Callable
@@ -15,10 +14,7 @@ import torch
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.cli import main
-from niels_cache_assets.cli.commands import trace
 from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.publish.check import check
-from niels_cache_assets.publish.pull import pull
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import (
     Blocks,
@@ -35,10 +31,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.megatron import CacheSplit as MegatronSplit
 from niels_cache_runtime.megatron import open_blend
-from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import is_address
-from niels_cache_runtime.remote.upkeep import trim
-from niels_cache_runtime.verify import verify_cache
 from tests.chat_models import model_folder
 from tests.loopback_s3 import BUCKET, LoopbackS3
 from tests.remote_caches import ADDRESS, Caches, letters
@@ -158,7 +151,7 @@ def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> Any:
     return json.loads(output)
 
 
-@pytest.mark.parametrize("options", [["letters"], ["letters", "--notable"], ["letters", "--split", "val"], ["chats"]])
+@pytest.mark.parametrize("options", [["letters", "--split", "val"], ["chats"]])
 def test_sample_shows_the_same_of_an_address(options: list[str], published: Caches, capfd: pytest.CaptureFixture[str]) -> None:
     name, *others = options
     others += ["--seed", "5", "--json"]
@@ -185,20 +178,7 @@ def test_show_prints_the_meta_of_an_address(s3: LoopbackS3, published: Caches, c
     assert "letters" in capfd.readouterr().out
 
 
-def test_trace_reads_the_documents_of_an_address(
-    published: Caches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Meanwhile, somebody trims the copy."""
-    fetch = trace._fetch_beside
-
-    def trimmed(copy: str, copies: list[LocalCopy], folder: str) -> Path:
-        place = fetch(copy, copies, folder)
-        gc.collect()
-        if is_address(folder):
-            trim(Path(copy), 0)
-        return place
-
-    monkeypatch.setattr(trace, "_fetch_beside", trimmed)
+def test_trace_reads_the_documents_of_an_address(published: Caches, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     settings: dict[str, Any] = {"T": T, "B": 4, "seed": 1, "order": Blocks(shards=2)}
     states = {
         "local": TokenLoader({"letters": str(published.letters / "train")}, **settings).state_dict(),
@@ -260,22 +240,6 @@ def pairs(s3: LoopbackS3, tmp_path: Path) -> Path:
     return folder
 
 
-def test_pairs_are_pushed_verified_and_pulled(pairs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert check(PAIRS, download=True).findings == []
-    pulled = pull(PAIRS, tmp_path / "pulled")
-    files = sorted(path.name for path in pairs.iterdir())
-    assert {"train_targets.npy", "train_target_ends.npy", "chat_template.jinja"} <= {*files}
-    assert sorted(path.name for path in pulled.directory.iterdir()) == files
-    assert all((pulled.directory / name).read_bytes() == (pairs / name).read_bytes() for name in files)
-    assert verify_cache(tmp_path / "pulled") == []
-    pull(PAIRS, tmp_path / "half", split="train")
-    assert verify_cache(tmp_path / "half") == []
-    halves = [PreferenceDataset(str(root / "train"), T=64) for root in (tmp_path / "half/sft/pairs", pairs)]
-    assert len(halves[0]) == len(halves[1]) > 40
-    assert main(["verify", PAIRS]) == 0
-    capfd.readouterr()
-
-
 def test_readers_of_pairs_give_the_same_for_an_address(pairs: Path, tmp_path: Path) -> None:
     copy: dict[str, Any] = {"remote": Copy(dir=str(tmp_path / "copy"), limit=1e9)}
 
@@ -292,9 +256,3 @@ def test_readers_of_pairs_give_the_same_for_an_address(pairs: Path, tmp_path: Pa
     assert next(iter(open_cache(PAIRS, **copy).sft.pairs.train.loader(T=64, B=2, seed=1))).chosen.x.shape == (2, 64)
     with pytest.raises(NielsCacheError, match="remote=Copy"):
         TokenLoader(f"{PAIRS}/train", T=64, B=2, seed=1)
-
-
-def test_sample_shows_both_sides_of_pairs_at_an_address(pairs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    local = printed(capfd, "sample", "pairs", "--seed", "5", "--json", "--cache-dir", pairs.parents[1])
-    assert "rejected" in json.dumps(local)
-    assert printed(capfd, "sample", PAIRS, "--seed", "5", "--json") == local

@@ -53,15 +53,9 @@ def numbers(paths: list[str] | None) -> list[int] | None:
     return None if paths is None else [int(path[-9:-4]) for path in paths]
 
 
-def test_nothing_goes_while_there_is_room() -> None:
+def test_the_file_that_was_used_the_longest_time_ago_goes_first_if_there_is_no_room() -> None:
     assert make_room(state([1, 2]), 10, 35) == []
-
-
-def test_the_bytes_of_the_ledger_count() -> None:
     assert numbers(make_room(state([1, 2]), 10, 34)) == [1]
-
-
-def test_the_file_that_was_used_the_longest_time_ago_goes_first() -> None:
     assert numbers(make_room(state([3, 1, 2]), 20, 35)) == [3, 1]
     assert numbers(make_room(state([3, 1, 2]), 30, 35)) == [3, 1, 2]
     assert make_room(state([3, 1, 2]), 31, 35) is None
@@ -74,18 +68,12 @@ def test_a_mapped_file_and_a_download_stay() -> None:
     assert numbers(surplus(held, 0)) == [3]
 
 
-def test_files_that_nobody_needs_soon_go_before_those_that_are_needed_later() -> None:
+def test_files_that_are_needed_later_go_last_and_never_for_a_download_ahead_of_time() -> None:
     both = state([1, 2], reader(wants=[want(1, 50)], demand=[shard(9)]))
     assert numbers(make_room(both, 10, 25, path=shard(9))) == [2]
     assert numbers(make_room(both, 20, 25, path=shard(9))) == [2, 1]
-
-
-def test_a_download_ahead_of_time_takes_no_file_that_is_needed_later() -> None:
     needed = state([1], reader(wants=[want(1, 50)]))
     assert make_room(needed, 10, 15) is None
-
-
-def test_the_file_that_is_needed_last_goes_first() -> None:
     later = state([1, 2, 3], reader(wants=[want(9, 0), want(2, 20), want(3, 60), want(1, 40)], demand=[shard(9)]))
     assert numbers(make_room(later, 30, 35, path=shard(9))) == [3, 1, 2]
 
@@ -107,10 +95,13 @@ def test_a_read_beside_the_batches_waits_for_no_reader_of_its_run() -> None:
     assert make_room(both, 20, 25, path=shard(9)) is None  # the others have mapped the first
 
 
-def test_a_reader_that_has_waited_for_long_takes_also_these() -> None:
+def test_a_reader_that_has_waited_for_long_takes_also_what_a_slower_one_needs_but_not_what_it_waits_for() -> None:
     fast = reader(position=40, wants=[want(9, 40)], demand=[shard(9)], starved=True)
     slow = reader(position=10, wants=[want(1, 10), want(2, 20), want(9, 40)])
     assert numbers(make_room(state([1, 2], fast, slow), 20, 25, path=shard(9))) == [2, 1]
+    fast = reader(position=40, wants=[want(9, 40)], demand=[shard(9)], starved=True)
+    slow = reader(position=10, wants=[want(1, 10)], demand=[shard(1)])
+    assert make_room(state([1], fast, slow), 10, 15, path=shard(9)) is None
 
 
 def test_a_reader_is_impatient_only_while_a_slower_one_stands_still() -> None:
@@ -144,12 +135,6 @@ def test_files_of_readers_that_wait_for_room_stay() -> None:
     assert stuck_bytes(copy) == 30
     copy.failed[failure_key(running.group, shard(7))] = "it ends"
     assert stuck_bytes(copy) == 20
-
-
-def test_a_file_that_another_reader_waits_for_stays_even_then() -> None:
-    fast = reader(position=40, wants=[want(9, 40)], demand=[shard(9)], starved=True)
-    slow = reader(position=10, wants=[want(1, 10)], demand=[shard(1)])
-    assert make_room(state([1], fast, slow), 10, 15, path=shard(9)) is None
 
 
 def test_another_run_keeps_what_it_reads_now_and_loses_what_it_needs_later() -> None:

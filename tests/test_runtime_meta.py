@@ -91,11 +91,6 @@ def test_numbers_that_json_does_not_have_are_not_written(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sha256_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("größe")
-    assert sha256_file(str(tmp_path / "file")) == sha256_text("größe")
-
-
 def test_content_hash_covers_tokens_and_offsets_and_no_lineage() -> None:
     files = {"train/shard_00000.bin": {"bytes": 2, "sha256": "aa"}, "train_doc_ends.npy": {"bytes": 3, "sha256": "bb"}}
     expected = sha256_text("train/shard_00000.bin 2 aa\ntrain_doc_ends.npy 3 bb\n")

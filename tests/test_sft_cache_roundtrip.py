@@ -14,7 +14,6 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.format.meta import Meta, read_meta
-from niels_cache_runtime.samplers.sft_dataset import SFTExampleDataset
 from niels_cache_runtime.verify import verify_dataset
 from tests.tiny import sentences
 
@@ -60,27 +59,6 @@ def test_each_message_is_its_sentinel_its_content_and_eot(tmp_path: Path, tokeni
     assert (meta["train_examples"], meta["val_examples"]) == (54, 6)
 
 
-def test_a_sampled_example_is_one_that_was_written_and_its_targets_are_the_answers(
-    tmp_path: Path, tokenizer: SentencePieceTokenizer
-) -> None:
-    examples = chats(30)
-    build(tmp_path / "x", examples, tokenizer, val_frac=0)
-    ids = tokenizer.special_token_ids()
-    dataset = SFTExampleDataset(
-        str(tmp_path / "x" / "train_tokens.bin"), str(tmp_path / "x" / "train_idx.npy"), T=256, device="cpu", eot_id=ids["eot"]
-    )
-    x, y, masked = dataset.get_batch(B=16, generator=torch.Generator().manual_seed(0))
-    written = {tuple(encoded(example, tokenizer)): example for example in examples}
-    assert x.shape == (16, 256)
-    for row in range(16):
-        whole = [int(x[row, 0]), *y[row].tolist()]
-        length = next(length for length in range(1, 257) if tuple(whole[:length]) in written)
-        example = written[tuple(whole[:length])]
-        answers = [message["content"] for message in example if message["role"] == "assistant"]
-        targets = masked[row][masked[row] != -100].tolist()
-        assert targets == [token for answer in answers for token in (*tokenizer.encode(answer), ids["eot"])]
-
-
 def test_blocks_of_the_spool_do_not_show(tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build(tmp_path / "whole", chats(60), tokenizer)
     monkeypatch.setattr("niels_cache_assets.streaming.sft_spool._TOKENS_PER_BLOCK", 37)
@@ -104,18 +82,6 @@ def test_an_example_that_carries_a_split_keeps_it(tmp_path: Path, tokenizer: Sen
     examples = [Conversation(messages, split="val" if index < 7 else "train") for index, messages in enumerate(chats(20))]
     meta = build(tmp_path / "x", examples, tokenizer)
     assert (meta["train_examples"], meta["val_examples"]) == (13, 7)
-
-
-def test_lineage_keeps_category_and_row(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    examples = [
-        Conversation(messages, source_id=f"s{row}", file="f.jsonl", row=row, category="qa") for row, messages in enumerate(chats(20))
-    ]
-    build(tmp_path / "x", examples, tokenizer)
-    rows = pyarrow.parquet.read_table(tmp_path / "x" / "val_examples.parquet").to_pylist()
-    assert len(rows) == 2
-    for row, ids in zip(rows, on_disk(tmp_path / "x", "val"), strict=True):
-        assert (row["source_id"], row["category"], row["tokens"]) == (f"s{row['row']}", "qa", len(ids))
-        assert ids == encoded(examples[row["row"]].messages, tokenizer)
 
 
 def test_one_example_makes_an_empty_val_that_is_still_a_valid_cache(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.corpora import write_jsonl
-from tests.parts_project import NAME, PartsProject, build
 from tests.tiny import sentences
 
 OF_VAL = 21
@@ -39,19 +37,14 @@ def cache_of(folder: Path, tokenizer: SentencePieceTokenizer, train: Sequence[st
 
 
 @pytest.fixture
-def tiny_tokenizer(tiny_model: Path) -> SentencePieceTokenizer:
-    return SentencePieceTokenizer(str(tiny_model))
-
-
-@pytest.fixture
-def folders(tmp_path: Path, tiny_tokenizer: SentencePieceTokenizer) -> dict[str, Path]:
+def folders(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> dict[str, Path]:
     """Nine of the 21 documents in the val of `news` are in the train of `web`, one of them twice. Empty texts do not count."""
     texts = sentences(120)
     val = texts[:OF_VAL]
     web = [*texts[30:60], *val[3:12], val[3], val[20].upper(), "", ""]
     return {
-        "web": cache_of(tmp_path / "web", tiny_tokenizer, web, texts[60:65]),
-        "news": cache_of(tmp_path / "news", tiny_tokenizer, texts[70:], [*val, ""]),
+        "web": cache_of(tmp_path / "web", tokenizer, web, texts[60:65]),
+        "news": cache_of(tmp_path / "news", tokenizer, texts[70:], [*val, ""]),
     }
 
 
@@ -73,12 +66,12 @@ def test_nine_of_21_documents_are_found(folders: dict[str, Path]) -> None:
     assert shared_texts({"web": folders["web"]}) == SharedTexts()
 
 
-def test_the_report_names_them_and_the_key_that_mends_it(tmp_path: Path, tiny_tokenizer: SentencePieceTokenizer) -> None:
+def test_the_report_names_them_and_the_key_that_mends_it(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     texts, root = sentences(40), tmp_path / "cache"
     for name, own, val in (("web", texts[10:], texts[:3]), ("news", texts[:3], texts[10:19])):
         write_jsonl(tmp_path / f"{name}.jsonl", texts)
         (root / "pretrain").mkdir(parents=True, exist_ok=True)
-        cache_of(root / "pretrain" / name, tiny_tokenizer, own, val)
+        cache_of(root / "pretrain" / name, tokenizer, own, val)
     tables = [f'[pretrain.{name}]\nsource = "jsonl"\nfiles = ["{name}.jsonl"]\n' for name in ("web", "news")]
     (tmp_path / "niels_cache.toml").write_text("".join(tables))
     registry = load_registry(config=str(tmp_path / "niels_cache.toml"))
@@ -91,6 +84,11 @@ def test_the_report_names_them_and_the_key_that_mends_it(tmp_path: Path, tiny_to
 
 
 def test_a_cache_without_hashes_is_not_checked(folders: dict[str, Path]) -> None:
+    """Its val still counts if only its train has none."""
+    path = folders["news"] / "train_documents.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["text_hash"]), path)
+    shared = shared_texts(folders)
+    assert ([(each.train, each.val, each.documents) for each in shared.found], shared.not_checked) == ([("web", "news", 10)], ("news",))
     path = folders["news"] / "val_documents.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["text_hash"]), path)
     assert shared_texts(folders) == SharedTexts(not_checked=("news",))
@@ -98,19 +96,11 @@ def test_a_cache_without_hashes_is_not_checked(folders: dict[str, Path]) -> None
     assert shared_texts(folders) == SharedTexts(not_checked=("news",))
 
 
-def test_the_val_of_a_cache_counts_even_if_its_train_has_no_hashes(folders: dict[str, Path]) -> None:
-    path = folders["news"] / "train_documents.parquet"
-    pq.write_table(pq.read_table(path).drop_columns(["text_hash"]), path)
-    shared = shared_texts(folders)
-    assert [(each.train, each.val, each.documents) for each in shared.found] == [("web", "news", 10)]
-    assert shared.not_checked == ("news",)
-
-
 def test_the_hashes_are_those_of_the_whole_texts_and_do_not_count_for_the_content(
-    tmp_path: Path, tiny_tokenizer: SentencePieceTokenizer
+    tmp_path: Path, tokenizer: SentencePieceTokenizer
 ) -> None:
     texts = [text.replace(" ", "\r\n", 1) for text in sentences(20)]
-    build_pretrain_cache(texts, str(tmp_path / "cut"), tokenizer=tiny_tokenizer, max_train_tokens=50, max_val_tokens=20, **SETTINGS)
+    build_pretrain_cache(texts, str(tmp_path / "cut"), tokenizer=tokenizer, max_train_tokens=50, max_val_tokens=20, **SETTINGS)
     meta = read_meta(str(tmp_path / "cut" / "meta.json"))
     assert sum(meta["cut"].values()) == 2
     tables = [pq.read_table(tmp_path / "cut" / f"{split}_documents.parquet") for split in ("val", "train")]
@@ -118,14 +108,3 @@ def test_the_hashes_are_those_of_the_whole_texts_and_do_not_count_for_the_conten
     assert hashes == hashes_of([text.replace("\r\n", "\n") for text in texts])[: len(hashes)].tolist()
     assert len(hashes) > 2
     assert verify_dataset(tmp_path / "cut") == []
-
-
-def test_parts_join_their_hashes(tmp_path: Path, tiny_model: Path) -> None:
-    project = PartsProject(tmp_path, tiny_model)
-    project.write([9, 2, 30])
-    build(project.graph(3))
-    rows = [json.loads(line) for path in sorted((tmp_path / "texts").iterdir()) for line in path.read_text().splitlines()]
-    tables = [pq.read_table(path) for path in sorted((project.cache() / "train_documents").iterdir())]
-    assert [value for table in tables for value in table["text_hash"].to_pylist()] == hashes_of([row["text"] for row in rows]).tolist()
-    other = project.folder / "cache" / "pretrain" / NAME
-    assert shared_texts({"a": other, "b": other}).not_checked == ()

@@ -16,31 +16,11 @@ from niels_cache_assets.sources.reading.places import RowsPass
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.sources.wikitext import Row, Wikitext, articles, heading_title
+from niels_cache_assets.sources.wikitext import Row, Wikitext, articles
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import parquet, wikitext_rows
 from tests.messages import missing
 from tests.read_sources import read
-
-EQUATION = "1 rad / s and a nominal impedance k"
-
-
-@pytest.mark.parametrize(
-    ("row", "title"),
-    [
-        (" = Robert Boulter = \n", "Robert Boulter"),
-        (" = E = mc2 = \n", "E = mc2"),
-        ("= Bare =", "Bare"),
-        (" = = Career = = \n", None),
-        (" = = = Early life = = = \n", None),
-        (f" = {EQUATION} = \n", EQUATION),  # told apart by the rows around it
-        (" A sentence with = in it \n", None),
-        (" = \n", None),
-        ("", None),
-    ],
-)
-def test_level_one_headings(row: str, title: str | None) -> None:
-    assert heading_title(row) == title
 
 
 def titles(texts: list[str]) -> list[tuple[str | None, int]]:
@@ -109,15 +89,6 @@ def test_notes_come_sorted_by_relative_path_without_hidden_ones(tmp_path: Path) 
     ]
     assert context.report.dropped == {"empty": 1}
     assert documents[1].title == "z"
-
-
-def test_links_that_loop_end_and_linked_folders_are_read_once(tmp_path: Path) -> None:
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes/a.md").write_text("a")
-    os.symlink(tmp_path / "notes", tmp_path / "notes/loop")
-    os.symlink(tmp_path / "notes", tmp_path / "zlink")
-    documents, _ = read(MarkdownFolder(path=str(tmp_path)))
-    assert [document.file for document in documents] == ["notes/a.md"]
 
 
 def test_a_folder_that_is_not_there_is_an_error_and_roam_without_a_path_is_no_partition(tmp_path: Path) -> None:

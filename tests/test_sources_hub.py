@@ -1,6 +1,5 @@
 """Hub sources against a hub on the loopback interface, and the same loading code on local files."""
 
-import gzip
 import itertools
 import json
 import random
@@ -23,7 +22,7 @@ from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from tests import programs
-from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, card, fineweb_row, hub_repositories, json_lines, parquet
+from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, hub_repositories, json_lines, parquet
 from tests.loopback_faults import ByName, Faults
 from tests.loopback_hub import LoopbackHub
 from tests.messages import missing
@@ -34,8 +33,6 @@ FINEWEB = "HuggingFaceFW/fineweb-edu"
 
 
 WIDE_ROWS = 40
-WIKIPEDIA = "20231101.en"
-PAGES = [{"id": str(number), "url": "u", "title": f"Title {number}", "text": f"Text {number}." if number else ""} for number in range(5)]
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +42,8 @@ def hub_reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Loop
     noise = random.Random(1)  # test data only: incompressible, so that the column is as wide on disk
     rows = [{"text": f"text {row}", "wide": noise.randbytes(800_000)} for row in range(WIDE_ROWS)]
     hub.repositories["example/wide"] = {"data/train-00000-of-00001.parquet": parquet(rows, row_group_size=20)}
-    hub.repositories["wikimedia/wikipedia"] = {
-        "README.md": card({WIKIPEDIA: {"train": f"{WIKIPEDIA}/train-*"}}),
-        f"{WIKIPEDIA}/train-00000-of-00001.parquet": parquet(PAGES),
-    }
     tables = [{"source": "fineweb_edu", "shuffle_buffer": 20}, {"source": "wikitext"}, {"source": "dolly15k"}]
-    more = [{"source": "oasst1", "val_split": "validation"}, {"source": "wikipedia"}]
+    more = [{"source": "oasst1", "val_split": "validation"}]
     wide = {"source": "huggingface", "dataset": "example/wide", "shuffle_buffer": 0}
     yield hub, read_from(hub, *tables, *more, wide)
     hub.close()
@@ -73,32 +66,13 @@ def test_the_default_data_sets_come_from_the_hub_at_a_pinned_commit(hub_reading:
     ]
     assert len(dolly["items"]) == 30
     assert dolly["items"][0]["messages"][0]["content"] == "What is 0 plus 0?\n\ncontext:\n0 is a number."
-    assert dolly["items"][1] == {
-        "messages": [{"role": "user", "content": "What is 1 plus 1?"}, {"role": "assistant", "content": "It is 2."}],
-        "source_id": "databricks-dolly-15k.jsonl#1",
-        "file": "databricks-dolly-15k.jsonl",
-        "row": 1,
-        "group": None,
-        "category": "open_qa",
-        "split": None,
-        "rejected": None,
-        "tools": None,
-    }
+    assert [dolly["items"][1][key] for key in ("file", "row", "category")] == ["databricks-dolly-15k.jsonl", 1, "open_qa"]
     assert oasst["facts"] == {"trees": 14}
     assert [item["split"] for item in oasst["items"]] == ["val"] * 4 + ["train"] * 24
 
     resolved = {path.split("/resolve/")[1].split("/")[0] for _, path, _ in hub.requests if "/resolve/" in path}
     assert resolved == {hub.commit(name) for name in hub.repositories}, "files are read at the commit, never at main"
     assert all(asked for method, path, asked in hub.requests if method == "GET" and path.endswith(".parquet")), "Range reads only"
-
-
-def test_wikipedia_is_read_from_the_hub_where_there_are_no_files(hub_reading: tuple[LoopbackHub, list[dict[str, Any]]]) -> None:
-    hub, (*_, wikipedia, _) = hub_reading
-    assert wikipedia["revision"] == hub.commit("wikimedia/wikipedia")
-    assert [(item["text"], item["title"], item["source_id"], item["row"]) for item in wikipedia["items"]] == [
-        (row["text"], row["title"], row["id"], number) for number, row in enumerate(PAGES) if number
-    ]
-    assert wikipedia["dropped"] == {"empty": 1}
 
 
 def test_columns_that_are_not_needed_are_not_downloaded(hub_reading: tuple[LoopbackHub, list[dict[str, Any]]]) -> None:
@@ -173,56 +147,6 @@ def write_mirror(folder: Path) -> list[str]:
     return [str(path) for path in paths]
 
 
-@pytest.mark.parametrize("buffer", [7, 64, 1000])
-def test_a_local_mirror_shuffles_as_load_dataset_does_and_rows_are_right(tmp_path: Path, buffer: int) -> None:
-    import datasets
-
-    paths = write_mirror(tmp_path)
-    documents, _ = read(FinewebEdu(files=[str(tmp_path / "*.parquet")], shuffle_buffer=buffer))
-    plain = datasets.load_dataset("parquet", data_files=paths, split="train", streaming=True)
-    assert [document.text for document in documents] == [row["text"] for row in plain.shuffle(seed=42, buffer_size=buffer)]
-    assert {(document.file, document.row) for document in documents} == {
-        (f"train-{file}.parquet", row) for file in range(FINEWEB_FILES) for row in range(FINEWEB_ROWS)
-    }
-    for document in documents:
-        row = fineweb_row(int(document.file[6]), document.row)
-        assert (document.text, document.source_id) == (row["text"], row["id"])
-
-
-def test_json_and_text_mirrors_are_read_in_order_with_their_rows(tmp_path: Path) -> None:
-    rows = [fineweb_row(0, row) for row in range(5)]
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(json_lines(rows)))
-    (tmp_path / "b.txt").write_text("first\nsecond\n\nthird")
-    documents, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.jsonl.gz")], shuffle_buffer=0))
-    assert [(document.text, document.file, document.row) for document in documents] == [
-        (row["text"], "a.jsonl.gz", index) for index, row in enumerate(rows)
-    ]
-    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")], shuffle_buffer=0))
-    assert [(document.text, document.row) for document in documents] == [("first", 0), ("second", 1), ("third", 3)]
-    assert context.report.dropped == {"empty": 1}
-    shuffled, _ = read(Huggingface(dataset="a/b", files=[str(tmp_path / "b.txt")], shuffle_buffer=4))
-    assert {(document.text, document.row) for document in shuffled} == {("first", 0), ("second", 1), ("third", 3)}
-
-
-def test_val_files_are_a_split_of_their_own(tmp_path: Path) -> None:
-    write_mirror(tmp_path)
-    source = FinewebEdu(files=[str(tmp_path / "train-[01].parquet")], val_files=[str(tmp_path / "train-2.parquet")])
-    assert source.has_own_splits
-    documents, _ = read(source)
-    assert {(document.file, document.split) for document in documents} == {
-        ("train-2.parquet", "val"),
-        ("train-0.parquet", "train"),
-        ("train-1.parquet", "train"),
-    }
-
-
-def test_null_text_is_dropped_and_counted_and_the_only_field_of_text_is_taken(tmp_path: Path) -> None:
-    (tmp_path / "a.parquet").write_bytes(parquet([{"n": 1, "body": "one text"}, {"n": 2, "body": None}, {"n": 3, "body": " "}]))
-    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.parquet")], shuffle_buffer=0))
-    assert [(document.text, document.source_id) for document in documents] == [("one text", "a.parquet#0")]
-    assert context.report.dropped == {"null_text": 1, "empty": 1}
-
-
 def test_a_damaged_mirror_names_the_file(tmp_path: Path) -> None:
     write_mirror(tmp_path)
     damaged = tmp_path / "train-1.parquet"
@@ -239,44 +163,25 @@ def test_an_empty_mirror_is_an_error(tmp_path: Path) -> None:
         read(FinewebEdu(files=[str(tmp_path / "a.jsonl")]))
 
 
-@pytest.fixture(scope="module")
-def streams(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Texts of a shuffled stream of the hub, read by us and by plain datasets, and the seconds that closing streams of files early took."""
-    folder = tmp_path_factory.mktemp("streams")
-    write_mirror(folder)
+def test_the_stream_has_the_order_of_plain_load_dataset_and_may_be_closed_early(hub: LoopbackHub) -> None:
     script = f"""
-        import json, time
+        import json
         from datasets import load_dataset
         from niels_cache_assets.sources.types import StreamContext
         from niels_cache_assets.sources.fineweb_edu import FinewebEdu
         from tests.read_sources import read
-        ours, _ = read(FinewebEdu(shuffle_buffer=20))
+        source = FinewebEdu(shuffle_buffer=20)
+        ours, _ = read(source)
         plain = load_dataset("{FINEWEB}", "{CRAWL}", split="train", streaming=True).shuffle(seed=42, buffer_size=20)
-        texts = [document.text for document in ours], [row["text"] for row in plain]
-        seconds = []
-        for _ in range(5):
-            stream = FinewebEdu(files=[{str(folder / "*.parquet")!r}], shuffle_buffer=7).documents(StreamContext(seed=42))
-            next(stream)
-            begin = time.monotonic()
-            stream.close()
-            seconds.append(time.monotonic() - begin)
-        print(json.dumps({{"ours": texts[0], "plain": texts[1], "seconds": seconds}}))
+        stream = source.documents(StreamContext(seed=42))
+        next(stream)
+        stream.close()
+        print(json.dumps([[document.text for document in ours], [row["text"] for row in plain]]))
     """
-    hub = LoopbackHub(hub_repositories(), folder / "hf_home")
-    done = programs.run("-c", textwrap.dedent(script), env=hub.env)
-    hub.close()
-    assert done.returncode == 0, "a process whose streams were closed early ends well"
-    return json.loads(done.stdout)  # type: ignore[no-any-return]
-
-
-def test_the_stream_has_the_order_of_plain_load_dataset(streams: dict[str, Any]) -> None:
-    assert len(streams["plain"]) == FINEWEB_FILES * FINEWEB_ROWS
-    assert streams["ours"] == streams["plain"]
-
-
-def test_closing_a_shuffled_stream_early_is_quick(streams: dict[str, Any]) -> None:
-    assert len(streams["seconds"]) == 5
-    assert max(streams["seconds"]) < 5, "Hugging Face's own five seconds of sleep are off"
+    done = programs.run("-c", textwrap.dedent(script), env=hub.env, check=True)
+    ours, plain = json.loads(done.stdout)
+    assert len(plain) == FINEWEB_FILES * FINEWEB_ROWS
+    assert ours == plain
 
 
 def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
@@ -302,12 +207,9 @@ def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("a.json", b"[1, 2]", {"non_string_text": 2}),
         ("a.json", b'["a", null]', {"null_text": 1}),
         ("a.jsonl", b'null\n{"text": "a"}\n null', {"null_text": 2}),  # given null first, Arrow's parser ended the process
         ("a.jsonl", b'{"text": "a"}\n5\n', "record.*JSON object"),
-        ("a.jsonl", b'"b"\n{"text": "a"}\n', "record.*JSON object"),
-        ("a.json", b'[{"text": "a"}, 1]', "record.*JSON object"),
         ("a.json", b'[1, {"text": "a"}]', "record.*JSON object"),
     ],
 )
@@ -323,13 +225,6 @@ def test_records_that_are_no_objects_are_counted_or_refused(
     documents, context = read(source)
     assert context.report.dropped == expected
     assert [document.text for document in documents] == (["a"] if b'"a"' in content else [])
-
-
-def test_a_later_file_with_a_record_that_is_no_object_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(json_lines([{"text": "a"}]))
-    (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n[1]\n')
-    with pytest.raises(NielsCacheError, match=r"^b\.jsonl: damaged.*record.*JSON object"):
-        read(Huggingface(dataset="a/b", files=[str(tmp_path / "*.jsonl")], shuffle_buffer=0))
 
 
 def test_a_file_to_begin_at_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -348,19 +243,6 @@ def test_a_json_column_of_mixed_types_keeps_its_strings_as_they_are(tmp_path: Pa
         found = sorted((document.text, document.source_id) for document in documents)
         assert found == [('line one\nline "two" \u00e9', "y"), ("plain", "x")]
         assert context.report.dropped == {"non_string_text": 1, "null_text": 1}
-
-
-def test_types_that_mix_only_in_a_later_file_or_in_an_array_keep_their_strings_too(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"text": "plain"}, {"text": 5}, {"text": 'a "b"\nc'}]
-    (tmp_path / "a.jsonl").write_bytes(json_lines(rows[:1]))
-    (tmp_path / "b.jsonl").write_bytes(json_lines(rows))
-    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "?.jsonl")], shuffle_buffer=0))
-    assert [document.text for document in documents] == ["plain", "plain", 'a "b"\nc']
-    assert context.report.dropped == {"null_text": 1}
-    (tmp_path / "array.json").write_text(json.dumps(rows))
-    documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "array.json")], shuffle_buffer=0))
-    assert [document.text for document in documents] == ["plain", 'a "b"\nc']
-    assert context.report.dropped == {"null_text": 1}
 
 
 def test_large_row_groups_are_read_in_batches_in_the_order_of_load_dataset(tmp_path: Path) -> None:

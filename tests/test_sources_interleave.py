@@ -2,21 +2,17 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import count
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
-from pydantic import PrivateAttr, ValidationError
+from pydantic import ValidationError
 
-from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.fineweb_edu import FinewebEdu
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.text import Text
-from niels_cache_assets.sources.types import PretrainSource, StreamContext
+from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.errors import NielsCacheError
 from tests.hub_repositories import fineweb_row, json_lines, parquet
@@ -66,16 +62,6 @@ def test_repeated_documents_cannot_have_a_val_split(keys: dict[str, float]) -> N
     Interleave(members={"web": 1}, stopping_strategy="all_exhausted", train_tokens=5, val_tokens=0)
 
 
-def test_what_members_keep_for_val_is_left_out_and_their_splits_do_not_count(siblings: dict[str, PretrainSource], tmp_path: Path) -> None:
-    rows = [fineweb_row(2, row) for row in range(5)]
-    (tmp_path / "val.parquet").write_bytes(parquet(rows))
-    split = FinewebEdu(files=[str(tmp_path / "mirror.parquet")], val_files=[str(tmp_path / "val.parquet")], shuffle_buffer=0)
-    documents, context = read(Interleave(members={"split": 1}), siblings={"split": split})
-    assert {(document.file, document.split) for document in documents} == {("split/mirror.parquet", None)}
-    assert len(documents) == 40
-    assert context.report.dropped == {"member_val": 5}
-
-
 @pytest.mark.parametrize("rule", [{"val_frac": 0}, {"train_tokens": 9, "val_tokens": 3}])
 def test_the_seeded_val_of_members_is_left_out_as_their_own_build_chooses_it(
     siblings: dict[str, PretrainSource], tmp_path: Path, rule: dict[str, float]
@@ -94,12 +80,6 @@ def test_the_seeded_val_of_members_is_left_out_as_their_own_build_chooses_it(
     assert val < {document.source_id for document in whole}
 
 
-def test_closing_a_mixed_stream_early_is_clean(siblings: dict[str, PretrainSource]) -> None:
-    stream = Interleave(members={"mirror": 1, "web": 1}).documents(StreamContext(seed=1, siblings=siblings))
-    assert next(stream)
-    stream.close()  # type: ignore[attr-defined]
-
-
 def test_the_revision_follows_the_members(siblings: dict[str, PretrainSource], tmp_path: Path) -> None:
     source = Interleave(members={"web": 1, "poem": 1})
     before = source.revision(siblings)
@@ -107,33 +87,6 @@ def test_the_revision_follows_the_members(siblings: dict[str, PretrainSource], t
     assert source.revision(siblings) != before
     with pytest.raises(NielsCacheError, match="changed upstream"):
         read(source, siblings=siblings, revision=before)
-
-
-class Branch(PretrainSource):
-    """Three documents of whatever commit is asked for; the branch moves each time that it is asked where it is."""
-
-    source: Literal["branch"] = "branch"
-    _asked: Iterator[int] = PrivateAttr(default_factory=count)
-
-    def revision(self, siblings: Mapping[str, PretrainSource]) -> str:
-        return f"commit {next(self._asked)}"
-
-    def documents(self, context: StreamContext) -> Iterator[list[Document]]:
-        yield [Document(f"{row} of {context.revision}", source_id=str(row), file="branch", row=row) for row in range(3)]
-
-
-@pytest.mark.parametrize("rule", [{"train_tokens": 9}, {"val_frac": 0.4}])
-def test_every_pass_of_a_build_and_a_member_that_starts_again_reads_one_commit(
-    siblings: dict[str, PretrainSource], rule: dict[str, float]
-) -> None:
-    moving = {**siblings, "moving": Branch(**rule)}
-    mix = Interleave(members={"web": 1, "moving": 1}, stopping_strategy="all_exhausted", val_frac=0)
-    context = StreamContext(seed=42, siblings=moving)
-    passes = [[document.text for batch in mix.documents(context) for document in batch] for _ in range(2)]
-    commits = Counter(text.split(" of ")[1] for text in passes[0] if " of commit " in text)
-    assert passes[0] == passes[1]
-    assert list(commits) == ["commit 0"]
-    assert commits["commit 0"] > 3, "it starts again"
 
 
 @pytest.mark.parametrize(

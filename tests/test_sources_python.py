@@ -1,7 +1,5 @@
 """The standard library's docstrings, of the interpreter that runs the tests and of a small library made here."""
 
-import inspect
-import json
 import subprocess
 import sys
 import sysconfig
@@ -124,19 +122,6 @@ def test_a_python_without_sources_is_an_error(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(NielsCacheError, match=f"{tmp_path}: .*sources"):
         read(PythonDocs())
-
-
-def test_this_pythons_library_is_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part of it: builds of the quickstart profile read it whole."""
-    for package in ("asyncio", "email", "idlelib", "json", "test"):
-        (tmp_path / package).symlink_to(Path(sysconfig.get_paths()["stdlib"], package))
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    documents, _ = read(PythonDocs())
-    assert len(documents) > 300
-    assert sum(len(document.text) for document in documents) > 100_000
-    by_name = {document.title: document.text for document in documents}
-    assert by_name["json.dumps"] == f"json.dumps\n\n{inspect.getdoc(json.dumps)}"
-    assert not any(document.file.startswith(("test/", "idlelib/")) for document in documents)
 
 
 def test_the_table_of_sources_is_cheap_to_import() -> None:

@@ -3,8 +3,6 @@
 import bz2
 import gzip
 import json
-import lzma
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
@@ -12,9 +10,6 @@ from xml.sax.saxutils import escape
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.corpus import store
@@ -23,7 +18,6 @@ from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.gutenberg import Gutenberg
 from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.huggingface import Huggingface
-from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.mediawiki import dump as mediawiki
@@ -35,20 +29,11 @@ from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
-from tests import programs
 from tests.corpora import articles, corpus_registry
-from tests.hub_repositories import card, parquet
-from tests.loopback_hub import LoopbackHub
 from tests.places import batches_of, places_of, require_every_place_is_exact, started_at
+from tests.read_sources import COMPRESS
 from tests.tiny import sentences
 
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.compress,
-    ".bz2": bz2.compress,
-    ".xz": lambda content: lzma.compress(content, preset=0),
-    ".zst": zstandard.compress,
-}
 HEADER = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><siteinfo><sitename>Wé</sitename></siteinfo>\n'
 NOT_UTF8 = b"\xff\xe2\x82"
 
@@ -73,23 +58,13 @@ def texts(seed: int, count: int = 14) -> list[str]:
     return [f"{sentence} – {'é' * index}" for index, sentence in enumerate(sentences(count, seed=seed))]
 
 
-@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_json_lines_start_at_every_place(tmp_path: Path, suffix: str) -> None:
     for name in "abd":
         values: list[Any] = [{"text": text, "id": f"{name}{index}"} for index, text in enumerate(texts(ord(name)))]
         values[6:9] = [{"text": None}, {"other": "x"}, {"text": " "}]
-        (tmp_path / f"{name}.jsonl{suffix}").write_bytes(COMPRESS[suffix](json_file(values) if name != "b" else b"\n\n"))
+        (tmp_path / f"{name}.jsonl{suffix}").write_bytes(COMPRESS.get(suffix, bytes)(json_file(values) if name != "b" else b"\n\n"))
     require_every_place_is_exact(Jsonl(files=[str(tmp_path / "*.jsonl*")]), at_least=8)
-
-
-def test_the_text_field_stays_what_the_first_rows_said(tmp_path: Path) -> None:
-    values = [{"body": text, "note": 1} for text in texts(1)] + [{"text": "another field", "body": text} for text in texts(2)]
-    (tmp_path / "a.jsonl").write_bytes(json_file(values))
-    source = Jsonl(files=[str(tmp_path / "a.jsonl")])
-    require_every_place_is_exact(source, at_least=10)
-    place, *counted = places_of(source)[-2]
-    (last,) = [batch for batch in batches_of(source, started_at(place, *counted))][-1:]
-    assert last[-1].text == texts(2)[-1]
 
 
 @pytest.mark.parametrize("row_group", [1, 3, 100])
@@ -103,12 +78,11 @@ def test_parquet_starts_at_every_place(tmp_path: Path, row_group: int, monkeypat
     require_every_place_is_exact(Parquet(files=[str(tmp_path / "*.parquet")]), at_least=8, same_batches=False)
 
 
-@pytest.mark.parametrize("sample_by", ["document", "paragraph", "line"])
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize(("suffix", "sample_by"), [("", "document"), ("", "paragraph"), ("", "line"), (".gz", "line")])
 def test_text_starts_at_every_place(tmp_path: Path, suffix: str, sample_by: Any) -> None:
     for name in "abcde":
         content = b"\xef\xbb\xbf" + "\n\n \r\n".join(texts(ord(name), 6)).encode() + NOT_UTF8 + b"\r\nlast" + NOT_UTF8
-        (tmp_path / f"{name}.txt{suffix}").write_bytes(COMPRESS[suffix](b"" if name == "c" else content))
+        (tmp_path / f"{name}.txt{suffix}").write_bytes(COMPRESS.get(suffix, bytes)(b"" if name == "c" else content))
     source = Text(files=[str(tmp_path / f"*.txt{suffix}")], sample_by=sample_by)
     require_every_place_is_exact(source, at_least=2 if sample_by == "document" else 10)
 
@@ -152,11 +126,10 @@ def wiki_dump(seed: int, *, header: str = HEADER) -> bytes:
     return header.encode() + b"".join(pages) + b"</mediawiki>"
 
 
-@pytest.mark.parametrize("header", [HEADER, "\ufeff" + HEADER, HEADER.replace("Wé", "W" * 2000)])
-@pytest.mark.parametrize("suffix", ["", ".bz2", ".gz"])
+@pytest.mark.parametrize(("suffix", "header"), [("", HEADER), (".bz2", "\ufeff" + HEADER), ("", HEADER.replace("Wé", "W" * 2000))])
 def test_wiki_dumps_start_at_every_place(tmp_path: Path, suffix: str, header: str) -> None:
     for name, seed in (("a", 6), ("b", 7)):
-        (tmp_path / f"{name}.xml{suffix}").write_bytes(COMPRESS[suffix](wiki_dump(seed, header=header)))
+        (tmp_path / f"{name}.xml{suffix}").write_bytes(COMPRESS.get(suffix, bytes)(wiki_dump(seed, header=header)))
     require_every_place_is_exact(Wikipedia(files=[str(tmp_path / "*.xml*")]), at_least=10)
 
 
@@ -167,34 +140,9 @@ def test_conversations_start_at_every_place(tmp_path: Path, suffix: str) -> None
         for index, text in enumerate(texts(10))
     ]
     values[3:6] = [{"messages": 3}, {"other": []}, {"messages": []}]
-    (tmp_path / f"a.jsonl{suffix}").write_bytes(COMPRESS[suffix](json_file(values)))
-    (tmp_path / f"b.jsonl{suffix}").write_bytes(COMPRESS[suffix](json_file(values)))
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(COMPRESS.get(suffix, bytes)(json_file(values)))
+    (tmp_path / f"b.jsonl{suffix}").write_bytes(COMPRESS.get(suffix, bytes)(json_file(values)))
     require_every_place_is_exact(ChatJsonl(files=[str(tmp_path / "*.jsonl*")]), at_least=8)
-
-
-def test_a_field_that_no_row_has_is_found_missing_from_every_place(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(json_file([{"q": text, "a": "yes", "late": "x"} for text in texts(11)]))
-    for missing in ("absent", "late"):
-        source = ChatJsonl(files=[str(tmp_path / "a.jsonl")], instruction_field="q", output_field="a", system_field=missing)
-        context = StreamContext(seed=42)
-        stream = batches_of(source, context)
-        next(stream)
-        place = context.report.place
-        rest = batches_of(source, started_at(place, {}, {}))
-        if missing == "late":
-            assert sum(map(len, rest)) == 12
-        else:
-            with pytest.raises(NielsCacheError, match=r"a\.jsonl: row 0: .*'absent'.* system_field .*: q, a"):
-                list(rest)
-
-
-def test_what_is_kept_of_damaged_files_starts_at_every_place(tmp_path: Path) -> None:
-    whole = gzip.compress(json_file([{"text": text} for text in texts(12, 40)]))
-    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) * 3 // 4])
-    (tmp_path / "b.jsonl.gz").write_bytes(whole)
-    require_every_place_is_exact(Jsonl(files=[str(tmp_path / "*.gz")], keep_damaged=True), at_least=20)
-    (tmp_path / "c.xml").write_bytes(wiki_dump(13)[:-200])
-    require_every_place_is_exact(Wikipedia(files=[str(tmp_path / "c.xml")], keep_damaged=True), at_least=5)
 
 
 def test_a_file_that_is_damaged_at_the_place_where_a_pass_begins_counts_once(tmp_path: Path) -> None:
@@ -221,67 +169,22 @@ def test_a_pass_says_how_much_of_its_files_it_has_read_where_that_is_known(tmp_p
     rows_ = [{"text": text} for text in texts(24, 40)]
     for name in "ab":
         (tmp_path / f"{name}.jsonl").write_bytes(json_file(rows_))
-        (tmp_path / f"{name}.txt").write_text("\n".join(texts(25, 40)))
         (tmp_path / f"{name}.md").write_text("\n".join(texts(26, 40)))
         pq.write_table(pa.Table.from_pylist(rows_), tmp_path / f"{name}.parquet", row_group_size=7)
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(json_file(rows_)))
-    (tmp_path / "d.xml.bz2").write_bytes(bz2.compress(wiki_dump(27)))
-    for pattern, source in (
-        ("*.jsonl", Jsonl(files=[str(tmp_path / "*.jsonl")])),
-        ("*.parquet", Parquet(files=[str(tmp_path / "*.parquet")])),
-        ("*.txt", Text(files=[str(tmp_path / "*.txt")], sample_by="line")),
-    ):
+    for source in (Jsonl(files=[str(tmp_path / "*.jsonl")]), Parquet(files=[str(tmp_path / "*.parquet")])):
         shares = [share or 0.0 for share in shares_of(source)]
-        assert shares == pytest.approx([(number + 1) / len(shares) for number in range(len(shares))], abs=0.06), pattern
+        assert shares == pytest.approx([(number + 1) / len(shares) for number in range(len(shares))], abs=0.06)
         assert shares[-1] == 1.0
-    for files in ("c.jsonl.gz", "d.xml.bz2"):
-        kind = Wikipedia if "xml" in files else Jsonl
-        shares = [share for share in shares_of(kind(files=[str(tmp_path / files)])) if share is not None]  # none of rows read ahead
-        assert shares == sorted(shares)
-        assert 0 < shares[0] <= shares[-1] == 1.0
-    assert shares_of(Text(files=[str(tmp_path / "a.txt")]))[-1] == 1.0
+    (tmp_path / "d.xml.bz2").write_bytes(bz2.compress(wiki_dump(27)))
+    shares = [share for share in shares_of(Wikipedia(files=[str(tmp_path / "d.xml.bz2")])) if share is not None]  # none of rows read ahead
+    assert shares == sorted(shares)
+    assert 0 < shares[0] <= shares[-1] == 1.0
     assert shares_of(MarkdownFolder(path=str(tmp_path)))[-1] == 1.0
     hub_files = {"dataset": "local/files", "files": [str(tmp_path / "*.parquet")]}
     assert set(shares_of(Huggingface(**hub_files, shuffle_buffer=0))) == {0.0, 0.5}  # type: ignore[arg-type]
     assert set(shares_of(Huggingface(**hub_files, shuffle_buffer=9))) == {None}, "a shuffled stream is anywhere in its files"  # type: ignore[arg-type]
     one = Huggingface(dataset="local/files", files=[str(tmp_path / "a.parquet")], shuffle_buffer=0)
     assert set(shares_of(one)) == {None}, "no share is made up"
-
-
-UNREADABLE = {
-    "a.jsonl": lambda: (Jsonl, json_file([{"text": text} for text in texts(14)])),
-    "a.txt": lambda: (Text, "\n\n".join(texts(15)).encode()),
-    "a.xml": lambda: (Wikipedia, wiki_dump(16)),
-}
-
-
-@pytest.mark.parametrize("name", UNREADABLE)
-def test_what_lies_before_a_place_is_not_looked_at(tmp_path: Path, name: str) -> None:
-    kind, content = UNREADABLE[name]()
-    (tmp_path / name).write_bytes(content)
-    (tmp_path / f"0{name}").write_bytes(content)
-    extra = {"sample_by": "paragraph"} if kind is Text else {}
-    source = kind(files=[str(tmp_path / f"*{name}")], **extra)
-    place, *counted = places_of(source)[-3]
-    assert place["number"] == 1
-    expected = [*batches_of(source, started_at(place, *counted))]
-    assert expected
-    kept = len(HEADER.encode()) + 20 if kind is Wikipedia else 0  # of a dump the header is read
-    (tmp_path / f"0{name}").write_bytes(b"<<<{")
-    (tmp_path / name).write_bytes(content[:kept] + b"<" * (place["offset"] - kept) + content[place["offset"] :])
-    assert [*batches_of(source, started_at(place, *counted))] == expected
-
-
-def test_markup_before_a_place_is_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
-
-    (tmp_path / "a.xml.bz2").write_bytes(bz2.compress(wiki_dump(17)))
-    source = Wikipedia(files=[str(tmp_path / "a.xml.bz2")])
-    place, *counted = places_of(source)[-2]
-    parsed: list[str] = []
-    monkeypatch.setattr(wikipedia_markup, "text_or_list", lambda text, form: (parsed.append(text) or text, False))
-    left = sum(map(len, batches_of(source, started_at(place, *counted))))
-    assert len(parsed) == left > 0
 
 
 def test_other_files_than_those_of_the_place_are_an_error(tmp_path: Path) -> None:
@@ -299,12 +202,11 @@ PARAGRAPHS = [
 ]
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_articles_of_wikitext_start_at_every_place(tmp_path: Path, suffix: str) -> None:
+def test_articles_of_wikitext_start_at_every_place(tmp_path: Path) -> None:
     for name in "abc":
         lines = [" before any heading \n", *(line for article in PARAGRAPHS for line in article), " \n"]
-        (tmp_path / f"{name}.txt{suffix}").write_bytes(COMPRESS[suffix]("".join(lines).encode()))
-    require_every_place_is_exact(Wikitext(files=[str(tmp_path / "*.txt*")]), at_least=20)
+        (tmp_path / f"{name}.txt").write_bytes("".join(lines).encode())
+    require_every_place_is_exact(Wikitext(files=[str(tmp_path / "*.txt")]), at_least=20)
 
 
 def test_rows_of_local_files_start_at_every_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,37 +228,6 @@ def test_rows_of_local_files_start_at_every_place(tmp_path: Path, monkeypatch: p
     }
 
 
-def test_rows_of_the_hub_start_at_every_place(tmp_path: Path) -> None:
-    """In a child process: the hub's address counts only before the first import."""
-    pages = [{"text": text if row % 9 else "", "id": str(row), "title": "T"} for row, text in enumerate(texts(21, 50))]
-    lines = [{"text": line} for article in PARAGRAPHS for line in article]
-    repositories = {
-        "owner/pages": {"README.md": card({"default": {"train": "data/*"}})}
-        | {f"data/{part}.parquet": parquet(pages[part::3], row_group_size=7) for part in range(3)},
-        "owner/lines": {"README.md": card({"default": {"train": "train/*", "validation": "val/*"}})}
-        | {f"{split}/{part}.parquet": parquet(lines[part * 40 :][:40]) for split in ("train", "val") for part in range(2)},
-    }
-    code = """
-from niels_cache_assets.sources import PRETRAIN_SOURCES
-from niels_cache_assets.sources.hub import tables as hub_tables
-from niels_cache_assets.sources.reading import rows
-from tests.places import require_every_place_is_exact
-hub_tables.ITER_ROWS, rows.BATCH_DOCUMENTS = 3, 2
-pages = {"dataset": "owner/pages", "config": "default"}
-for kind, table in (
-    ("wikipedia", pages),
-    ("wikitext", {"dataset": "owner/lines", "config": "default"}),
-):
-    require_every_place_is_exact(PRETRAIN_SOURCES[kind](source=kind, **table), at_least=8, every=9)
-"""
-    served = LoopbackHub(repositories, tmp_path / "hf_home")
-    try:
-        done = programs.run("-c", code, env=served.env)
-    finally:
-        served.close()
-    assert done.returncode == 0, done.stderr
-
-
 def test_prepared_documents_start_at_every_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "ROWS_PER_GROUP", 3)
     written = articles(20)
@@ -372,43 +243,3 @@ def test_a_place_where_no_row_group_of_a_corpus_begins_is_an_error_not_a_gap(tmp
     find_duplicates(registry, root=tmp_path)
     with pytest.raises(NielsCacheError, match=r"row group.*document 7"):
         next(batches_of(with_prepared(registry, tmp_path)["notes"], started_at({"file": "notes", "row": 7}, {}, {})))
-
-
-def test_a_mix_has_no_place_of_a_member(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(json_file([{"text": text} for text in texts(19)]))
-    member = Jsonl(files=[str(tmp_path / "a.jsonl")], train_tokens=100)
-    context = StreamContext(seed=1, siblings={"member": member})
-    mix = Interleave(members={"member": 1})
-    assert sum(map(len, mix.documents(context))) == 14
-    assert context.report.place is None
-
-
-ROW = st.one_of(
-    st.fixed_dictionaries({"text": st.text(max_size=8)}),
-    st.fixed_dictionaries({"text": st.sampled_from([None, 3, " ", "x\n\u2028y"]), "id": st.integers(0, 9)}),
-    st.just({"other": "z"}),
-)
-
-
-@given(st.lists(st.lists(ROW, max_size=12), min_size=1, max_size=4), st.sampled_from([*COMPRESS]))
-def test_any_rows_start_at_every_place(tmp_path: Path, files: list[list[dict[str, Any]]], suffix: str) -> None:
-    folder = tmp_path / "rows"
-    folder.mkdir(exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
-    for number, values in enumerate(files):
-        (folder / f"{number}.jsonl{suffix}").write_bytes(COMPRESS[suffix](json_file([{"text": "first"}, *values])))
-    require_every_place_is_exact(Jsonl(files=[str(folder / "*")]), at_least=0)
-
-
-@given(st.lists(st.text(alphabet="ab é\n\r\t\x00\u2028", max_size=60).map(str.encode) | st.binary(max_size=30), min_size=1, max_size=3))
-@example([b"a\n\nb\n \r\nc\n\nd", b"", b"\n\ne"])
-def test_any_text_starts_at_every_place(tmp_path: Path, contents: list[bytes]) -> None:
-    folder = tmp_path / "texts"
-    folder.mkdir(exist_ok=True)
-    for old in folder.iterdir():
-        old.unlink()
-    for number, content in enumerate(contents):
-        (folder / f"{number}.txt").write_bytes(content)
-    for sample_by in ("document", "paragraph", "line"):
-        require_every_place_is_exact(Text(files=[str(folder / "*")], sample_by=sample_by), at_least=0)  # type: ignore[arg-type]

@@ -5,12 +5,10 @@ those of the messages that were kept.
 """
 
 import io
-import json
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,15 +22,10 @@ from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
-from niels_cache_assets.sources.chat_jsonl import ChatJsonl
-from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.roam import Roam
-from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, list_shards
 from niels_cache_runtime.format.meta import Meta, read_meta
-from tests.read_sources import read
 from tests.tiny import sentences
 
 PLENTY = 10**9
@@ -225,64 +218,3 @@ def test_no_mixture_of_pieces_of_special_tokens_becomes_one(
     pretrain(folder / "x", [Document(text, str(number)) for number, text in enumerate(texts)], tokenizers[name])
     pairs = zip(texts[::2], texts[1::2], strict=False)
     sft(folder / "y", [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in pairs], tokenizers[name])
-
-
-def test_no_field_or_markup_puts_a_special_token_together(tmp_path: Path, tokenizers: dict[str, SentencePieceTokenizer]) -> None:
-    """Sources join, decode and convert text (titles and texts, instructions and inputs, escapes, comments, entities)."""
-    token, half = SPECIALS[0], len(SPECIALS[0]) // 2
-    escaped = "".join(f"\\u{ord(character):04x}" for character in token)
-    (tmp_path / "a.jsonl").write_text(f'{{"text": "{escaped}"}}\n' + json.dumps({"title": token[:half], "text": token[half:]}) + "\n")
-    (tmp_path / "b.json").write_text(json.dumps([{"title": token[:half], "children": [{"string": token[half:]}, {"string": token}]}]))
-    entities = "".join(f"&#{ord(character)};" for character in token)
-    pages = [
-        f"{token[:half]}<!-- x -->{token[half:]}",
-        f"{token[:half]}<nowiki/>{token[half:]}",
-        entities,
-        f"{token[:half]}''''''{token[half:]}",
-    ]
-    dump = "".join(f"<page><title>T</title><ns>0</ns><revision><text>{escape(text)}</text></revision></page>" for text in pages)
-    (tmp_path / "c.xml").write_text(f"<mediawiki>{dump}</mediawiki>")
-    found = []
-    for source in (
-        Jsonl(files=[str(tmp_path / "a.jsonl")]),
-        Roam(path=str(tmp_path / "b.json")),
-        Wikipedia(files=[str(tmp_path / "c.xml")]),
-    ):
-        documents, _ = read(source)
-        found += documents
-    assert sum(token in document.text for document in found) >= 5
-    for name, tokenizer in tokenizers.items():
-        dropped = pretrain(tmp_path / name, found, tokenizer)["dropped"]["special_token_collision"]
-        assert dropped >= sum(token in document.text for document in found)
-    row = {"q": token[:half], "more": token[half:], "a": "yes"}
-    (tmp_path / "d.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "q": token}) + "\n")
-    chats = ChatJsonl(files=[str(tmp_path / "d.jsonl")], instruction_field="q", input_field="more", output_field="a")
-    conversations = [conversation.messages for conversation in read(chats)[0]]
-    for name, tokenizer in tokenizers.items():
-        assert sft(tmp_path / f"sft {name}", conversations, tokenizer)["dropped"] == {"special_token_collision": 1}
-
-
-def test_control_and_unknown_pieces_come_of_no_text_of_a_trained_tokenizer(tokenizers: dict[str, SentencePieceTokenizer]) -> None:
-    tokenizer = tokenizers["trained"]
-    ids = np.concatenate(tokenizer.encode_batch(["<s> </s> <unk> <pad>", "<0x41> \u2047 \u2581", "\u0000\ufffd\U0010ffff"]))
-    assert len(ids)
-    pieces = tokenizer.library_processor
-    assert not any(pieces.is_control(int(token)) or pieces.is_unknown(int(token)) for token in ids)
-
-
-class Letters:
-    """One id per letter; two roles share an id, which only SFT caches refuse."""
-
-    vocab_size = 300
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def special_token_ids(self) -> dict[str, int]:
-        return {"sys": ord("a"), "usr": ord("a"), "eot": ord("c")}
-
-
-def test_an_id_between_special_ids_is_not_special(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"max_train_tokens": 9, "max_val_tokens": 0, "shard_bytes": 64, "seed": 1, "shuffle_buffer": None}
-    build_pretrain_cache(["a", "b", "c"], str(tmp_path / "x"), tokenizer=Letters(), **settings)
-    assert np.fromfile(tmp_path / "x/train/shard_00000.bin", TOKEN_DTYPE).tolist() == [ord("b"), ord("c")]

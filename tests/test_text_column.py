@@ -1,20 +1,17 @@
 """The column of the text of a data set without `text_field`: one rule for all kinds, parts, references and `init`, or an error."""
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.cli.recognizing import recognize
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
@@ -22,9 +19,10 @@ from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.references import questions
 from niels_cache_assets.sources.reading.rows import parquet_rows
-from niels_cache_assets.sources.text_column import ROWS, Column, choose_text_field, kind_of_name
+from niels_cache_assets.sources.text_column import ROWS, Column, kind_of_name
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from tests.dagster_tools import Project
 from tests.hub_repositories import json_lines, parquet
 from tests.loopback_hub import LoopbackHub
 from tests.messages import missing
@@ -88,14 +86,8 @@ def test_text_wins_in_any_case(tmp_path: Path, source: Any, write: Any, name: st
 
 
 UNDECIDED: list[tuple[Rows, tuple[str, ...]]] = [
-    (
-        [{"title": f"A title {number}", "body": text} for number, text in enumerate(TEXTS)],
-        ("title ('A title 0'", "set text_field to one of: title, body")[1:],
-    ),
-    (
-        [{"id": f"a-{number}", "url": f"http://a.b/{number}"} for number in range(9)],
-        ("ids)", "URLs)", "set text_field if"),
-    ),
+    ([{"title": f"A title {number}", "body": text} for number, text in enumerate(TEXTS)], ("set text_field to one of: title, body",)),
+    ([{"id": f"a-{number}", "url": f"http://a.b/{number}"} for number in range(9)], ("ids)", "URLs)", "set text_field if")),
     (
         [{"data": {"content": text}, "id": f"x-{number}"} for number, text in enumerate(TEXTS)],
         ("data (an object with content)", "'data.content'", ".text = .data.content"),
@@ -118,15 +110,6 @@ def test_rows_that_do_not_decide_are_one_error_that_lists_the_fields(
             use(source(files=[str(file)]))
         assert missing(str(caught.value), file.name, "no field 'text'", *said) == []
         assert "\n" not in str(caught.value)
-
-
-@of_each_kind
-def test_an_explicit_field_is_used_as_it_is(tmp_path: Path, source: Any, write: Any) -> None:
-    log: list[str] = []
-    rows = [{**row, "text": "not this"} for row in IDS]
-    texts, _ = read(source(files=[str(write(tmp_path / "a", rows))], text_field="url"), log)
-    assert texts == [row["url"] for row in rows]
-    assert log == []
 
 
 @of_each_kind
@@ -162,34 +145,12 @@ def test_files_without_the_field_are_counted_and_named_and_no_other_field_is_rea
     assert context.report.facts["files_without_text_field"] == {"files": 2, "first": f"b{suffix}", "fields": "content, url"}
 
 
-@pytest.mark.parametrize(("source", "write"), [KINDS["jsonl"], KINDS["parquet"]], ids=["jsonl", "parquet"])
-def test_an_explicit_field_may_be_missing_in_the_first_file(tmp_path: Path, source: Any, write: Any) -> None:
-    files = [str(write(tmp_path / "a", IDS)), str(write(tmp_path / "b", [{"body": text} for text in TEXTS]))]
-    texts, context = read(source(files=files, text_field="body"))
-    assert texts == TEXTS
-    assert context.report.dropped == {"missing_text_field": len(IDS)}
-
-
-def test_a_file_that_has_the_field_in_one_row_is_not_named(tmp_path: Path) -> None:
-    rows = [{"text": "a text"}, {"other": "b"}]
-    (tmp_path / "a.jsonl").write_bytes(json_lines([{"text": "first"}]))
-    (tmp_path / "b.jsonl").write_bytes(json_lines(rows[::-1]))
-    _, context = read(Jsonl(files=[str(tmp_path / "*.jsonl")]))
-    assert context.report.dropped == {"missing_text_field": 1}
-    assert "files_without_text_field" not in context.report.facts
-
-
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *((name, "ids") for name in ("id", "doc_id", "docId", "pageID", "uuid", "ID", "text-id")),
-        *((name, "URLs") for name in ("url", "page_url", "pageUrl", "URL", "uri")),
-        *((name, "dates") for name in ("date", "crawl_date", "timestamp", "createdTime")),
-        *((name, "hashes") for name in ("hash", "sha256", "md5", "content_hash")),
-        *((name, "labels") for name in ("label", "category", "license")),
-        *((name, "languages") for name in ("lang", "language")),
-        *((name, "paths") for name in ("path", "file_path", "filename")),
-        *((name, None) for name in ("content", "body", "url_text", "idea", "candidate", "Inhalt", "数据", "", "source")),
+        *((name, "ids") for name in ("id", "doc_id", "docId", "pageID", "text-id")),
+        *[("page_url", "URLs"), ("createdTime", "dates"), ("content_hash", "hashes"), ("license", "labels"), ("file_path", "paths")],
+        *((name, None) for name in ("content", "url_text", "idea", "candidate", "数据", "")),
     ],
 )
 def test_the_last_word_of_a_name_tells_what_a_column_holds(name: str, kind: str | None) -> None:
@@ -269,21 +230,6 @@ def test_rows_of_chats_have_text_in_place_of_bytes_but_pictures_stay(tmp_path: P
     assert second["messages"][0]["content"] == "è and more"
 
 
-def test_pictures_are_not_the_text(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"image": [b"\x89PNG\r\n\0\xff" * 20] * 3, "caption": ["a cat", "a dog", "a tree"]}), tmp_path / "a.parquet")
-    assert read(Parquet(files=[str(tmp_path / "a.parquet")]))[0] == ["a cat", "a dog", "a tree"]
-
-
-def test_columns_of_bytes_are_compared_and_kept(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"lang": [b"en", b"de"], "text": ["a b", "c d"]}), tmp_path / "a.parquet")
-    (document,) = (
-        each
-        for batch in Parquet(files=[str(tmp_path / "a.parquet")], where="lang == 'de'", keep=("lang",)).documents(StreamContext(seed=1))
-        for each in batch
-    )
-    assert (document.text, document.kept) == ("c d", '{"lang":"de"}')
-
-
 # The hub.
 
 
@@ -292,10 +238,8 @@ def test_streams_of_the_hub_follow_the_same_rule(tmp_path: Path) -> None:
     half = [{"text": text} for text in TEXTS[:4]]
     repositories = {
         "ours/ids": {"data/train-0.parquet": parquet(IDS)},
-        "ours/lines": {"a.jsonl": json_lines(IDS)},
         "ours/two": {"data/train-0.parquet": parquet(two)},
         "ours/half": {"data/train-0.parquet": parquet(half), "data/train-1.parquet": parquet(IDS[:3])},
-        "ours/bytes": {"data/train-0.parquet": parquet([{"id": b"a", "content": b"some text"}])},
         "ours/splits": {
             "data/train-0.parquet": parquet(IDS),
             "data/validation-0.parquet": parquet([{"content": "x", "title": "A long text"}]),
@@ -305,15 +249,14 @@ def test_streams_of_the_hub_follow_the_same_rule(tmp_path: Path) -> None:
     try:
         tables = [{"source": "huggingface", "dataset": name, "shuffle_buffer": 5} for name in repositories]
         tables[-1]["val_split"] = "validation"
-        ids, lines, refused, halved, of_bytes, splits = read_from(hub, *tables)
+        ids, refused, halved, splits = read_from(hub, *tables)
     finally:
         hub.close()
-    assert {each["text"] for each in ids["items"]} == {each["text"] for each in lines["items"]} == {*TEXTS}
+    assert {each["text"] for each in ids["items"]} == {*TEXTS}
     assert ids["facts"]["text_field"] == "content"
     assert missing(refused["error"], "data/train-0.parquet", "set text_field to one of: title, body") == []
     assert (len(halved["items"]), halved["dropped"]) == (4, {"missing_text_field": 3})
     assert halved["facts"]["files_without_text_field"]["first"] == "data/train-1.parquet"
-    assert [each["text"] for each in of_bytes["items"]] == ["some text"]
     assert {each["text"] for each in splits["items"] if each["split"] == "val"} == {"x"}, "the data of train decide"
 
 
@@ -380,28 +323,6 @@ def test_a_build_warns_of_files_without_the_field_in_one_line(project: PartsProj
     assert outcomes[f"pretrain/{NAME}"].meta["dropped"] == {"missing_text_field": len(TEXTS)}
 
 
-@pytest.mark.parametrize(("parts", "more"), [(1, ""), (2, "tokens_in_parts = true\n")])
-def test_a_corpus_and_the_cache_that_is_built_from_it_have_the_field(project: PartsProject, parts: int, more: str) -> None:
-    rename(project)
-    outcomes = build(project.graph(parts, f'prepare = ["dedup"]\n{more}val_frac = 0.1'))
-    for key in (f"corpus/{NAME}", f"pretrain/{NAME}"):
-        assert outcomes[key].meta["source"]["text_field"] == "content"
-
-
-def test_members_of_a_mixture_have_a_field_each(tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "a", IDS)
-    write_jsonl(tmp_path / "b", [{"body": text} for text in TEXTS])
-    tables: dict[str, Any] = {name: {"source": "jsonl", "files": [str(tmp_path / f"{name}.jsonl")], "val_frac": 0.0} for name in "ab"}
-    mixture = {"source": "interleave", "members": {"a": 1.0, "b": 1.0}, "val_frac": 0.0}
-    registry = load_registry(profile="quickstart", overrides={"pretrain": {**tables, "mix": mixture}})
-    log: list[str] = []
-    context = StreamContext(seed=1, log=log.append, siblings=registry.pretrain)
-    found = {document.text for batch in registry.pretrain["mix"].documents(context) for document in batch}
-    assert len(found) > 20
-    assert found <= {*TEXTS}
-    assert sum("text is read from" in line for line in log) == 2
-
-
 # References and `init`.
 
 
@@ -415,57 +336,25 @@ def test_questions_of_an_evaluation_follow_the_rule_if_no_known_field_has_them(t
         [*questions(str(write_jsonl(tmp_path / "c", [{"title": "A b", "body": "c d"}])))]
 
 
-@pytest.fixture
-def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def test_init_writes_the_field_and_asks_for_it_where_rows_do_not_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_init_writes_the_field_and_asks_for_it_where_rows_do_not_decide(in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_jsonl(in_folder / "a", IDS)
+    write_jsonl(tmp_path / "a", IDS)
     assert main(["init", "a.jsonl"]) == DONE
-    assert 'text_field = "content"' in (in_folder / "niels_cache.toml").read_text()
-    write_jsonl(in_folder / "b", [{"title": f"A title {number}", "body": text} for number, text in enumerate(TEXTS)])
+    assert 'text_field = "content"' in Path("niels_cache.toml").read_text()
+    write_jsonl(tmp_path / "b", UNDECIDED[0][0])
     assert main(["init", "--force", "b.jsonl"]) != DONE
     assert missing(capsys.readouterr().err, "b.jsonl", "set --text-field to one of: title, body") == []
     assert main(["init", "--force", "b.jsonl", "--text-field", "body"]) == DONE
-    assert 'text_field = "body"' in (in_folder / "niels_cache.toml").read_text()
+    assert 'text_field = "body"' in Path("niels_cache.toml").read_text()
     assert main(["init", "--force", "b.jsonl", "--text-field", "bdy"]) != DONE
     assert missing(capsys.readouterr().err, "'bdy'", "title, body") == []
 
 
-VALUES = st.sampled_from(["en", "2024-01-01", "http://a.b/c", "a/b.txt", "x-17", "a text of words", "noch ein Text", "", "это", None, 3])
-NAMES = st.sampled_from(["id", "content", "body", "Text", "lang", "meta", "title"])
-INNER = st.dictionaries(st.sampled_from(["content", "id"]), VALUES, min_size=1, max_size=2)
-
-
-@settings(max_examples=60, deadline=None)
-@given(rows=st.lists(st.dictionaries(NAMES, VALUES | INNER, min_size=1, max_size=4), min_size=1, max_size=4))
-def test_init_and_builds_choose_the_same_field(tmp_path_factory: pytest.TempPathFactory, rows: Rows) -> None:
-    path = tmp_path_factory.mktemp("rows", numbered=True) / "a.jsonl"
-    path.write_bytes(json_lines(rows))
-    chosen = of_build = None
-    with suppress(NielsCacheError):
-        (proposal,) = recognize([str(path)])
-        if proposal.kind.family == "sft":  # a question and its answer
-            return
-        ((_, chosen),) = proposal.kind.keys
-    with suppress(NielsCacheError):
-        of_build = Jsonl(files=[str(path)]).text_field_of([SourceFile(str(path), "a.jsonl")])
-    assert chosen == of_build
-
-
-def test_a_column_of_ids_is_never_chosen() -> None:
-    for name in ("id", "key", "ref"):
-        with pytest.raises(NielsCacheError):
-            choose_text_field([{name: f"{number}-a", "data": {"content": "a text"}} for number in range(300)], "a.jsonl")
-
-
 def test_the_error_of_a_build_shows_no_values_of_rows(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text(
-        "".join(json.dumps({"title": f"secret title {n}", "body": f"secret words {n}"}) + "\n" for n in range(3))
-    )
-    source = Jsonl(files=[str(tmp_path / "a.jsonl")])
+    file = write_jsonl(tmp_path / "a", [{"title": f"secret title {n}", "body": f"secret words {n}"} for n in range(3)])
+    source = Jsonl(files=[str(file)])
     with pytest.raises(NielsCacheError, match="secret title"):
         source.check_input({})
     with pytest.raises(NielsCacheError, match=r"a\.jsonl: .*title, body") as error:
@@ -481,3 +370,133 @@ def test_an_id_field_that_no_row_has_is_refused(tmp_path: Path, source: Any, wri
         with pytest.raises(NielsCacheError, match=r"id_field: .*'nmae'.*'name'"):
             use(source(files=[str(file)], id_field="nmae"))
     assert read(source(files=[str(file)], id_field="name"))[0] == TEXTS
+
+
+# A field that holds something else than text in every row.
+
+
+SCORES = [{"score": number, "body": f"Text {number} of the body.", "title": "A title", "tags": ["a"], "more": "x"} for number in range(15)]
+
+
+def stream(family: str, **table: Any) -> tuple[list[Any], StreamContext]:
+    """All that the source gives, and what it reports."""
+    source = load_registry(profile="quickstart", overrides={family: {"x": table}}).source("x")
+    context = StreamContext(seed=0)
+    batches = source.documents(context) if isinstance(source, PretrainSource) else source.conversations(context)  # type: ignore[attr-defined]
+    return [item for batch in batches for item in batch], context
+
+
+def read_table(family: str, **table: Any) -> list[Any]:
+    given, context = stream(family, **table)
+    assert context.report.hints == []
+    return given
+
+
+def hint(family: str, **table: Any) -> str:
+    """The one hint of a source that gives nothing."""
+    given, context = stream(family, **table)
+    assert given == []
+    assert sum(context.report.dropped.values()) > 0
+    (said,) = context.report.hints
+    return said
+
+
+@pytest.mark.parametrize(
+    ("source", "write", "numbers", "lists"),
+    [
+        ("jsonl", write_jsonl, "numbers", "lists"),
+        ("parquet", write_parquet, "int64", "list<element: string>"),
+        ("fineweb_edu", write_jsonl, "numbers", "lists"),
+        ("fineweb_edu", write_parquet, "numbers", "lists"),
+    ],
+)
+def test_a_text_field_of_another_type_names_key_field_type_and_where_text_is(
+    tmp_path: Path, source: str, write: Callable[[Path, Rows], Path], numbers: str, lists: str
+) -> None:
+    file = write(tmp_path / "x", SCORES)
+    # Without a shuffle, the first row of the file is the first that is read.
+    table: dict[str, Any] = {"source": source, "files": [str(file)], **({"shuffle_buffer": 0} if source == "fineweb_edu" else {})}
+    others = ("text_field", ": body, title, more")
+    assert missing(hint("pretrain", **table, text_field="score"), file.name, "row 0", "'score'", numbers, *others) == []
+    assert missing(hint("pretrain", **table, text_field="tags"), "'tags'", lists, *others) == []
+    assert len(read_table("pretrain", **table, text_field="body")) == 15
+
+
+def test_a_field_called_text_that_is_taken_by_itself_is_named_too(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "x.jsonl", [{"text": {"en": "a"}, "body": "b"}, {"text": None, "body": "b"}] * 3)
+    said = hint("pretrain", source="jsonl", files=[str(file)])
+    assert missing(said, "x.jsonl: row 0: ", "'text' holds objects", "set text_field ", " of: body") == []
+    file = write_jsonl(tmp_path / "x.jsonl", [{"text": True}])
+    said = hint("pretrain", source="jsonl", files=[str(file)])
+    assert missing(said, "x.jsonl: row 0: ", "'text' holds true", "text_field cannot help") == []
+
+
+CHATS = [
+    {"turns": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "messages": "q a", "n": 1, "q": "q", "a": "a"}
+    for _ in range(3)
+]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, ("'messages' holds text, ", "set messages_field ", " of: turns")),
+        ({"messages_field": "n"}, ("'n' holds numbers, ", "set messages_field ", " of: turns")),
+        ({"instruction_field": "n", "output_field": "a"}, ("'n' holds numbers, ", "set instruction_field ", " of: turns, messages, q, a")),
+        ({"instruction_field": "q", "output_field": "n"}, ("'n' holds numbers, ", "set output_field ", " of: turns, messages, q, a")),
+        (
+            {"instruction_field": "q", "output_field": "a", "input_field": "n"},
+            ("'n' holds numbers, ", "set input_field ", " of: messages, q, a"),
+        ),
+    ],
+)
+def test_a_field_of_conversations_of_another_type_is_named(tmp_path: Path, settings: dict[str, str], said: tuple[str, ...]) -> None:
+    for file in (write_jsonl(tmp_path / "x", CHATS), write_parquet(tmp_path / "x", CHATS)):
+        assert missing(hint("sft", source="chat_jsonl", files=[str(file)], **settings), f"{file.name}: row 0: ", *said) == []
+        assert len(read_table("sft", source="chat_jsonl", files=[str(file)], messages_field="turns")) == 3
+
+
+@pytest.mark.parametrize(
+    ("family", "source", "row", "field"),
+    [
+        ("pretrain", "wikitext", {"text": 5}, "text"),
+        ("sft", "dolly15k", {"instruction": "q", "response": 5, "context": "", "category": "x"}, "response"),
+        ("sft", "oasst1", {"message_id": "1", "parent_id": None, "message_tree_id": "1", "text": 5, "role": "prompter"}, "text"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_sources_without_a_key_for_the_field_name_the_field(
+    tmp_path: Path, family: str, source: str, row: dict[str, Any], field: str
+) -> None:
+    file = write_jsonl(tmp_path / "x.jsonl", [row] * 3)
+    said = hint(family, source=source, files=[str(file)])
+    assert missing(said, "x.jsonl: row 0: ", f"'{field}' holds numbers, ", "only") == []
+    assert "_field" not in said, "there is no such key"
+
+
+def test_the_hint_is_in_the_line_that_ends_a_build_or_a_corpus(tmp_path: Path, tiny_model: Path) -> None:
+    said = ("notes.jsonl", "row 0", "'score'", "text_field", ": body, title, more")
+    project = Project(tmp_path, tiny_model)
+    write_jsonl(tmp_path / "notes.jsonl", SCORES)
+    config = tmp_path / "niels_cache.toml"
+    config.write_text(config.read_text().replace('files = ["notes.jsonl"]', 'files = ["notes.jsonl"]\ntext_field = "score"'))
+    registry = load_registry(profile="quickstart", config=str(config))
+    build_tokenizer(registry, root=project.root)
+    with pytest.raises(NielsCacheError) as caught:
+        build_dataset(registry, "notes", root=project.root)
+    assert missing(caught.value, "non_string_text 15", *said) == []
+    config.write_text(
+        config.read_text() + '[pretrain.cleaned]\nsource = "jsonl"\nfiles = ["notes.jsonl"]\ntext_field = "score"\nprepare = ["clean"]\n'
+    )
+    with pytest.raises(NielsCacheError, match="no document") as caught:
+        prepare_corpus(load_registry(profile="quickstart", config=str(config)), "cleaned", root=project.root)
+    assert missing(caught.value, *said) == []
+
+
+def test_names_of_fields_stay_on_one_line(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"a\r": None, "b\n\x1b[2J": 1}] * 3
+    file = write_jsonl(tmp_path / "chats.jsonl", rows)
+    with pytest.raises(NielsCacheError) as caught:
+        read_table("sft", source="chat_jsonl", files=[str(file)])
+    assert str(caught.value).isprintable()
+    assert missing(str(caught.value), "chats.jsonl: row 0: ", "'messages'", "a\\r, b\\n\\x1b[2J") == []

@@ -4,9 +4,11 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
@@ -63,8 +65,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("file_type", FILE_TYPES)
 def test_the_files_hold_the_documents_that_stay(books: tuple[Registry, Path], tmp_path: Path, file_type: FileType) -> None:
-    export = export_of(books, tmp_path, file_type)
-    manifest = export.write()
+    export, told = export_of(books, tmp_path, file_type), list[tuple[int, int]]()
+    manifest = export.write(progress=lambda done, total: told.append((done, total)))
     rows = [row for entry in manifest["files"] for row in rows_in(tmp_path / entry["name"])]
     documents = [document for batch in export.prepared.documents() for document in batch]
     assert len(manifest["files"]) > 3
@@ -78,16 +80,16 @@ def test_the_files_hold_the_documents_that_stay(books: tuple[Registry, Path], tm
     assert report["splits"] == {split: sum(row["split"] == split for row in rows) for split in ("train", "val")} | {"unknown": 0}
     assert sorted(content(tmp_path)) == sorted(["books.json", *export.names()])
     assert json.loads((tmp_path / "books.json").read_bytes()) == manifest
-
-
-def test_a_data_set_reads_the_files(books: tuple[Registry, Path], tmp_path: Path) -> None:
-    export = export_of(books, tmp_path)
-    export.write()
-    again, context = read(Jsonl(files=[str(tmp_path / "*.jsonl.zst")]))
-    assert [(each.text, each.source_id) for each in again] == [
-        (each.text, each.source_id) for batch in export.prepared.documents() for each in batch
-    ]
-    assert not context.report.dropped
+    assert sum(entry["characters"] for entry in manifest["files"]) == sum(len(row["text"]) for row in rows)
+    ends = list(accumulate(entry["documents"] for entry in manifest["files"]))
+    assert len(told) > len(ends), "progress is told for each row group"
+    assert told == sorted(set(told))
+    assert {(end, 60) for end in ends} <= set(told)
+    assert {total for _, total in told} == {60}
+    if file_type == "jsonl.zst":
+        again, context = read(Jsonl(files=[str(tmp_path / "*.jsonl.zst")]))
+        assert [(each.text, each.source_id) for each in again] == [(each.text, each.source_id) for each in documents]
+        assert not context.report.dropped
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
@@ -131,25 +133,6 @@ def test_after_kills_at_twenty_places_the_bytes_are_equal(
     assert kills >= 15
 
 
-def test_an_export_that_is_killed_again_and_again_goes_on(
-    books: tuple[Registry, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each attempt dies a few calls after the point that the last one reached."""
-    export_of(books, tmp_path / "whole").write()
-    attempts = 0
-    while not (tmp_path / "out" / "books.json").exists():
-        attempts += 1
-        assert attempts < 50
-        with monkeypatch.context() as patch:
-            killed_at(patch, 14)
-            try:
-                export_of(books, tmp_path / "out").write()
-            except Killed:
-                continue
-    assert attempts > 1
-    assert content(tmp_path / "out") == content(tmp_path / "whole")
-
-
 def test_a_file_that_was_placed_and_then_deleted_is_written_again(
     books: tuple[Registry, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +144,9 @@ def test_a_file_that_was_placed_and_then_deleted_is_written_again(
         with pytest.raises(Killed):
             export_of(books, folder).write()
     (folder / names[1]).unlink()
-    export_of(books, folder).write()
+    told: list[int] = []
+    manifest = export_of(books, folder).write(progress=lambda done, total: told.append(done))
+    assert manifest["files"][0]["documents"] < told[0] < told[-1] == 60, "what was done before counts"
     assert content(folder) == content(tmp_path / "whole")
 
 
@@ -220,6 +205,27 @@ def test_an_older_export_is_replaced_only_with_force(books: tuple[Registry, Path
     export = export_of(books, tmp_path)
     export.write(force=True)
     assert sorted(content(tmp_path)) == sorted(["books.json", "other.txt", *export.names()])
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([None], "string"),
+        (["a", None], "string"),
+        ([True, False], "bool"),
+        ([True, 1], "json"),
+        ([1, -(2**63) + 1], "int64"),
+        ([2**63], "json"),
+        ([2**53, 0.5], "double"),
+        ([2**53 + 1, 0.5], "json"),
+        (["a", 1], "json"),
+        ([[1]], "json"),
+    ],
+)
+def test_the_kind_of_a_column_holds_all_its_values(tmp_path: Path, values: list[Any], kind: str) -> None:
+    """A double holds each whole number up to 2**53."""
+    pq.write_table(pa.table({"kept": [json.dumps({"a": value}) for value in values]}), tmp_path / "a.parquet", row_group_size=1)
+    assert text_export.kinds_of_kept([tmp_path / "a.parquet"], ["a"]) == {"a": kind}
 
 
 def test_two_exports_to_one_place_do_not_mix(books: tuple[Registry, Path], tmp_path: Path) -> None:

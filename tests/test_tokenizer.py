@@ -1,32 +1,27 @@
 """The tokenizer: trained so that nothing vanishes, imported as it is, special ids out of reach of any text."""
 
 import os
-import pickle
 import signal
 import sys
 import textwrap
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
-from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.config.defaults import ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.config.fingerprint import fingerprint_of
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.reading import prepared_documents
 from niels_cache_assets.corpus.tokenizer_sample import MAX_LINE_BYTES, split_long_line, spool_sample
 from niels_cache_assets.disk.lineage import read_lineage
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.jsonl import Jsonl
-from niels_cache_assets.sources.text import Text
 from niels_cache_assets.tokenizer import training as tokenizer_training
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.training import round_trip_losses
@@ -58,13 +53,6 @@ def trains_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_text_of_the_fixed_list_survives_decode_of_encode(tokenizer: SentencePieceTokenizer) -> None:
     assert len(tokenizer_training.ROUND_TRIP_TEXTS) >= 6
     assert round_trip_losses(tokenizer) == []
-
-
-@pytest.mark.parametrize(
-    "text", ["", "\n", "\n\n\n", " ", "   ", "\t", "\ta\n\t\tb", "x  y", "ﬁ ½ Å Å", "\x00\x1f\x7f", "é", "\ufeffbom", "a\u00a0b"]
-)
-def test_no_character_vanishes_or_is_normalized(tokenizer: SentencePieceTokenizer, text: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_random_characters_of_every_plane_survive(tokenizer: SentencePieceTokenizer) -> None:
@@ -107,10 +95,6 @@ def test_a_batch_is_uint16_in_order_on_any_number_of_threads(tokenizer: Sentence
     assert tokenizer.decode(np.array(expected[0], dtype=np.uint16)) == texts[0]
 
 
-def test_a_tokenizer_pickles_by_its_path(tokenizer: SentencePieceTokenizer) -> None:
-    assert pickle.loads(pickle.dumps(tokenizer)).encode("a cache") == tokenizer.encode("a cache")
-
-
 def test_training_twice_gives_the_same_bytes_and_a_second_build_is_a_hit(tmp_path: Path) -> None:
     registry = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
     first = build_tokenizer(registry, root=tmp_path / "a")
@@ -120,15 +104,6 @@ def test_training_twice_gives_the_same_bytes_and_a_second_build_is_a_hit(tmp_pat
     assert build_tokenizer(registry, root=tmp_path / "a").state == "cache_hit"
     assert sorted(path.name for path in (tmp_path / "a/tokenizer").iterdir()) == ["meta.json", "spm.model"]
     assert first.meta["trained_on"]["sources"].keys() == {"sample"}
-
-
-@pytest.mark.usefixtures("trains_here")
-def test_a_damaged_model_is_built_again(tmp_path: Path) -> None:
-    registry = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
-    first = build_tokenizer(registry, root=tmp_path)
-    first.model.write_bytes(b"damaged")
-    assert build_tokenizer(registry, root=tmp_path).state == "built"
-    assert sha256_file(str(first.model)) == first.meta["sha256"]
 
 
 def test_an_imported_model_is_copied_byte_by_byte(tmp_path: Path, tiny_model: Path) -> None:
@@ -164,16 +139,10 @@ def test_a_damaged_model_says_so_wherever_its_bytes_are_wrong(tmp_path: Path, ti
     damaged.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
     with pytest.raises(NielsCacheError, match=r"x\.model: .*damaged.*UTF-8"):
         SentencePieceTokenizer(str(damaged))
-    draws, refused = torch.Generator().manual_seed(5), []
-    for _ in range(60):
-        place, value = torch.randint(len(whole), (), generator=draws).item(), torch.randint(256, (), generator=draws).item()
-        damaged.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
-        try:
+    for place in range(0, len(whole), len(whole) // 40):
+        damaged.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
+        with suppress(NielsCacheError):  # and no other error
             SentencePieceTokenizer(str(damaged)).piece_bytes()
-        except NielsCacheError as error:
-            refused.append(str(error))
-    assert len(refused) > 10
-    assert all(message.startswith(str(damaged)) for message in refused)
 
 
 def test_a_vocabulary_too_large_for_the_text_says_what_to_lower(tmp_path: Path) -> None:
@@ -187,35 +156,6 @@ def test_no_text_at_all_says_so(tmp_path: Path) -> None:
     config = configure(tmp_path, TINY, text="\n\n")
     with pytest.raises(NielsCacheError, match="no text"):
         build_tokenizer(load_registry(profile="quickstart", config=config), root=tmp_path)
-
-
-@pytest.mark.usefixtures("trains_here")
-def test_a_source_that_cannot_be_reached_is_left_out_loudly_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "other.txt").write_text("\n".join(sentences(300, seed=2)), encoding="utf-8")
-    tables = '[tokenizer]\nvocab_size = 400\ntrain_on = ["sample", "other"]\n[pretrain.other]\nsource = "text"\nfiles = ["other.txt"]\n'
-    whole = Text.documents
-
-    def documents(self: Text, context: object) -> object:
-        if "sample.txt" in self.files[0]:
-            raise SourceUnavailable("the hub cannot be reached")
-        return whole(self, context)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Text, "documents", documents)
-    said: list[str] = []
-    outcome = build_tokenizer(load_registry(profile="quickstart", config=configure(tmp_path, tables)), root=tmp_path, log=said.append)
-    assert outcome.meta["trained_on"]["skipped"] == {"sample": "unavailable"}
-    assert any("trained without sample" in line for line in said)
-
-
-@pytest.mark.usefixtures("trains_here")
-def test_a_broken_source_does_not_stop_the_tokenizer_unless_it_was_asked_for(tmp_path: Path) -> None:
-    tables = '[pretrain.broken]\nsource = "jsonl"\nfiles = ["nowhere.jsonl"]\n'
-    quiet = "[pretrain.python_docs]\nenabled = false\n[sft.python_help]\nenabled = false\n[tokenizer]\nvocab_size = 400\n"
-    registry = load_registry(profile="quickstart", config=configure(tmp_path, tables + quiet))
-    assert build_tokenizer(registry, root=tmp_path).meta["trained_on"]["skipped"] == {"broken": "failed"}
-    registry = load_registry(profile="quickstart", config=configure(tmp_path, tables + quiet + 'train_on = ["broken"]\n'))
-    with pytest.raises(NielsCacheError, match=r"train_on broken: .*nowhere\.jsonl"):
-        build_tokenizer(registry, root=tmp_path)
 
 
 def test_long_lines_are_split_not_skipped() -> None:
@@ -277,17 +217,14 @@ def is_gone(pid: str) -> bool:
 QUIET = "[pretrain.python_docs]\nenabled = false\n[sft.python_help]\nenabled = false\n[tokenizer]\nvocab_size = 400\n"
 
 
-def two_text_columns(path: Path) -> None:
-    table = pa.table([pa.array(["one", "two"]), pa.array(["three", "four"])], names=["text", "text"])
-    pq.write_table(table, path)
-
-
 def told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 @pytest.mark.usefixtures("trains_here")
-@pytest.mark.parametrize("error", [KeyError("text"), RuntimeError("of a library"), MemoryError(), OSError("of a disk")])
+@pytest.mark.parametrize(
+    "error", [KeyError("text"), MemoryError(), SourceUnavailable("the hub cannot be reached")], ids=["a bug", "no memory", "unavailable"]
+)
 def test_whatever_one_source_raises_the_others_are_trained_on_and_the_log_keeps_where_it_arose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -301,43 +238,20 @@ def test_whatever_one_source_raises_the_others_are_trained_on_and_the_log_keeps_
     said: list[str] = []
     registry = load_registry(profile="quickstart", config=configure(tmp_path, tables + QUIET))
     outcome = build_tokenizer(registry, root=tmp_path, log=said.append)
-    assert outcome.meta["trained_on"]["skipped"] == {"broken": "failed"}
+    is_unavailable = isinstance(error, SourceUnavailable)
+    assert outcome.meta["trained_on"]["skipped"] == {"broken": "unavailable" if is_unavailable else "failed"}
     [warning] = [line for line in said if line.startswith("WARNING: ")]
-    assert warning.endswith(f" broken: {told(error)}")
+    assert warning.endswith(f" broken: {told(error)}" if not is_unavailable else f" broken: {error}")
     assert outcome.warning == warning.removeprefix("WARNING: ")
-    [traceback] = [line for line in said if line.startswith("DEBUG: Traceback")]
-    assert "in documents\n" in traceback
-    registry = load_registry(profile="quickstart", config=configure(tmp_path, tables + QUIET + 'train_on = ["broken"]\n'))
+    tracebacks = [line for line in said if line.startswith("DEBUG: Traceback")]
+    assert ["in documents\n" in traceback for traceback in tracebacks] == ([] if is_unavailable else [True])
+    registry = load_registry(profile="quickstart", config=configure(tmp_path, tables + QUIET + 'train_on = ["sample", "broken"]\n'))
+    if is_unavailable:
+        assert build_tokenizer(registry, root=tmp_path, force=True).meta["trained_on"]["skipped"] == {"broken": "unavailable"}
+        return
     with pytest.raises(NielsCacheError) as raised:
         build_tokenizer(registry, root=tmp_path)
     assert str(raised.value) == f"[tokenizer] train_on broken: {told(error)}"
-
-
-@pytest.mark.usefixtures("trains_here")
-def test_a_table_with_two_columns_of_one_name_does_not_stop_the_tokenizer(tmp_path: Path) -> None:
-    two_text_columns(tmp_path / "twice.parquet")
-    tables = '[pretrain.twice]\nsource = "parquet"\nfiles = ["twice.parquet"]\n'
-    outcome = build_tokenizer(load_registry(profile="quickstart", config=configure(tmp_path, tables + QUIET)), root=tmp_path)
-    assert (outcome.meta["trained_on"]["skipped"], [*outcome.meta["trained_on"]["sources"]]) == ({"twice": "failed"}, ["sample"])
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_while_a_source_is_read_is_no_broken_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
-    def documents(self: Text, context: object) -> object:
-        raise error
-
-    monkeypatch.setattr(Text, "documents", documents)
-    with pytest.raises(error):
-        build_tokenizer(load_registry(profile="quickstart", config=configure(tmp_path, TINY)), root=tmp_path)
-    assert not (tmp_path / "tokenizer").exists()
-
-
-def test_a_sample_that_cannot_be_written_is_no_broken_source(tmp_path: Path) -> None:
-    registry = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
-    with pytest.raises(OSError, match="No space left"):
-        spool_sample(registry, tmp_path, Path("/dev/full"), {}, print)
 
 
 PREPARED = """prepare = ["clean", "dedup"]
@@ -388,15 +302,13 @@ def test_a_prepared_data_set_gives_its_prepared_documents_of_train_alone(tmp_pat
     assert (again, trained_again) == (clean, trained_on)
 
 
-def test_a_corpus_of_other_settings_is_not_trained_on(tmp_path: Path) -> None:
-    prepare_corpus(prepared_registry(tmp_path), "wiki", root=tmp_path, processes=1)
-    registry = prepared_registry(tmp_path, more="[cleaning]\nmin_words = 9\n")
-    _, trained_on, said = sample_of(registry, tmp_path)
-    assert trained_on["read_as"]["wiki"] == "prepared", "the table's own setting is the same"
-    registry = prepared_registry(tmp_path, more="[cleaning]\nmax_mean_word_length = 13\n")
-    _, trained_on, said = sample_of(registry, tmp_path)
-    assert trained_on["read_as"]["wiki"] == "raw"
-    assert missing(said[0], "'wiki'", "other settings") == []
+def test_the_sample_of_a_data_set_ends_with_the_line_that_reaches_its_bytes(tmp_path: Path) -> None:
+    lines = ["twelve bytes", "twelve bytes", "the third line"]
+    for most, taken in ((1, 1), (13, 1), (14, 2), (26, 2), (27, 3)):
+        tables = f'[tokenizer]\ntrain_on = ["sample"]\nsample_bytes = {most}\n'
+        registry = load_registry(profile="quickstart", config=configure(tmp_path, tables, text="\n".join(lines)))
+        text, trained_on, _ = sample_of(registry, tmp_path)
+        assert (text.splitlines(), trained_on["bytes"]) == (lines[:taken], len(text))
 
 
 @pytest.mark.usefixtures("trains_here")
@@ -427,17 +339,3 @@ def test_a_mixture_without_a_corpus_is_mixed_from_its_members_corpora(tmp_path: 
     assert trained_on["read_as"] == {"sample": "raw", "wiki": "prepared", "mix": "members"}
     assert (MARKUP in text, [line for line in said if line.startswith("WARNING")]) == (False, [])
     assert sorted(numbers(text)) == sorted(2 * [*set(numbers(text))]), "each of its documents once of itself and once of the mixture"
-
-
-@pytest.mark.usefixtures("trains_here")
-def test_a_tokenizer_that_is_built_stays_whatever_corpora_come(tmp_path: Path) -> None:
-    registry = prepared_registry(tmp_path)
-    first = build_tokenizer(registry, root=tmp_path)
-    prepare_corpus(registry, "wiki", root=tmp_path, processes=1)
-    assert build_tokenizer(registry, root=tmp_path).state == "cache_hit"
-    again = build_tokenizer(registry, root=tmp_path, force=True)
-    assert (again.meta["fingerprint"], again.meta["sha256"] == first.meta["sha256"]) == (first.meta["fingerprint"], False)
-    plain = load_registry(profile="quickstart", config=configure(tmp_path, TINY))
-    assert fingerprint_of(graph(plain, "").tokenizer().identity()) == "1f54164baee50d486d60c22e3bcd8119661368e94cd562236df97405a278214f", (
-        "those that people have built stay valid"
-    )

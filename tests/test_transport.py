@@ -2,9 +2,8 @@
 
 import logging
 import re
-import sys
-import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -68,28 +67,21 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize("whole_bytes", [100, 1 << 20])
-def test_a_body_that_breaks_goes_on_at_its_byte(whole_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "WHOLE_BYTES", whole_bytes)
-    requests: list[str] = []
-    assert client(breaking(requests, tags=['"a"'], ranges=True)).get("http://example.test/a").content == CONTENT
-    assert requests == ["", f"bytes={CUT}-"]
-
-
-@pytest.mark.parametrize("whole_bytes", [100, 1 << 20])
-def test_without_ranges_it_is_read_again_up_to_there(whole_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "WHOLE_BYTES", whole_bytes)
-    requests: list[str] = []
-    assert client(breaking(requests, tags=['"a"'], ranges=False)).get("http://example.test/a").content == CONTENT
-    assert len(requests) == 2
-
-
-@pytest.mark.parametrize("whole_bytes", [100, 1 << 20])
-@pytest.mark.parametrize(("first", "then"), [("200", "200"), ("200", "206"), ("206", "206"), ("known", "200"), ("known", "206")])
-def test_a_body_without_a_length_that_ends_early_goes_on_at_its_byte(
-    first: str, then: str, whole_bytes: int, monkeypatch: pytest.MonkeyPatch
+def test_a_body_that_breaks_goes_on_at_its_byte_or_is_read_again_up_to_there(
+    whole_bytes: int, ranges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "WHOLE_BYTES", whole_bytes)
+    requests: list[str] = []
+    assert client(breaking(requests, tags=['"a"'], ranges=ranges)).get("http://example.test/a").content == CONTENT
+    assert len(requests) == 2
+    assert not ranges or requests == ["", f"bytes={CUT}-"]
+
+
+@pytest.mark.parametrize(("first", "then"), [("200", "200"), ("200", "206"), ("206", "206"), ("known", "200"), ("known", "206")])
+def test_a_body_without_a_length_that_ends_early_goes_on_at_its_byte(first: str, then: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
     requests: list[str] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -109,65 +101,7 @@ def test_a_body_without_a_length_that_ends_early_goes_on_at_its_byte(
     assert len(requests) == 3
 
 
-@pytest.mark.parametrize("first", ["200", "206", "known"])
-def test_a_body_without_a_length_that_brings_more_than_there_is_is_refused(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = 0
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        nonlocal asked
-        asked += 1
-        headers = {"ETag": '"a"', "Accept-Ranges": "bytes"}
-        if first == "206":
-            headers["Content-Range"] = f"bytes 0-{len(CONTENT) - 1}/{len(CONTENT)}"
-        elif first == "200":
-            headers["X-Linked-Size"] = str(len(CONTENT))
-        body = CONTENT if asked == 2 else CONTENT + b"and more"
-        return httpx.Response(206 if first == "206" else 200, headers=headers, stream=_Pieces(body, breaks=False))
-
-    headers = {"Range": f"bytes=0-{len(CONTENT) - 1}"} if first == "206" else {}
-    extensions = {"validator": transport.Validator("a", len(CONTENT))} if first == "known" else {}
-    ask = lambda: client(answer).get("http://example.test/a", headers=headers, extensions=extensions).content  # noqa: E731
-    assert ask() == CONTENT
-    assert asked == 2
-    monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
-    with pytest.raises(SourceUnavailable, match="more than the 10240 bytes"):
-        ask()
-
-
-def test_a_range_that_is_counted_from_the_end_is_asked_for_as_it_is_or_not_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        requests.append(request.headers["Range"])
-        if len(requests) == 2:
-            return httpx.Response(200, content=CONTENT)
-        body = CONTENT[-2 * CUT :]
-        headers = {"ETag": '"a"', "Content-Range": f"bytes {len(CONTENT) - len(body)}-{len(CONTENT) - 1}/{len(CONTENT)}"}
-        return httpx.Response(206, headers=headers, stream=_Pieces(body, breaks=len(requests) != 3))
-
-    ask = lambda: client(answer).get("http://example.test/a", headers={"Range": f"bytes=-{2 * CUT}"}).content  # noqa: E731
-    assert ask() == CONTENT[-2 * CUT :]
-    assert requests == [f"bytes=-{2 * CUT}"] * 3
-    monkeypatch.setattr(transport, "WHOLE_BYTES", 100)
-    with pytest.raises(SourceUnavailable, match="such a range"):
-        ask()
-
-
-@pytest.mark.parametrize("whole_bytes", [100, 1 << 20])
-def test_a_server_without_ranges_that_is_asked_for_all_from_the_first_byte_goes_on(
-    whole_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transport, "WHOLE_BYTES", whole_bytes)
-    requests: list[str] = []
-    answer = breaking(requests, tags=['"a"'], ranges=False)
-    with network.patience(0.1):
-        assert client(answer).get("http://example.test/a", headers={"Range": "bytes=0-"}).content == CONTENT
-    assert len(requests) == 2
-
-
-@pytest.mark.parametrize(
-    "media_type", ["application/json", "application/jsonl", "application/json-lines", "application/json; charset=utf-8"]
-)
+@pytest.mark.parametrize("media_type", ["application/jsonl", "application/json; charset=utf-8"])
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_file_that_its_server_calls_json_need_not_be_json(media_type: str, ranges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = b'{"a": 1}\n{"a": 2}\n'
@@ -178,9 +112,8 @@ def test_a_file_that_its_server_calls_json_need_not_be_json(media_type: str, ran
             start, end = asked[0], min(len(lines), len(lines) if asked[1] is None else asked[1] + 1)
         headers = {"ETag": '"a"', "Content-Type": media_type}
         if ranges and asked:
-            return httpx.Response(
-                206, headers={**headers, "Content-Range": f"bytes {start}-{end - 1}/{len(lines)}"}, content=lines[start:end]
-            )
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(lines)}"
+            return httpx.Response(206, headers=headers, content=lines[start:end])
         return httpx.Response(200, headers=headers, content=lines)
 
     monkeypatch.setattr(transport, "_client", lambda process: client(answer))
@@ -210,39 +143,6 @@ def test_a_server_without_ranges_that_always_cuts_at_the_same_byte_ends_patience
     with network.patience(0.1), pytest.raises(SourceUnavailable, match=r"ReadError \(gone\), \d+ tries"):
         client(answer).get("http://example.test/a")
     assert asked > 1
-
-
-def test_a_web_server_may_be_silent_as_long_as_the_hub() -> None:
-    """The five seconds of the HTTP library are too short for a busy server."""
-    asked: list[dict[str, float]] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        asked.append(request.extensions["timeout"])
-        return httpx.Response(200)
-
-    with transport._client.__wrapped__(0) as web:
-        web._transport._inner = httpx.MockTransport(answer)  # type: ignore[attr-defined]
-        web.get("http://example.test/a")
-    assert asked == [dict.fromkeys(("connect", "read", "write", "pool"), transport.READ_SECONDS)]
-
-
-def test_a_part_that_nobody_asked_for_is_not_the_file() -> None:
-    requests: list[str] = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        requests.append(request.headers.get("Range", ""))
-        if len(requests) > 1:
-            return httpx.Response(200, content=CONTENT)
-        return httpx.Response(206, headers={"Content-Range": f"bytes 0-99/{len(CONTENT)}"}, content=CONTENT[:100])
-
-    assert client(answer).get("http://example.test/a").content == CONTENT
-    assert requests == ["", ""]
-
-
-def test_a_body_that_nothing_tells_the_version_of_is_asked_for_again_while_none_of_it_was_given() -> None:
-    requests: list[str] = []
-    assert client(breaking(requests, tags=[None], ranges=True)).get("http://example.test/a").content == CONTENT
-    assert requests == ["", ""]
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -311,36 +211,6 @@ def test_a_patience_that_is_no_number_of_seconds_is_refused(value: str, monkeypa
         pass
 
 
-def test_once_patience_has_ended_other_requests_are_tried_once() -> None:
-    asked = 0
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        nonlocal asked
-        asked += 1
-        return httpx.Response(500)
-
-    with network.patience(0.05):
-        for _ in range(2):
-            before = asked
-            with pytest.raises(SourceUnavailable, match="HTTP 500") as caught:
-                client(answer).get("http://example.test/a")
-    assert before > 1
-    assert asked == before + 1
-    assert f"HTTP 500, {asked} tries in 0 s" in str(caught.value)
-
-
-def test_a_wait_imports_nothing_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)  # an import of it fails
-    waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    tries = network.Tries("http://example.test/a")
-    with network.patience(60):
-        for _ in range(20):
-            tries.failed("gone")
-    assert len(set(waited)) > 15
-    assert max(waited) <= 1.5 * network.LONGEST_WAIT
-
-
 def test_a_server_that_redirects_for_ever_is_no_matter_of_the_network_at_the_hub_or_elsewhere() -> None:
     def loop(request: httpx.Request) -> httpx.Response:
         return httpx.Response(302, headers={"Location": "/loop?key=secret"})
@@ -378,10 +248,7 @@ def test_a_file_is_empty_where_the_server_does_not_say_otherwise(
     said: dict[str, str], size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transport, "_client", lambda process: client(lambda request: httpx.Response(416, headers=said)))
-    if size is None:
-        with pytest.raises(NielsCacheError, match="HTTP 416"):
-            transport.HttpFiles().info("http://example.test/a")
-    else:
+    with nullcontext() if size == 0 else pytest.raises(NielsCacheError, match="HTTP 416"):
         assert transport.HttpFiles().info("http://example.test/a")["size"] == size
 
 
@@ -396,15 +263,3 @@ def test_the_hubs_library_does_not_log_an_address_with_its_secrets(tmp_path: Pat
     monitored.removeHandler(caplog.handler)
     hub.close()
     assert "secret" not in str(caught.value) + caplog.text
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 410])
-def test_refusals_are_the_callers(status: int) -> None:
-    requests = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        requests.append(request)
-        return httpx.Response(status, text="why")
-
-    response = client(answer).get("http://example.test/a")
-    assert (response.status_code, response.text, len(requests)) == (status, "why", 1)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from niels_cache_assets.documents import Document, DocumentBatch, Drops, SourceReport
-from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
 from niels_cache_runtime.format.meta import read_meta
-from tests.parts_project import NAME, PartsProject, build
+from tests.parts_project import PartsProject, build
 
 POSITION = Feed.of((), SourceReport()).position(0)
 KINDS: dict[str, Callable[[int], str]] = {
@@ -73,34 +71,6 @@ def test_a_stream_that_ends_early_is_taken_whole() -> None:
     taken = [len(splitter.place(batch)["val"].lengths) for batch in encoded_head(stream("no text", at_a_time=256), counting, splitter)]
     assert sum(taken) == 3_000
     assert splitter.remaining["val"] == 10**6 - 3_000
-
-
-@pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
-    """The lengths of the documents of everything that is encoded."""
-    lengths = []
-    original = encode._encode_chunks
-
-    def counted(*arguments: Any, **settings: Any) -> EncodedDocuments:
-        found = original(*arguments, **settings)
-        lengths.append(found.lengths)
-        return found
-
-    monkeypatch.setattr(encode, "_encode_chunks", counted)
-    return lengths
-
-
-def test_the_val_part_encodes_at_most_twice_val_tokens(tmp_path: Path, tiny_model: Path, encoded: list[np.ndarray]) -> None:
-    project = PartsProject(tmp_path, tiny_model)
-    project.write([300] * 6)
-    found = project.graph(3, "val_tokens = 400")
-    build(found, ["tokenizer", f"plan/{NAME}"])
-    assert not encoded
-    meta = build(found, [f"val_part/{NAME}"])[f"val_part/{NAME}"].meta
-    lengths = np.concatenate(encoded)
-    assert 400 <= lengths.sum() <= 800 + 3 * lengths.max()
-    assert (meta["val_tokens"], meta["part"]["short"]) == (400, 0)
-    assert all(meta["part"]["taken"])
 
 
 def test_documents_that_a_tokenizer_drops_after_the_end_of_val_belong_to_the_part(tmp_path: Path, tiny_model: Path) -> None:

@@ -63,17 +63,14 @@ def is_executed(app: web_guard.App, request: Request, instance: dg.DagsterInstan
 
 STRANGERS = {
     "a link or an image": Request(headers=(HOST,), query=AS_QUERY),
-    "an image, with what browsers say of it": Request(headers=(HOST, SAME_SITE, ("sec-fetch-dest", "image")), query=AS_QUERY),
     "a path that is taken for another": Request(path="/graphql\n", headers=(HOST,), query=AS_QUERY),
     "a form": Request("POST", headers=(HOST, ("content-type", "application/x-www-form-urlencoded")), query=AS_QUERY),
-    "a form with a file": Request("POST", headers=(HOST, ("content-type", "multipart/form-data; boundary=x")), query=AS_QUERY),
     "a form of plain text": Request("POST", headers=(HOST, ("content-type", "text/plain")), query=AS_QUERY),
     "no content type": Request("POST", headers=(HOST,), query=AS_QUERY),
     "plain text that is called JSON": Request("POST", headers=(HOST, ("content-type", "text/plain;application/json")), body=AS_JSON),
     "a query as text": Request("POST", headers=(HOST, ("content-type", "application/graphql")), body=MUTATION),
     "a page on another port": Request("POST", headers=(HOST, JSON, ("origin", "http://127.0.0.1:3001")), body=AS_JSON),
     "a page on another name of this machine": Request("POST", headers=(HOST, JSON, ("origin", "http://localhost:3000")), body=AS_JSON),
-    "a page on https": Request("POST", headers=(HOST, JSON, ("origin", "https://127.0.0.1:3000")), body=AS_JSON),
     "a page from a file, or in a sandbox": Request("POST", headers=(HOST, JSON, ("origin", "null")), body=AS_JSON),
     "a page that hides its origin": Request("POST", headers=(HOST, JSON, ("origin", "")), body=AS_JSON),
     "two origins": Request("POST", headers=(HOST, JSON, ("origin", "http://evil"), ("origin", "http://127.0.0.1:3000")), body=AS_JSON),
@@ -84,7 +81,6 @@ STRANGERS = {
     ),
     "a name that begins like ours": Request("POST", headers=(("host", "127.0.0.1:3000.evil.example"), JSON), body=AS_JSON),
     "an address that reaches this machine": Request("POST", headers=(("host", "0.0.0.0:3000"), JSON), body=AS_JSON),
-    "another port of this machine": Request("POST", headers=(("host", "127.0.0.1:3001"), JSON), body=AS_JSON),
     "no host": Request("POST", headers=(JSON,), body=AS_JSON),
     "two hosts": Request("POST", headers=(("host", "evil.example:3000"), HOST, JSON), body=AS_JSON),
     "a report without a type": Request("POST", REPORT, headers=(HOST,)),
@@ -117,12 +113,6 @@ def test_the_ui_under_each_of_its_names_is_served(
     assert is_executed(WebGuard(server, port=PORT), request, instance)
 
 
-def test_port_80_needs_no_number_in_the_name(server: Starlette) -> None:
-    for name in ("localhost", "localhost:80"):
-        assert answer(WebGuard(server, port=80), Request(path="/", headers=(("host", name),))).status == 200
-    assert answer(WebGuard(server, port=PORT), Request(path="/", headers=(("host", "localhost"),))).status == 403
-
-
 def test_programs_may_report_and_read_only_servers_take_no_report(server: Starlette, instance: dg.DagsterInstance) -> None:
     request = Request("POST", REPORT, headers=(HOST, JSON), body='{"description": "made elsewhere"}')
     assert is_executed(WebGuard(server, port=PORT), request, instance)
@@ -152,13 +142,6 @@ def test_a_link_opens_nothing_but_pages(path: str, server: Starlette) -> None:
     assert answer(WebGuard(server, port=PORT), request).status in (403, 405)
 
 
-def test_the_graphql_editor_opens_and_its_address_executes_nothing(server: Starlette) -> None:
-    request = Request(headers=(HOST, ("accept", "text/html,*/*")), query=AS_QUERY)
-    page = answer(WebGuard(server, port=PORT), request)
-    assert page.status == 200
-    assert page.headers["content-type"].startswith("text/html")
-
-
 def test_no_query_string_reaches_the_server() -> None:
     seen = []
 
@@ -172,21 +155,12 @@ def test_no_query_string_reaches_the_server() -> None:
     assert seen == [b""] * 4
 
 
-@pytest.mark.parametrize("path", ["/notebook", "/dagit/notebook", "/Notebook"])
-def test_notebooks_are_not_shown(path: str, server: Starlette) -> None:
-    assert answer(WebGuard(server, port=PORT), Request(path=path, headers=(HOST,), query="path=x.ipynb&repoLocName=y")).status == 403
-
-
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get"])
 def test_other_methods_are_refused_so_that_no_preflight_succeeds(method: str, server: Starlette) -> None:
     request = Request(method, headers=(HOST, ("origin", "http://127.0.0.1:3000"), ("access-control-request-method", "POST"), JSON))
     refused = answer(WebGuard(server, port=PORT), request)
     assert refused.status == 405
     assert not [name for name in refused.headers if name.startswith("access-control-")]
-
-
-def test_posts_to_pages_are_refused(server: Starlette) -> None:
-    assert answer(WebGuard(server, port=PORT), Request("POST", "/assets", headers=(HOST, JSON), body="{}")).status == 405
 
 
 @pytest.mark.parametrize(
@@ -244,8 +218,6 @@ MALFORMED = {
     "cut": '{"query": "{ver',
     "nothing": "",
     "a number": "7",
-    "null": "null",
-    "a text": '"x"',
     "a list": "[[]]",
     "a deep list": "[" * 100_000,
     "an endless number": '{"query": "{ version }", "variables": {"a": ' + "9" * 5_000 + "}}",
@@ -305,11 +277,6 @@ def test_a_read_only_server_hands_on_what_it_judged() -> None:
 def test_a_read_only_server_reads_no_body_without_end(server: Starlette, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_guard, "MAX_GRAPHQL_BYTES", 100)
     body = json.dumps({"query": "{ version }" + " " * 100})
-    assert answer(WebGuard(server, port=PORT, read_only=True), Request("POST", headers=(HOST, JSON), body=body)).status == 413
-
-
-def test_a_read_only_server_parses_no_more_than_the_ui_ever_sends(server: Starlette) -> None:
-    body = json.dumps({"query": "{ version }" + " " * (1 << 20)})
     assert answer(WebGuard(server, port=PORT, read_only=True), Request("POST", headers=(HOST, JSON), body=body)).status == 413
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
@@ -16,15 +15,12 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.defaults import ROLE_TO_KEY
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
-from niels_cache_assets.documents import Document, Message
-from niels_cache_assets.show.differences.folders import Pair, compare_pair
+from niels_cache_assets.documents import Document
 from niels_cache_assets.show.plots import measures
 from niels_cache_assets.show.plots.measures import measure_cache
 from niels_cache_assets.show.plots.pictures import cache_pictures
-from niels_cache_assets.show.samples import Drawn, examples, notable, windows
 from niels_cache_assets.streaming import encode, intake
 from niels_cache_assets.streaming.disjoint import splits_disjoint
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
@@ -32,7 +28,7 @@ from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_m
 from niels_cache_runtime.format.layout import Family, list_shards
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.exports import WIDE, export, random_documents, read_back, write_documents_cache
+from tests.exports import WIDE, random_documents, write_documents_cache
 from tests.messages import missing
 from tests.test_cache_determinism import conversations, digests
 from tests.tiny import WORDS, WideTokenizer, sentences
@@ -63,12 +59,6 @@ def closed(texts: Iterable[str]) -> list[list[int]]:
     return [[*TOKENIZER.encode(text), EOT] for text in texts]
 
 
-def encoded(messages: list[Message]) -> list[int]:
-    ids = TOKENIZER.special_token_ids()
-    parts = ([ids[ROLE_TO_KEY[message["role"]]], *TOKENIZER.encode(message["content"]), EOT] for message in messages)
-    return [*chain.from_iterable(parts)]
-
-
 # the builders
 
 
@@ -89,18 +79,6 @@ def test_a_large_vocabulary_makes_a_pretrain_cache_of_32_bits(tmp_path: Path) ->
     assert sizes == [1024] * (3_001 // 256) + [4 * (3_001 % 256)]
 
 
-def test_a_large_vocabulary_makes_an_sft_cache_of_32_bits(tmp_path: Path) -> None:
-    chats = conversations(80)
-    meta = build_chats(tmp_path / "x", chats)
-    assert (meta["token_dtype"], meta["forms"]) == ("uint32-le", ["uint32"])
-    found: list[list[int]] = []
-    for split in ("train", "val"):
-        tokens, starts = np.fromfile(tmp_path / "x" / f"{split}_tokens.bin", DTYPE), np.load(tmp_path / "x" / f"{split}_idx.npy")
-        found += [example.tolist() for example in np.split(tokens, starts[1:])]
-    assert meta["val_examples"] == 8
-    assert sorted(found) == sorted(map(encoded, chats))
-
-
 def test_a_tokenizer_of_few_ids_may_have_32_bits_with_the_same_ids(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     narrow = build(tmp_path / "narrow", sentences(200), tokenizer)
     assert build(tmp_path / "same", sentences(200), tokenizer, token_dtype="uint16-le") == narrow
@@ -110,12 +88,6 @@ def test_a_tokenizer_of_few_ids_may_have_32_bits_with_the_same_ids(tmp_path: Pat
     assert (stream(tmp_path / "narrow", dtype=np.dtype("<u2")) == stream(tmp_path / "wide")).all()
     for name in ("train_doc_ends.npy", "train_documents.parquet"):
         assert (tmp_path / "narrow" / name).read_bytes() == (tmp_path / "wide" / name).read_bytes()
-    chats = conversations(50)
-    build_chats(tmp_path / "chats", chats, tokenizer)
-    build_chats(tmp_path / "wide_chats", chats, tokenizer, token_dtype="uint32-le")
-    for split in ("train", "val"):
-        ids = [np.fromfile(tmp_path / name / f"{split}_tokens.bin", dtype) for name, dtype in (("chats", "<u2"), ("wide_chats", "<u4"))]
-        assert ids[0].tolist() == ids[1].tolist()
 
 
 @pytest.mark.parametrize(
@@ -321,15 +293,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("format", ["megatron", "nanogpt", "llmc", "datatrove", "olmo", "npy"])
-def test_what_a_builder_wrote_is_exported(root: Path, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.exports.EOT", EOT)
-    export(root / "pretrain" / "notes", format, tmp_path / "out" / "x")
-    for split in ("train", "val"):
-        found = read_back(format, tmp_path / "out" / "x", split, name="notes", token_bytes=4)  # type: ignore[arg-type]
-        assert found == stream(root / "pretrain" / "notes", split).tolist()
-
-
 def test_a_datasets_view_has_rows_of_32_bits_on_the_mapped_files(root: Path) -> None:
     documents, windows = (to_hf_dataset("notes", T=T, cache_dir=root) for T in (None, 50))
     tokens = stream(root / "pretrain" / "notes").tolist()
@@ -340,33 +303,6 @@ def test_a_datasets_view_has_rows_of_32_bits_on_the_mapped_files(root: Path) -> 
     chats = to_hf_dataset("chats", cache_dir=root)
     assert [row["input_ids"] for row in chats] == [opened[row].tolist() for row in range(opened.rows or 0)]
     assert {label for row in chats for label in row["labels"]} - {-100} > {EOT}
-
-
-def test_samples_are_those_of_the_files(root: Path) -> None:
-    notes, chats = root / "pretrain" / "notes", root / "sft" / "chats"
-    everything = stream(notes).tolist()
-    generator = torch.Generator().manual_seed(1)
-    drawn: list[Drawn] = [*windows(notes, "train", count=5, length=40, generator=generator)]
-    assert all(found.tokens.dtype == DTYPE and len(found.tokens) == 40 for found in drawn)
-    assert all(found.tokens.tolist() in (everything[start : start + 40] for start in range(len(everything))) for found in drawn)
-    first = next(iter(notable(notes, "pretrain", "train", length=10_000, tokenizer=None)))
-    assert first.tokens.tolist() == everything[: len(first.tokens)]
-    assert everything[len(first.tokens) - 1] == EOT
-    shown = [*examples(chats, "train", count=5, length=1_000, generator=generator, tokenizer=None)]
-    known = [encoded(messages) for messages in conversations(60)]
-    assert all(found.tokens.tolist() in known and found.is_target.any() for found in shown)
-    assert max(len(each.tokens) for each in notable(chats, "sft", "train", length=10**6, tokenizer=None)) == max(map(len, known))
-
-
-def test_a_batch_is_traced_to_its_documents(root: Path) -> None:
-    loader = TokenLoader(str(root / "pretrain" / "notes" / "train"), T=32, B=4, seed=1)
-    found = loader.trace(0)
-    assert found.tokens.dtype == DTYPE
-    ends = np.load(root / "pretrain" / "notes" / "train_doc_ends.npy")
-    tokens = stream(root / "pretrain" / "notes")
-    for row in range(4):
-        begin = int(ends[found.documents[row, 0] - 1]) if found.documents[row, 0] else 0
-        assert found.tokens[row].tolist() == tokens[begin + int(found.document_offsets[row, 0]) :][:33].tolist()
 
 
 def test_counts_of_ids_follow_the_vocabulary_or_grow_with_the_ids(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,26 +326,3 @@ def test_counts_of_ids_follow_the_vocabulary_or_grow_with_the_ids(root: Path, tm
     assert unknown.token_counts[199_999] == 2, "ids beyond MAX_IDS count as one"
     assert unknown.said_of_pieces == f"{len(set(ids))} ids"
     assert f"{len(set(ids))} ids" in cache_pictures(unknown, "pretrain", dropped={})[1].panels[0].title
-
-
-def test_a_widened_build_differs_in_its_dtype_and_in_no_token(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    folders = [tmp_path / name for name in ("narrow", "wide")]
-    metas = [
-        build(folder, sentences(300), tokenizer, token_dtype=dtype) for folder, dtype in zip(folders, (None, "uint32-le"), strict=True)
-    ]
-    done: list[tuple[int, int]] = []
-    found = compare_pair(
-        Pair(name="pretrain/notes", a=folders[0], b=folders[1]), shown=5, progress=lambda now, total: done.append((now, total))
-    )
-    assert found.tokens == {"train": None, "val": None}
-    assert [each.key for each in found.metas.settings] == ["token_dtype"]
-    assert done[-1] == (4 * metas[0]["train_tokens"],) * 2
-    shard = list_shards(folders[1] / "train")[2]
-    content = bytearray(shard.read_bytes())
-    content[4 * 7] ^= 1
-    shard.write_bytes(content)
-    changed = compare_pair(Pair(name="pretrain/notes", a=folders[0], b=folders[1]), shown=5).tokens["train"]
-    assert changed is not None
-    assert changed.position == 2 * 256 + 7
-    assert changed.b is not None
-    assert (changed.b.file, changed.b.offset) == ("train/shard_00002.bin", 7)

@@ -99,7 +99,7 @@ Filter = Callable[[Facts], Rejection | None]
 
 
 def redirect(facts: Facts) -> Rejection | None:
-    """Reject a text that begins with the mark of a redirect."""
+    """Reject a text that begins with `#REDIRECT`."""
     return Rejection() if _REDIRECT.match(facts.text) else None
 
 
@@ -109,9 +109,8 @@ def empty(facts: Facts) -> Rejection | None:
 
 
 def disambiguation(facts: Facts) -> Rejection | None:
-    """Reject a disambiguation page. Its title says so, or a line near its beginning ends with "may refer to:" or similar words ("can",
-    "might"; "stand for"; "... in Y:"). Such a line counts only if the next line has a bullet or fewer than 80 characters, or if the text
-    ends there.
+    """Reject a disambiguation page. Its title says so, or a line near its beginning ends with a phrase such as "may refer to:" or "can
+    stand for:". Such a line counts only before a bullet, before a line of fewer than 80 characters, or at the end of the text.
     """
     titled = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
     start = facts.text[:_DISAMBIGUATION_CHARACTERS]
@@ -122,21 +121,21 @@ def disambiguation(facts: Facts) -> Rejection | None:
 
 
 def too_short(facts: Facts) -> Rejection | None:
-    """Reject a text with too few characters or too few words. The value is the number of characters or the number of words."""
+    """Reject a text with too few characters or too few words. The value is the number of characters or of words."""
     if len(facts.text) < facts.settings.min_characters:
         return Rejection(float(len(facts.text)))
     return Rejection(float(facts.word_count)) if facts.word_count < facts.settings.min_words else None
 
 
 def list_page(facts: Facts) -> Rejection | None:
-    """Reject by the share of lines that begin with a bullet: *, •, or one of - – — + and a blank. If the share of characters in such lines
-    is smaller, it counts instead, and then a line of 100 characters or more is a paragraph.
+    """Reject a text in which too many lines begin with a bullet: *, •, or one of - – — + and a space. The measure is the smaller of two
+    shares: that of bulleted lines, and that of characters in bulleted lines shorter than 100 characters.
     """
     return _above(bullet_share(facts), facts.settings.max_bullet_share)
 
 
 def low_alpha_ratio(facts: Facts) -> Rejection | None:
-    """Reject by the share of words that contain a letter. In a script without blanks, punctuation separates words, too."""
+    """Reject a text in which too few words contain a letter. In a script without spaces, punctuation separates words."""
     if not facts.is_unspaced:
         # Words with an ASCII letter are quick to count. Usually they are enough to pass.
         at_least = len(facts.text.encode("ascii", "replace").translate(_LETTERS_AND_BLANKS, _NEITHER).split())
@@ -146,7 +145,7 @@ def low_alpha_ratio(facts: Facts) -> Rejection | None:
 
 
 def bad_mean_word_len(facts: Facts) -> Rejection | None:
-    """Reject by the mean number of characters per word, without white space. A text in a script without blanks is not rejected."""
+    """Reject a text whose mean word length is too low or too high. Scripts without spaces are exempt."""
     mean = mean_word_length(facts)
     return _below(mean, facts.settings.min_mean_word_length) or _above(mean, facts.settings.max_mean_word_length)
 
@@ -157,15 +156,15 @@ def high_symbol_ratio(facts: Facts) -> Rejection | None:
 
 
 def no_stopwords(facts: Facts) -> Rejection | None:
-    """Reject by the number of different STOP_WORDS of the text's language that occur, in upper or lower case. If the language is unknown,
-    the language of `languages` with the most stop words counts. A language without a list of stop words is not judged.
+    """Reject a text with too few different stop words of its language, in upper or lower case. If the language is unknown, the language
+    of `languages` with the most stop words counts. Languages without a list of stop words are exempt.
     """
     return _below(stop_words_found(facts), facts.settings.min_stopwords)
 
 
 def repetitive(facts: Facts) -> Rejection | None:
-    """Reject a text in which one pair of words makes too large a share of all pairs. Pairs are in lower case, and must occur twice. In a
-    script without blanks, runs of three characters are counted.
+    """Reject a text in which one pair of words makes up too large a share of all pairs. Pairs are in lower case and must occur twice. In a
+    script without spaces, runs of three characters are counted.
 
     Further rules of Gopher apply if their limits are set: the share of characters in the most frequent 2-, 3- and 4-gram, and the share of
     repeated lines and repeated paragraphs.
@@ -179,13 +178,13 @@ def repetitive(facts: Facts) -> Rejection | None:
 
 
 def language_error(facts: Facts) -> Rejection | None:
-    """Reject a text if the identifier recognizes the language neither of its first characters, nor of more text."""
+    """Reject a text whose language cannot be identified, even from a longer excerpt."""
     return Rejection() if facts.language().code is None else None
 
 
 def not_english(facts: Facts) -> Rejection | None:
-    """Reject a text whose language is not in `languages`: neither that of its first characters, nor that of its middle, nor that of more
-    text. The value is the probability of the language.
+    """Reject a text if neither its first characters, nor its middle, nor a longer excerpt is in one of the `languages`. The value is the
+    probability of the identified language.
     """
     code, share = facts.language()
     return Rejection(share) if code is not None and code not in facts.settings.languages else None

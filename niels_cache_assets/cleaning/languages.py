@@ -1,7 +1,7 @@
 """The language of a text, and the stop words of the languages that the tests cover.
 
 The package `langdetect-rs` identifies the language, as Nakatani Shuyo's language-detection of 2010 does: a naive Bayes classifier of
-character n-grams, whose model of 54 languages is in the package. Its random walk has a fixed seed here. docs/cleaning.md compares it with
+character n-grams, whose model of 54 languages is in the package. Its random walk has a fixed seed here. docs/benchmarks.md compares it with
 other identifiers. A document whose beginning is not in a wanted language is asked again, because a dictionary entry may begin with an
 etymology, and a page with a menu. The cost is tens of microseconds for 400 characters.
 """

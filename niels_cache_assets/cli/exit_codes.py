@@ -11,11 +11,11 @@ TERMINATED = 143  # 128 + SIGTERM
 
 MEANINGS = {
     DONE: "success",
-    FAILED: "a data set failed, a disk, a database or an object store refused an operation, `verify` has findings, "
-    "`status` shows something incomplete, `doctor` has a problem, or `diff` found a difference",
+    FAILED: "a data set failed; a disk, a database or an object store refused an operation; `verify`, `doctor` or `diff` found "
+    "something; or `status` shows something incomplete",
     WRONG_USE: "wrong use or configuration, or an input that the command needs is missing; nothing was changed",
-    BUG: "a bug in niels-cache; a traceback shows its place",
-    BUSY: "another process builds this part (`part --no-wait`); try again later",
+    BUG: "a bug in niels-cache; the traceback shows where",
+    BUSY: "another process is building this part (`part --no-wait`); try again later",
     INTERRUPTED: "interrupted by Ctrl-C; finished caches are unchanged",
     BROKEN_PIPE: "the program that reads the output, such as `head`, stopped early",
     TERMINATED: "terminated by SIGTERM; finished caches are unchanged",

@@ -24,11 +24,11 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "build": {
         "build-all": "build the tokenizer and every data set",
-        "part": "build, join, add or remove parts of a data set, without Dagster, for any scheduler",
+        "part": "build, join, add or remove parts of a data set, under any scheduler",
         "prebuild-index": "build the indices of a blend before training",
     },
     "see the status": {
-        "status": "list the caches: counts, and which are complete, stale, broken, resumable or being built",
+        "status": "list the caches, their counts, and what is incomplete, and why",
         "verify": "hash every file again and check the invariants of the format",
         "report": "write an HTML page about all caches, or about the limits of a corpus",
         "ui": "serve the web UI on this machine",
@@ -41,14 +41,14 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "clean text": {
         "clean": "run the cleaning chain on files, or show what it dropped from a data set, and why",
-        "duplicates": "show pairs of duplicates, and the words that differ",
+        "duplicates": "show duplicates, and the words that differ",
     },
     "choose a tokenizer": {
-        "tokenizer": "compare tokenizers by characters per token",
+        "tokenizer": "compare tokenizers by characters per token, or prove that fast engines give the same ids",
     },
     "share a cache": {
         "push": "publish a cache in an object store",
-        "pull": "bring a published cache into a cache directory, or show the local copy of a loader",
+        "pull": "download a published cache, or show the local copy of a loader",
     },
     "exchange with other projects": {
         "export": "write a cache as files of Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",
@@ -202,9 +202,9 @@ def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> No
     if command.has_json:
         output.add_argument("--json", action="store_true", help="print JSON, for programs")
     loudness = output.add_mutually_exclusive_group()
-    loudness.add_argument("-q", "--quiet", action="store_true", help="print no progress and no advice, only results, warnings and errors")
+    loudness.add_argument("-q", "--quiet", action="store_true", help="print only results, warnings and errors")
     loudness.add_argument(
-        "-v", "--verbose", action="store_true", help="print the settings in use, time and memory; for an error, print the traceback"
+        "-v", "--verbose", action="store_true", help="also print the settings in use, time and memory, and the traceback of an error"
     )
 
 

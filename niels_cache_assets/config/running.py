@@ -17,13 +17,13 @@ _CORES_OF_A_PART = 8  # above this number, more threads in one process gain litt
 
 
 class NotifySettings(Table):
-    """[notify]: a command that gets a message when a build has failed, has made no progress for 30 minutes, or a data set is done."""
+    """[notify]: a command that gets a message when a build fails, makes no progress for 30 minutes, or completes a data set."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # arguments may be secrets
     command: Words = Field(
         (),
-        description="A program and its arguments, as a list or as a line in the quoting of a shell; it gets a JSON object with `event`, "
-        "`host`, `name` and `text` on stdin, and nothing is replaced in it",
+        description="A program and its arguments, as a list or a shell-quoted line. It gets a JSON object with `event`, `host`, `name` and "
+        "`text` on stdin",
         repr=False,
     )
 
@@ -38,21 +38,21 @@ class ClusterSettings(Table):
 
     command: Words = Field(
         (),
-        description='The words before the command of a part, such as ["srun", "-c16"]; empty: the part is built on this machine; '
-        "`{host}` stands for one of `hosts`",
+        description='Words before the command of a part, such as ["srun", "-c16"]; `{host}` stands for one of `hosts`. By default, parts '
+        "are built on this machine",
     )
-    hosts: Words = Field((), description="Names for `{host}`. Each builds one part at a time; a name that is listed twice builds two")
+    hosts: Words = Field((), description="Names for `{host}`. Each builds one part at a time, or two if it is listed twice")
     at_once: int | None = Field(
         None,
         ge=1,
         le=10_000,
-        description=f"Parts that are built at a time: the limit of the pool `parts`; None: with `hosts`, one for each, otherwise one for "
-        f"every {_CORES_OF_A_PART} cores of this machine",
+        description=f"Parts built at a time, the limit of the pool `parts`; by default one per host, or one for every {_CORES_OF_A_PART} "
+        "cores of this machine",
     )
     program: Words = Field(
         (),
-        description='The program `niels-cache` after `command`, such as ["niels-cache"] in a container; empty: the Python of this process, '
-        "at the same path",
+        description='The program after `command`, such as ["niels-cache"] in a container; by default this process\'s Python at the same '
+        "path",
     )
 
     renew_seconds: float = Field(
@@ -61,7 +61,7 @@ class ClusterSettings(Table):
         le=3_600,
         allow_inf_nan=False,
         strict=False,
-        description="The process that builds a part renews its lease after so many seconds",
+        description="Seconds after which the process that builds a part renews its lease",
     )
     lease_seconds: float = Field(
         120.0,
@@ -69,7 +69,7 @@ class ClusterSettings(Table):
         le=86_400,
         allow_inf_nan=False,
         strict=False,
-        description="A process that waits for a part takes it over if it sees no renewal for so many seconds",
+        description="Seconds without a renewal after which a waiting process takes over a part",
     )
 
     @field_validator("hosts")
@@ -109,12 +109,10 @@ class PublishSettings(Table):
     address: str | None = Field(
         None,
         repr=False,  # not in messages, because it may hold a password by mistake
-        description="An address such as `s3://bucket/caches`; each cache lies at ADDRESS/pretrain/NAME or ADDRESS/sft/NAME",
+        description="An address such as `s3://bucket/caches`; caches go to ADDRESS/pretrain/NAME and ADDRESS/sft/NAME",
     )
-    data_sets: Words | None = Field(None, description="The data sets to publish; None: all of them")
-    licenses: dict[str, str] = Field(
-        {}, description='The licence of a data set, for its data card on the hub, such as `{ wikitext = "cc-by-sa-3.0" }`'
-    )
+    data_sets: Words | None = Field(None, description="The data sets to publish; by default all")
+    licenses: dict[str, str] = Field({}, description='Licences for data cards on the hub, such as `{ wikitext = "cc-by-sa-3.0" }`')
 
     @field_validator("address")
     @classmethod

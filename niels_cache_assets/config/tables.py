@@ -76,13 +76,11 @@ class BuildSettings(Table):
     seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed of shuffles and splits")
     shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
     token_dtype: Literal["uint16-le", "uint32-le"] | None = Field(
-        None, description="Type of a token on disk; None: uint16-le for a vocabulary of at most 65,536 ids, uint32-le for a larger one"
+        None, description="Type of a token on disk; by default uint16-le for up to 65,536 ids, otherwise uint32-le"
     )
-    threads: int | None = Field(
-        None, ge=1, le=256, description="Threads that encode text; None uses every core. The number never changes the bytes"
-    )
+    threads: int | None = Field(None, ge=1, le=256, description="Encoding threads; by default one per core. The bytes do not depend on it")
     verify_parts: Literal["size", "sha256"] = Field(
-        "size", description="How the seal of a data set in parts compares its parts with their meta.json: by size, or by content"
+        "size", description="How joining parts checks each part against its meta.json: by size, or by content"
     )
     network_patience: float = Field(
         defaults.NETWORK_PATIENCE,
@@ -99,40 +97,39 @@ class TokenizerSettings(Table):
     model_config = ConfigDict(protected_namespaces=())
     model: ConfigPath | None = Field(
         None,
-        description="A model to import: a SentencePiece .model, a tokenizer.json or the folder that has it, or a rank file of tiktoken; "
-        "None trains one",
+        description="A model to import instead of training one: a SentencePiece .model, a tokenizer.json or its folder, or a tiktoken rank "
+        "file",
     )
     kind: defaults.ModelKind | None = Field(
         None,
-        description="Kind of the model, if its name does not tell it: a file that is not .json or .tiktoken is taken for SentencePiece",
+        description="Kind of the model, if its name does not show it; files other than .json and .tiktoken count as SentencePiece",
     )
     encoding: Literal[defaults.ENCODINGS] | None = Field(  # type: ignore[valid-type]
-        None, description="For a rank file of tiktoken: the known encoding that it belongs to; not the `encoding` of a source"
+        None, description="For a tiktoken rank file: its encoding, if tiktoken knows it"
     )
     pattern: str | None = Field(
-        None, min_length=1, description="For a rank file of tiktoken of no known encoding: the regular expression that cuts text into words"
+        None, min_length=1, description="For any other tiktoken rank file: the regular expression that splits text into words"
     )
     normalize: Literal["nfc"] | None = Field(
         None,
-        description="For a rank file of tiktoken whose model normalizes text first, such as that of Qwen: nfc is Unicode's form C; "
-        "None encodes text as it is",
+        description="For a tiktoken rank file whose model first normalizes text to Unicode NFC, such as Qwen's",
     )
     engine: Literal["auto", "reference"] = Field(
-        "auto", description="The encoder: auto is a fast engine that gave the same ids; reference is the library that defines them"
+        "auto", description="The encoder: 'auto' is a fast engine that gave the same ids as 'reference', the library that defines them"
     )
     vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE, description="Number of pieces, including special tokens")
     model_type: Literal["unigram", "bpe", "bytelevel_bpe"] = Field(
         "unigram",
-        description="Type of the model to train: unigram and bpe are SentencePiece, bytelevel_bpe is a tokenizer.json",
+        description="Type of the model to train: 'unigram' and 'bpe' are SentencePiece, 'bytelevel_bpe' is a tokenizer.json",
     )
     character_coverage: float = Field(
-        1.0, gt=0, le=1, description="SentencePiece: share of characters that get a piece; all others become bytes"
+        1.0, gt=0, le=1, description="For SentencePiece: share of characters that get a piece; all others become bytes"
     )
-    train_on: Words | None = Field(None, description="Data sets to train on; None: every configured one")
+    train_on: Words | None = Field(None, description="Data sets to train on; by default all")
     sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Bytes of text to take from the start of each data set")
     special_tokens: dict[str, str] = Field(
         defaults.SPECIAL_TOKENS,
-        description="The strings of eot and, for SFT data, of sys, usr and asst; with bos, each document of pretraining begins with it",
+        description="The strings of eot and, for SFT data, of sys, usr and asst; if bos is set, each pretraining document begins with it",
     )
 
     @field_validator("special_tokens")
@@ -188,58 +185,52 @@ def kind_of_model(path: str | os.PathLike[str]) -> defaults.ModelKind:
 
 
 class CleaningSettings(Table):
-    """[cleaning]: thresholds of the filters, for every data set with `prepare = ["clean", ...]`.
+    """[cleaning]: thresholds of the filters, for every data set with `prepare = ["clean", ...]`. Documents beyond a
+    threshold are dropped for the reason named below.
 
     `cleaning = {...}` in the table of a data set replaces keys. The page docs/cleaning.md gives the source of each threshold.
     """
 
     skip: Words = Field(
         (),
-        description="Filters and normalizers that do not run. A filter has the name of its reason, such as 'not_english'; "
-        "normalizers are for example 'tags' and 'blanks'",
+        description="Filters and normalizers to skip; a filter is named after its reason, such as 'not_english'; 'tags' and 'blanks' are "
+        "normalizers",
     )
     mask: tuple[Literal["email", "ip", "phone", "key"], ...] = Field(
         (),
         strict=False,
-        description="Personal data and secrets to replace: 'email' becomes [email], 'ip', 'phone' and 'key' likewise; empty masks nothing",
+        description="Personal data and secrets to replace: 'email' becomes [email], and likewise 'ip', 'phone' and 'key'",
     )
-    min_characters: int = Field(400, ge=0, description="too_short: fewer characters than this")
-    min_words: int = Field(50, ge=0, description="too_short: fewer words than this")
+    min_characters: int = Field(400, ge=0, description="too_short: fewer characters")
+    min_words: int = Field(50, ge=0, description="too_short: fewer words")
     max_bullet_share: Share = Field(
-        0.5, description="list_page: the share of lines with a bullet, and of the characters in them, is above this"
+        0.5, description="list_page: lines with bullets are a larger share of lines and of characters than this"
     )
-    min_alpha_word_share: Share = Field(0.8, description="low_alpha_ratio: the share of words with a letter is below this")
-    min_mean_word_length: float = Field(3, ge=0, description="bad_mean_word_len: the mean word length, in characters, is below this")
-    max_mean_word_length: float = Field(12, ge=0, description="bad_mean_word_len: the mean word length, in characters, is above this")
-    max_symbols_per_word: float = Field(0.1, ge=0, description="high_symbol_ratio: more # and ellipses per word than this")
-    min_stopwords: int = Field(2, ge=0, description="no_stopwords: fewer different stop words of the document's language than this")
-    max_bigram_share: Share = Field(0.05, description="repetitive: one pair of words is a larger share of all pairs than this")
+    min_alpha_word_share: Share = Field(0.8, description="low_alpha_ratio: a smaller share of words has a letter")
+    min_mean_word_length: float = Field(3, ge=0, description="bad_mean_word_len: words have fewer characters on average")
+    max_mean_word_length: float = Field(12, ge=0, description="bad_mean_word_len: words have more characters on average")
+    max_symbols_per_word: float = Field(0.1, ge=0, description="high_symbol_ratio: more # and ellipses per word")
+    min_stopwords: int = Field(2, ge=0, description="no_stopwords: fewer different stop words of the document's language")
+    max_bigram_share: Share = Field(0.05, description="repetitive: one pair of words is a larger share of all pairs")
     max_top_2gram_characters: Share | None = Field(
-        None, description="repetitive: the most frequent pair of words is a larger share of all characters than this"
+        None, description="repetitive: the most frequent pair of words is a larger share of the characters"
     )
-    max_top_3gram_characters: Share | None = Field(
-        None, description="repetitive: the most frequent run of three words is a larger share of all characters than this"
-    )
-    max_top_4gram_characters: Share | None = Field(
-        None, description="repetitive: the most frequent run of four words is a larger share of all characters than this"
-    )
-    max_duplicate_lines: Share | None = Field(None, description="repetitive: repeated lines are a larger share of all lines than this")
-    max_duplicate_paragraphs: Share | None = Field(
-        None, description="repetitive: repeated paragraphs are a larger share of all paragraphs than this"
-    )
+    max_top_3gram_characters: Share | None = Field(None, description="repetitive: the same for three words")
+    max_top_4gram_characters: Share | None = Field(None, description="repetitive: the same for four words")
+    max_duplicate_lines: Share | None = Field(None, description="repetitive: repeated lines are a larger share of all lines")
+    max_duplicate_paragraphs: Share | None = Field(None, description="repetitive: repeated paragraphs are a larger share of all paragraphs")
     languages: Words = Field(("en",), min_length=1, description="Languages to keep, as ISO 639-1 codes")
     language_characters: int = Field(
         400,
         ge=1,
         le=1_000,
-        description="The language is identified from this number of characters at the start; "
-        "if it is not in `languages`, the middle and ten times as many characters are asked, too",
+        description="Characters at the start that identify the language; if it is not in `languages`, the middle and ten times as many "
+        "characters are tried too",
     )
-    max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a reason rejects a larger share of the documents than this")
+    max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a reason drops a larger share of documents")
     min_language_share: Share = Field(
         0.5,
-        description="Warn if the share of documents whose language is in `languages` is below this; "
-        "documents whose language was not identified are not counted",
+        description="Warn if a smaller share of the documents with an identified language is in `languages`",
     )
 
     @field_validator("skip")
@@ -284,23 +275,20 @@ class CleaningSettings(Table):
 
 
 class DedupSettings(Table):
-    """[dedup]: the definition of a near duplicate, and which copy is kept, for every data set with `prepare = [..., "dedup"]`."""
+    """[dedup]: the definition of near duplicates, and which copy to keep, for every data set with `prepare = [..., "dedup"]`."""
 
-    threshold: float = Field(
-        0.85, gt=0, lt=1, description="Two documents are near duplicates if the Jaccard similarity of their word n-grams is at least this"
-    )
-    num_perm: int = Field(128, ge=16, le=1024, description="Slots of a MinHash signature")
-    ngram: int = Field(5, ge=1, le=32, description="Words of a shingle")
-    bands: int | None = Field(None, ge=1, description="LSH bands; None: chosen for the threshold. Set it together with `rows`")
-    rows: int | None = Field(None, ge=1, description="Slots of a band; None: chosen for the threshold")
+    threshold: float = Field(0.85, gt=0, lt=1, description="Minimum Jaccard similarity of the word n-grams of near duplicates")
+    num_perm: int = Field(128, ge=16, le=1024, description="Hashes in a MinHash signature")
+    ngram: int = Field(5, ge=1, le=32, description="Words in an n-gram")
+    bands: int | None = Field(None, ge=1, description="LSH bands; by default chosen for the threshold. Set it together with `rows`")
+    rows: int | None = Field(None, ge=1, description="Hashes in a band; by default chosen for the threshold")
     verify: Literal["none", "jaccard"] = Field("none", description="'jaccard': also compare the texts of documents that share a band")
     priority: Words = Field((), description="Data sets whose copies are kept, best first; the rest follow in table order")
     ranges: int = Field(
         1,
         ge=1,
         le=1024,
-        description="Ranges of hashes, each of which can be a job. A higher number takes less memory. "
-        "It never changes which documents are dropped",
+        description="Ranges of hashes, each of which can be a job. More ranges need less memory and drop the same documents",
     )
 
     @model_validator(mode="after")
@@ -313,13 +301,13 @@ class DedupSettings(Table):
 
 
 class BlendSettings(Table):
-    """[blend.NAME]: samples of pretrain data sets, in proportion to weights, in Megatron-LM's order. Indices are built in advance."""
+    """[blend.NAME]: a weighted blend of pretrain data sets in Megatron-LM's order, with indices built in advance."""
 
-    weights: dict[str, PositiveFloat] = Field(min_length=1, description="Weight of each member (name of a pretrain table), in any scale")
-    sequence_length: int = Field(ge=1, description="Tokens of a sample: Megatron-LM's --seq-length")
-    num_samples: int = Field(ge=1, le=2**60, description="Samples of the run: --train-iters times --global-batch-size, or --train-samples")
+    weights: dict[str, PositiveFloat] = Field(min_length=1, description="Weight of each member, the name of a pretrain table; any scale")
+    sequence_length: int = Field(ge=1, description="Tokens in a sample: Megatron-LM's --seq-length")
+    num_samples: int = Field(ge=1, le=2**60, description="Samples in the run: --train-iters times --global-batch-size, or --train-samples")
     seed: int = Field(MEGATRON_SEED, ge=0, lt=2**32, description="Megatron-LM's --seed")
-    split: str = Field(ALL_TRAIN, description='Shares of train, valid and test in each member: --split, such as "99,1,0"')
+    split: str = Field(ALL_TRAIN, description='Megatron-LM\'s --split: shares of train, valid and test, such as "99,1,0"')
     part: Literal["train", "valid", "test"] = Field("train", description="The part to blend: train, valid or test")
 
     @field_validator("weights")
@@ -340,32 +328,31 @@ class BlendSettings(Table):
 
 
 class ReportsSettings(Table):
-    """[reports]: settings of a run with all pretrain data sets. If there is no [blend.NAME], `reports/mixture` plans this run."""
+    """[reports]: the run with all pretrain data sets that `reports/mixture` plans if there is no [blend.NAME]."""
 
-    steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; None: enough to read everything once")
-    batch_size: int = Field(32, ge=1, le=2**20, description="Samples per step on all ranks together; blends use this key too")
-    sequence_length: int = Field(1024, ge=1, lt=2**31, description="Tokens of a sample")
+    steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; by default enough to read everything once")
+    batch_size: int = Field(32, ge=1, le=2**20, description="Samples per step on all ranks together, also for blends")
+    sequence_length: int = Field(1024, ge=1, lt=2**31, description="Tokens in a sample")
     max_epochs: float = Field(
-        MAX_EPOCHS, gt=0, le=2**20, strict=False, description="Warn if a data set is read more often than this; blends use this key too"
+        MAX_EPOCHS, gt=0, le=2**20, strict=False, description="Warn if a data set is read more often, also for blends"
     )
 
 
 class DagsterSettings(Table):
-    """[dagster]: what the UI shows in addition to the builds. No key here changes a byte of a cache."""
+    """[dagster]: additions to the UI, which never change the bytes of a cache."""
 
     owners: Words = Field((), description='Owners of assets: addresses ("ada@example.org") and teams ("team:data")')
     tags: dict[str, str] = Field({}, description='Tags of assets, such as { project = "tiny" }')
     plots: bool = Field(
         False,
-        description="Draw PNGs of each build for the UI, one or two seconds and about 100 kB in the database for each; "
-        "the page of `niels-cache report` has the same pictures",
+        description="Draw PNGs of each build for the UI; each takes a second or two and about 100 kB in the database. `niels-cache report` "
+        "has the same pictures",
     )
     upstream_builds: bool = Field(
         False,
-        description="If upstream has changed since a finished build, `upstream_revision_sensor` requests a new build, "
-        "even an expensive one",
+        description="Let `upstream_revision_sensor` request a new build, even an expensive one, when upstream has changed",
     )
-    notes_quiet_seconds: int = Field(300, ge=0, description="A folder of notes is built after this many seconds without a change")
+    notes_quiet_seconds: int = Field(300, ge=0, description="Seconds without a change after which a folder of notes is built")
 
     @field_validator("owners")
     @classmethod

@@ -84,7 +84,7 @@ Example = tuple[list[Message], list[Message] | None]  # the messages, and those 
 
 
 class ChatJsonl(FileSource, SftSource):
-    """Rows of the user's files (JSON Lines or Parquet): messages, or fields for instruction, input and output, or preference pairs.
+    """Your JSON Lines or Parquet files: rows with messages, with fields for instruction, input and output, or with preference pairs.
 
     A prompt and its completion are in the fields for instruction and output, as text or as messages.
 
@@ -99,43 +99,40 @@ class ChatJsonl(FileSource, SftSource):
     messages_field: str = Field("messages", description="Field of the list of messages")
     instruction_field: str | None = Field(
         None,
-        description="Field of the instruction (text), or of a prompt (messages); set it for rows whose answer is in a field of its own",
+        description="Field of the instruction (text) or the prompt (messages), for rows that keep the answer in a separate field",
     )
     input_field: str | None = Field(
-        None, description="Field of further input, added to the instruction (or to the prompt of a pair) after a blank line"
+        None, description="Field of further input, which follows the instruction, or a pair's prompt, after a blank line"
     )
-    history_field: str | None = Field(
-        None, description="Field of earlier turns, a list of [instruction, answer]; they come before the instruction"
-    )
-    output_field: str | None = Field(None, description="Field of the answer (text or messages); needed with instruction_field")
+    history_field: str | None = Field(None, description="Field of earlier turns: a list of [instruction, answer]")
+    output_field: str | None = Field(None, description="Field of the answer (text or messages), required with instruction_field")
     system_field: str | None = Field(None, description="Field of a system message")
     tools_field: str | None = Field(
-        None, description="With a template, the field of the tools (a list, or JSON); None takes `tools` if the rows have it"
+        None, description="With a template: field of the tools (a list or JSON); by default `tools` if it exists"
     )
     kind: Literal["chat", "preference"] = Field(
-        "chat", description="'preference' reads pairs: the chosen and the rejected answer to a prompt, for DPO and similar training"
+        "chat", description="'preference' reads pairs of a chosen and a rejected answer, for DPO and similar training"
     )
     prompt_field: str | None = Field(
-        None, description="For pairs, the field of the prompt (text or messages); None takes `prompt` if it exists, '' only the sides"
+        None, description="For pairs: field of the prompt (text or messages); by default `prompt` if it exists; '' uses no prompt field"
     )
-    chosen_field: str = Field("chosen", description="For pairs, the field of the preferred side (text or messages)")
-    rejected_field: str = Field("rejected", description="For pairs, the field of the other side")
-    max_tokens: PositiveInt | None = Field(None, description="Pairs with a longer side are dropped and counted; None keeps all")
+    chosen_field: str = Field("chosen", description="For pairs: field of the chosen side (text or messages)")
+    rejected_field: str = Field("rejected", description="For pairs: field of the rejected side")
+    max_tokens: PositiveInt | None = Field(None, description="For pairs: drop and count pairs with a longer side")
     split_by: Literal["prompt", "conversation"] = Field(
         "prompt",
-        description="For pairs: 'prompt' keeps all pairs of a prompt in one split; 'conversation' also keeps a prompt and those that "
-        "continue it together: all prompts whose messages up to the first one of the user are the same",
+        description="For pairs: 'prompt' keeps all pairs of a prompt in one split; 'conversation' keeps all pairs together whose prompts "
+        "have the same messages up to the first user message",
     )
     kto: Kto | None = Field(
         None,
-        description="For rows with true or false in `label` (or `kto_tag`), which says whether the answer was liked: 'positives' trains on "
-        "rows with true, and counts the others as dropped; 'drop' leaves out all rows with a label. None: such a row is an error",
+        description="For rows whose `label` or `kto_tag` is true or false: 'positives' keeps those with true and counts the others as "
+        "dropped; 'drop' drops both. By default, such a row is an error",
     )
     on_broken: OnBroken | None = Field(
         None,
-        description="A row with an unknown role, an assistant that never speaks, an unclear weight of a message, or broken JSON in a call "
-        "or in tools: 'stop' ends the build at this row, 'drop' leaves it out and counts it; None: 'stop' with a chat template, 'drop' "
-        "with sentinels",
+        description="For rows with an unknown role, no assistant message, an unclear message weight, or broken JSON in calls or tools: "
+        "'stop' ends the build, 'drop' drops and counts the row. By default 'stop' with a chat template, 'drop' with sentinels",
     )
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ class Dolly15k(HubData, SftSource):
 
     source: Literal["dolly15k"] = "dolly15k"
     dataset: str = "databricks/databricks-dolly-15k"
-    system_message: str | None = Field(None, description="System message before each example; None: no system message")
+    system_message: str | None = Field(None, description="System message before each example; by default none")
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         return valid_batches(self._conversations(context), context.report)

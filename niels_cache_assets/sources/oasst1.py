@@ -43,15 +43,15 @@ class Node(NamedTuple):
 
 
 class Oasst1(HubData, SftSource):
-    """OpenAssistant's trees of messages. Each path from the root of a tree to a leaf becomes one conversation (a thread). The role
-    `prompter` becomes `user`. No system message is added.
+    """OpenAssistant's trees of messages. Each path from the root to a leaf (a thread) becomes one conversation, without a system
+    message.
     """
 
     source: Literal["oasst1"] = "oasst1"
     dataset: str = "OpenAssistant/oasst1"
-    languages: list[str] = Field(default=["en"], description="Languages of messages to keep; an empty list keeps all")
-    max_messages: int = Field(32, ge=2, description="A thread with more messages keeps only this many, from its start")
-    split_by: Literal["example", "tree"] = Field("example", description="`tree` keeps all threads of a tree in one split")
+    languages: list[str] = Field(default=["en"], description="Languages of messages to keep; [] keeps all")
+    max_messages: int = Field(32, ge=2, description="Maximum messages of a thread; later ones are cut")
+    split_by: Literal["example", "tree"] = Field("example", description="'tree' keeps all threads of a tree in one split")
 
     @property
     def split_unit(self) -> Literal["example", "group"]:

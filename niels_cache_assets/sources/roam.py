@@ -27,7 +27,7 @@ class Roam(Notes):
     endings: ClassVar[tuple[str, ...]] = (".md", ".json")
 
     source: Literal["roam"] = "roam"
-    path: ConfigPath | None = Field(None, description="Folder of the graph's *.md files or JSON exports, or one JSON export")
+    path: ConfigPath | None = Field(None, description="Folder of *.md files or JSON exports, or one JSON export")
 
     def missing_setting(self) -> str | None:
         return "path (the folder of the exported notes, or a Roam JSON export)" if self.path is None else None

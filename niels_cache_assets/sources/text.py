@@ -17,8 +17,8 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 
 class Text(KeepsDamaged, FileSource, PretrainSource):
-    """Plain text files: one document per file, per paragraph (between blank lines) or per line. The cache records a `row` for
-    each document: its number within the file.
+    """Plain text files: one document per file, per paragraph (between blank lines) or per line. The cache records as
+    `row` the document's number within the file.
     """
 
     endings: ClassVar[tuple[str, ...]] = with_compressions(".txt", ".md", ".rst")

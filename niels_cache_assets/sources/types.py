@@ -28,7 +28,7 @@ from niels_cache_runtime.format.layout import Family, Split
 PrepareStep = Literal["clean", "dedup"]
 _DECONTAMINATION = {f"decontaminate{key}" for key in ("", "_threshold", "_against", "_share", "_words")}
 
-FILES_HELP = "Globs or folders of files, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst are decompressed"
+FILES_HELP = "Globs or folders, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst are decompressed"
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the data, not its identity: the revision is a digest of the content
 
 
@@ -100,10 +100,10 @@ class Added(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    files: list[str] = Field(min_length=1, description="Globs of the new files; these files no longer count as files of the table above")
-    parts: PositiveInt = Field(1, description="Number of parts that the new files are divided into")
+    files: list[str] = Field(min_length=1, description="Globs of the new files, which then no longer belong to the table above")
+    parts: PositiveInt = Field(1, description="Number of parts for the new files")
     train_tokens: PositiveInt | None = Field(
-        None, description="Token budget of train for the new files; None: all of them. Only for a data set with token budgets"
+        None, description="Token budget of train for the new files, if the data set has token budgets; by default all"
     )
 
 
@@ -116,7 +116,7 @@ class AddedFiles(Added):
 class AddedOfHub(Added):
     """The keys of added files of the hub. A pattern counts from the right: `CC-MAIN-2026-05/*` names `data/CC-MAIN-2026-05/0.parquet`."""
 
-    revision: str | None = Field(None, description="Git commit of the hub that has the new files; None: that of the data set")
+    revision: str | None = Field(None, description="Hub commit that has the new files; by default that of the data set")
 
 
 def patterns_without_folders(added: Added) -> list[str]:
@@ -174,7 +174,7 @@ class Source(BaseModel):
     endings: ClassVar[tuple[str, ...]] = ()  # a folder in `files` stands for all files below it with one of these endings
 
     source: str
-    enabled: bool = Field(True, description="False leaves the data set out: it is not built or checked, and only `status --all` shows it")
+    enabled: bool = Field(True, description="False: the data set is not built or checked, and only `status --all` shows it")
 
     @model_validator(mode="before")
     @classmethod
@@ -278,36 +278,35 @@ class PretrainSource(Source):
     )
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
-    train_tokens: PositiveInt | None = Field(None, description="Token budget of train; the stream ends when it is reached")
-    val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, filled before train starts; 0: no val")
+    train_tokens: PositiveInt | None = Field(None, description="Token budget of train, after which reading ends")
+    val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, which is filled first; 0: no val")
     val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
-    shuffle_buffer: NonNegativeInt = Field(0, description="Documents in the shuffle buffer; 0 keeps the input order")
+    shuffle_buffer: NonNegativeInt = Field(0, description="Documents in the shuffle buffer; 0: keep the input order")
     prepare: tuple[PrepareStep, ...] = Field(
-        (), strict=False, description="'clean', 'dedup' or both, for the whole source, before tokenization. Token budgets count afterwards"
+        (), strict=False, description="'clean', 'dedup' or both, for the whole source, before tokenization and token budgets"
     )
-    cleaning: dict[str, Any] | None = Field(None, description="Keys of [cleaning] with different values for this data set")
+    cleaning: dict[str, Any] | None = Field(None, description="Keys that override [cleaning]")
     decontaminate: Literal["off", "exact", "near"] = Field(
         "off",
-        description="'exact' drops documents of train that equal a document of val; "
-        "'near' also drops documents of train that are near to a document of val",
+        description="'exact' drops train documents that equal a val document; 'near' also drops near duplicates of val documents",
     )
-    decontaminate_threshold: float = Field(
-        0.8, gt=0, lt=1, description="Two documents are near if their Jaccard similarity is at least this"
-    )
+    decontaminate_threshold: float = Field(0.8, gt=0, lt=1, description="Minimum Jaccard similarity of near duplicates")
     decontaminate_against: tuple[NameOrPath, ...] = Field(
-        (), strict=False, description="Data sets whose val stays out of this train, and JSON Lines files of evaluation questions"
+        (), strict=False, description="Data sets whose val to keep out of this train, and JSON Lines files of evaluation questions"
     )
-    decontaminate_share: float = Field(0.5, gt=0, le=1, description="A document goes that has this share of the 13-grams of such a text")
-    decontaminate_words: int = Field(50, ge=13, description="A document goes that has a run of this many words of these texts")
-    parts: PositiveInt = Field(1, description="Number of parts that processes build on their own; 1: one process builds the data set")
+    decontaminate_share: float = Field(0.5, gt=0, le=1, description="Drop a document that has this share of the 13-grams of such a text")
+    decontaminate_words: int = Field(50, ge=13, description="Drop a document that has this many consecutive words of such a text")
+    parts: PositiveInt = Field(1, description="Number of parts, which several processes can build at the same time")
     tokens_in_parts: bool = Field(
-        False, description="With `parts` and `prepare`: each part of the corpus becomes a part of the cache. Needs val_frac or own splits"
+        False,
+        description="With `parts` and `prepare`: also build the cache in parts, one per part of the corpus. Needs val_frac or upstream "
+        "splits",
     )
     exclude: ConfigPath | None = Field(
-        None, description="A file with one source id, or JSON string, a line: these documents are left out, such as documents to take down"
+        None, description="A file with one source id or JSON string per line: documents to leave out, such as for a takedown"
     )
-    exclude_must_match: bool = Field(False, description="An id in `exclude` that matches no document is an error; otherwise it is reported")
-    added: tuple[Added, ...] = Field((), strict=False, description="Files that the data set has grown by: tables `[[pretrain.NAME.added]]`")
+    exclude_must_match: bool = Field(False, description="True: an id in `exclude` that matches no document is an error, not a note")
+    added: tuple[Added, ...] = Field((), strict=False, description="Files added later: tables `[[pretrain.NAME.added]]`")
 
     _plan: MemberPlan | None = PrivateAttr(None)
 
@@ -516,8 +515,8 @@ class SftSource(Source):
     val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val; the seed decides which ones")
     template: TemplateName = Field(
         SENTINELS,
-        description="The form of conversations as tokens: 'sentinels' are the special tokens of [tokenizer], 'chatml' is ChatML, "
-        "'model' is the chat template in the folder of the tokenizer's model, and a path names a .jinja file",
+        description="Format of conversations: 'sentinels' are the special tokens of [tokenizer], 'chatml' is ChatML, 'model' is the "
+        "chat template in the folder of the tokenizer's model, and a path names a .jinja file",
     )
     turns: LearnedTurns = "all"
 

@@ -40,9 +40,9 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
     files: list[ConfigPath] | None = Field(None, min_length=1, description="Globs of XML dumps, instead of the hub")
 
     headings: Literal["plain", "markdown"] = Field(
-        "plain", description="'markdown' keeps the levels of a dump's headings: `== A ==` becomes `## A`"
+        "plain", description="'markdown' keeps heading levels of a dump: `== A ==` becomes `## A`"
     )
-    title: bool = Field(False, description="True puts the title in front of each article, and `# ` before it if headings are Markdown")
+    title: bool = Field(False, description="True: put the title before each article, as `# Title` if headings are Markdown")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 class Wikitext(HubData, PretrainSource):
-    """WikiText. The splits are upstream's train and validation. If you set `files` and not `val_files`, val_frac decides the splits."""
+    """WikiText, with upstream's train and validation splits. With `files` but no `val_files`, val_frac splits."""
 
     source: Literal["wikitext"] = "wikitext"
     dataset: str = "Salesforce/wikitext"

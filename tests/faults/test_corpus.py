@@ -1,5 +1,4 @@
-"""Cleaning, the search for duplicates and exports. If they are killed anywhere and run again, the bytes are the same. If they are
-interrupted anywhere, they end in two seconds.
+"""Cleaning, the search for duplicates and exports. If they are killed or interrupted anywhere and run again, the bytes are the same.
 
 Each trial draws the place of the kill from its seed, which is the number in the test's name. To repeat a trial, run this test again. Kills
 at a call to the disk then come at the same call. Kills at a moment come after the same share of an undisturbed run. The seconds of this run
@@ -29,8 +28,6 @@ from niels_cache_assets.artifacts import corpus
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.corpus.text_export import FILE_TYPES, TextExport
 from niels_cache_assets.dedup import ranges
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
@@ -59,7 +56,6 @@ STAGES = [
     *(f"export {format}" for format in FORMATS),
     *(f"replacing {format}" for format in FORMATS),
 ]
-TEXT_STAGES = [f"text {file_type}" for file_type in FILE_TYPES]
 
 
 def write_project(folder: Path) -> None:
@@ -126,9 +122,6 @@ def run_stage(folder: Path, stage: str, root: Path, *, processes: int = 1, at: i
                 prepare_corpus(project(folder), name, root=root, processes=processes, log=tell)
             elif kind == "duplicates":
                 find_duplicates(project(folder, name), root=root, log=tell)
-            elif kind == "text":
-                prepared = open_prepared(project(folder), "lines", root=folder / "prepared")
-                TextExport(prepared=prepared, folder=root / "out", file_type=name).write()  # type: ignore[arg-type]
             else:
                 export(folder, "newer", name, root, force=kind == "replacing")
         finally:
@@ -191,7 +184,10 @@ def log_of(root: Path) -> str:
 
 
 def kill_and_run_again(workshop: Workshop, stage: str, root: Path, *, seed: int, kills: int, processes: int = 1) -> None:
-    """Kill the stage so often, finish it, and compare the bytes. Half of the kills come at a call to the disk, half at a time."""
+    """Kill the stage so often, finish it, and compare the bytes. Half of the kills come at a call to the disk, half at a time.
+
+    Some of those at a time are a signal that the stage handles: it ends by itself.
+    """
     draw, reference = drawing(seed), workshop.reference(stage)
     begin(workshop.project, stage, root)
     story = []
@@ -202,8 +198,11 @@ def kill_and_run_again(workshop: Workshop, stage: str, root: Path, *, seed: int,
             workshop.run(stage, root, at=at, processes=processes)
         else:
             after = reference.seconds * draw(1000) / 1000
-            story.append(f"after {after:.3f} s")
-            workshop.run(stage, root, kill_after=after, processes=processes)
+            number = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)[draw(3)]
+            story.append(f"after {after:.3f} s by {number.name}")
+            code = workshop.run(stage, root, kill_after=after, with_signal=number, processes=processes)
+            # 0: it was finished before; less the signal: it had not begun; 128 more: it was in a call that did not return
+            assert code in ((0, -number) if number == signal.SIGKILL else (0, 1, -number, 128 + number)), story
     told = f"seed {seed}: {stage}, killed {', '.join(story)}\n"
     finished = contents(root) == reference.files and stage.startswith("export")
     assert finished or workshop.run(stage, root) == 0, told + log_of(root)  # an export that is complete is not made again
@@ -232,49 +231,3 @@ def test_a_stage_killed_late_goes_on_and_does_not_start_afresh(workshop: Worksho
     assert "afresh" not in log_of(root)
     assert int(Path(f"{root}.calls").read_text()) < reference.calls
     assert contents(root) == reference.files
-
-
-@pytest.mark.parametrize("stage", TEXT_STAGES)
-@pytest.mark.parametrize("place", [pytest.param(place, marks=[pytest.mark.torture] if place % 7 else []) for place in range(1, 21)])
-def test_an_export_of_text_killed_at_twenty_places_has_the_same_bytes(workshop: Workshop, tmp_path: Path, stage: str, place: int) -> None:
-    reference, root = workshop.reference(stage), tmp_path / "root"
-    assert len(reference.files) > 3
-    begin(workshop.project, stage, root)
-    assert workshop.run(stage, root, at=reference.calls * place // 21) == -signal.SIGKILL
-    if contents(root) != reference.files:
-        assert workshop.run(stage, root) == 0, log_of(root)
-    assert contents(root) == reference.files, log_of(root)
-
-
-def stop_and_run_again(workshop: Workshop, stage: str, root: Path, *, seed: int, number: signal.Signals, tries: int = 3) -> None:
-    """`tries`: the number of tries. One of them must end in time, because other programs may delay some of them."""
-    draw, reference = drawing(seed), workshop.reference(stage)
-    begin(workshop.project, stage, root)
-    after = reference.seconds * (0.1 + 0.8 * draw(1000) / 1000)
-    started = time.monotonic()
-    code = workshop.run(stage, root, kill_after=after, with_signal=number)
-    lasted = time.monotonic() - started - after
-    told = f"seed {seed}: {stage}, {number.name} after {after:.3f} s, which took {lasted:.1f} s\n"
-    # 0: it was finished before; less the signal: it had not begun; 128 more: it was in a call that did not return
-    assert code in (0, 1, -number, 128 + number), told + log_of(root)
-    finished = contents(root) == reference.files and stage.startswith("export")
-    assert finished or workshop.run(stage, root) == 0, told + log_of(root)
-    assert contents(root) == reference.files, told + log_of(root)
-    if lasted > children.here(2) and tries > 1:
-        return stop_and_run_again(workshop, stage, root.with_name(f"{tries}"), seed=seed, number=number, tries=tries - 1)
-    assert lasted < children.here(2), told + log_of(root)
-
-
-@pytest.mark.parametrize(("seed", "number"), list(enumerate([signal.SIGTERM, signal.SIGINT, signal.SIGTERM])))
-def test_a_signal_ends_a_stage_within_two_seconds_and_the_next_run_finishes_it(
-    workshop: Workshop, tmp_path: Path, seed: int, number: signal.Signals
-) -> None:
-    stop_and_run_again(workshop, STAGES[seed * 7 % len(STAGES)], tmp_path / "root", seed=seed, number=number)
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("seed", range(100))
-def test_signals_end_stages_within_two_seconds_and_the_next_runs_finish_them(workshop: Workshop, tmp_path: Path, seed: int) -> None:
-    stop_and_run_again(
-        workshop, STAGES[seed % len(STAGES)], tmp_path / "root", seed=seed, number=signal.SIGTERM if seed % 2 else signal.SIGINT
-    )

@@ -1,27 +1,30 @@
-"""Fuzzed binary files and meta.json. For all bytes, a reader refuses the file with the project's error, or reads the true content.
+"""Fuzzed binary files, meta.json and states of loaders. A reader refuses them with the project's error, or reads the true content.
 
-Seeded and small in CI; `make torture` runs 100,000 cases of each format. Cases that found mistakes are in tests/test_hostile_files.py.
+Seeded and small in CI; `make torture` runs 100,000 cases of each. Cases that found mistakes are in tests/test_hostile_files.py and
+tests/test_hostile_states.py.
 """
 
 import io
 import json
 import struct
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, read_meta
+from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.cache.mmap import map_doc_ends, map_example_starts
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, IDX_DTYPE, META_NAME
 from niels_cache_runtime.format.meta import canonical_json, sha256_text
+from niels_cache_runtime.loader import blend
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.megatron import IndexedDataset
 from niels_cache_runtime.verify import verify_dataset
 from tests import megatron_core
-from tests.hand_made import ASST, EOT, USR, write_cache, write_pair
+from tests.hand_made import EOT, write_cache, write_meta_of, write_pair, write_stream
 from tests.hostile import CASES, Draws, fuzz, mutated_bytes, mutated_json
 
 _SHAPES = ["()", "(5,)", "(4,)", "(6,)", "(5)", "(5, 1)", "(0,)", "(-5,)", "(5.0,)", "(2305843009213693952,)", "(2305843009213693957,)"]
@@ -61,44 +64,27 @@ def as_numpy_reads(content: bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("cases", CASES)
-def test_document_ends_are_refused_or_what_numpy_reads_in_order(tmp_path: Path, cases: int) -> None:
-    path, ends, accepted = tmp_path / "train_doc_ends.npy", np.array([3, 4, 9, 15, 20], dtype=DOC_ENDS_DTYPE), 0
+@pytest.mark.parametrize(
+    ("read", "whole"),
+    [(map_doc_ends, np.array([3, 4, 9, 15, 20], DOC_ENDS_DTYPE)), (map_example_starts, np.array([0, 4, 9, 15, 19], IDX_DTYPE))],
+    ids=["document ends", "example starts"],
+)
+def test_offsets_are_refused_or_what_numpy_reads_in_order(tmp_path: Path, read: Any, whole: np.ndarray, cases: int) -> None:
+    path, accepted = tmp_path / "train.npy", 0
 
     def check(content: bytes) -> None:
         nonlocal accepted
         path.write_bytes(content)
         try:
-            found = map_doc_ends(path, token_count=20)
+            found = read(path, token_count=20)
         except NielsCacheError:
             return
         accepted += 1
-        assert found.dtype == DOC_ENDS_DTYPE
-        assert found.tolist() == as_numpy_reads(content).tolist()
-        assert [0, *found.tolist()] == sorted({0, *found.tolist()})
-        assert found[-1] == 20
+        assert found.dtype == whole.dtype
+        assert found.tolist() == as_numpy_reads(content).tolist() == sorted(set(found.tolist()))
+        assert (found[0] > 0, found[-1] == 20) == ((True, True) if read is map_doc_ends else (False, False))
 
-    fuzz(cases, lambda draws: npy_file(draws, ends), check)
-    assert accepted
-
-
-@pytest.mark.parametrize("cases", CASES)
-def test_example_starts_are_refused_or_what_numpy_reads_in_order(tmp_path: Path, cases: int) -> None:
-    path, starts, accepted = tmp_path / "train_idx.npy", np.array([0, 4, 9, 15, 19], dtype=IDX_DTYPE), 0
-
-    def check(content: bytes) -> None:
-        nonlocal accepted
-        path.write_bytes(content)
-        try:
-            found = map_example_starts(path, token_count=20)
-        except NielsCacheError:
-            return
-        accepted += 1
-        assert found.dtype == IDX_DTYPE
-        assert found.tolist() == as_numpy_reads(content).tolist()
-        assert found.tolist() == sorted(set(found.tolist()))
-        assert (found[0], found[-1] < 20) == (0, True)
-
-    fuzz(cases, lambda draws: npy_file(draws, starts), check)
+    fuzz(cases, lambda draws: npy_file(draws, whole), check)
     assert accepted
 
 
@@ -121,24 +107,6 @@ def test_token_arrays_of_others_are_refused_ignored_or_read_as_numpy_reads_them(
 
     fuzz(cases, lambda draws: npy_file(draws, np.arange(10, 21, dtype=np.uint16)), check)
     assert accepted
-
-
-@pytest.mark.parametrize("cases", CASES)
-def test_bytes_of_a_meta_json_that_were_not_hashed_again_are_refused_or_say_the_same(tmp_path: Path, cases: int) -> None:
-    folder = write_cache(tmp_path) / "pretrain" / "notes"
-    path = folder / META_NAME
-    whole = path.read_bytes()
-    true = read_meta(str(path))
-
-    def check(content: bytes) -> None:
-        path.write_bytes(content)
-        try:
-            found = read_meta(str(path))
-        except NielsCacheError:
-            return
-        assert found == true
-
-    fuzz(cases, lambda draws: mutated_bytes(draws, whole), check)
 
 
 def hashed_again(meta: Any) -> bytes:
@@ -183,38 +151,6 @@ def test_a_meta_json_that_was_edited_and_hashed_again_is_refused_or_its_tokens_a
 
     whole = json.loads(path.read_bytes())
     fuzz(cases, lambda draws: mutated_json(draws, whole), check)
-    assert accepted
-
-
-SFT_TOKENS = [USR, 10, EOT, ASST, 11, EOT, USR, 12, EOT, ASST, 13, 14, EOT]
-
-
-@pytest.mark.filterwarnings("ignore:.*have no target")
-@pytest.mark.parametrize("cases", CASES)
-def test_a_bare_pair_of_any_bytes_is_refused_or_gives_batches(tmp_path: Path, cases: int) -> None:
-    tokens_path, idx_path = write_pair(tmp_path, "train", [SFT_TOKENS[:6], SFT_TOKENS[6:]])
-    tokens, whole_index, accepted = Path(tokens_path).read_bytes(), Path(idx_path).read_bytes(), 0
-    starts = np.array([0, 6], dtype=IDX_DTYPE)
-
-    def check(drawn: tuple[bytes, bytes, int]) -> None:
-        nonlocal accepted
-        Path(tokens_path).write_bytes(drawn[0])
-        Path(idx_path).write_bytes(drawn[1])
-        try:
-            packed = PackedExamples(str(tmp_path / "train"), T=drawn[2], seed=1, eot_id=EOT, asst_id=ASST)
-            rows = packed.read(np.arange(packed.samples), epoch=0)
-        except NielsCacheError:
-            return
-        accepted += 1
-        assert rows.targets is not None
-        assert rows.tokens.shape == (packed.samples, drawn[2] + 1)
-        assert rows.targets.any(axis=1).all()
-
-    def pair(draws: Draws) -> tuple[bytes, bytes, int]:
-        index = npy_file(draws, starts) if draws.integer(0, 1) else whole_index
-        return mutated_bytes(draws, tokens), index, draws.integer(1, 16)
-
-    fuzz(cases, pair, check)
     assert accepted
 
 
@@ -265,4 +201,50 @@ def test_an_index_of_megatrons_is_refused_or_read_as_its_format_says(tmp_path: P
         return mutated_bytes(draws, index, fields), tokens if draws.integer(0, 1) else mutated_bytes(draws, tokens)
 
     fuzz(cases, both, check)
+    assert accepted
+
+
+# States of loaders, in JSON
+
+
+def write_sources(root: Path) -> dict[str, str]:
+    write_pair(root / "sft" / "chats", "train", [[2, 10, 4, 3, 11 + number, 4] for number in range(20)])
+    write_pair(root / "sft" / "chats", "val", [])
+    write_meta_of(root / "sft" / "chats", kind="sft")
+    return {"notes": write_stream(root / "pretrain" / "notes", np.arange(10_000, 10_201)), "chats": str(root / "sft" / "chats" / "train")}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("cases", CASES)
+def test_a_state_of_the_loader_is_refused_or_gives_the_batch_it_stands_before(
+    tmp_path: Path, cases: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nearly all states have the same weights, and to interleave these takes most of the time of opening a loader: it is done once."""
+    monkeypatch.setattr(blend, "_interleave", lru_cache(8)(blend._interleave))
+    sources, accepted = write_sources(tmp_path), 0
+    settings: dict[str, Any] = {"T": 8, "B": 2, "seed": 7, "weights": [(0, {"notes": 1, "chats": 1}), (40, {"notes": 2, "chats": 1})]}
+    loader = TokenLoader(sources, **settings)
+    iterator = iter(loader)
+    for _ in range(30):
+        next(iterator)
+    state = json.loads(json.dumps(loader.state_dict()))
+
+    def check(drawn: Any) -> None:
+        nonlocal accepted
+        for resume in (lambda: TokenLoader.from_state(drawn), lambda: loaded(drawn)):
+            try:
+                resumed = resume()
+                batch = next(iter(resumed))
+            except (NielsCacheError, StopIteration):
+                continue
+            accepted += 1
+            position = resumed.position
+            assert (position.samples, position.step) == (drawn["samples"] + len(batch.x) * resumed.world_size, drawn["step"] + 1)
+
+    def loaded(drawn: Any) -> TokenLoader:
+        fresh = TokenLoader(sources, **settings)
+        fresh.load_state_dict(drawn)
+        return fresh
+
+    fuzz(cases, lambda draws: mutated_json(draws, state), check)
     assert accepted

@@ -1,65 +1,41 @@
 """Random Roam exports, message trees, chats and wiki pages, whole and damaged. A source raises NielsCacheError, or reads or counts
 everything in them.
 
-The long versions (`make torture`) are the same with more cases. Cases that once failed are examples here. A failure prints the case and
-hypothesis' @reproduce_failure line, which replays it.
+`make torture` draws more cases. Cases that once failed are examples here.
 """
 
 import codecs
 import json
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.mediawiki.markup import Form
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
-from tests.read_sources import read
+from tests.depth import cases
+from tests.hostile import watched
+from tests.read_sources import one_file, read
 from tests.wiki_text import plain_text
 
-CASES, MANY_CASES = 100, 5_000
-MANY_PAGES = 100_000  # of wiki markup
-HANGS_AFTER = 30  # seconds, of which no case takes one
-
-Test = Callable[..., None]
-
-
-def cases(count: int) -> Callable[[Test], Test]:
-    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
-    return settings(derandomize=True, max_examples=count, deadline=None, print_blob=True, database=None, suppress_health_check=checks)
-
-
-@contextmanager
-def no_hang() -> Iterator[None]:
-    def ring(*_: object) -> None:
-        raise AssertionError(f"still at it after {HANGS_AFTER} s")
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(HANGS_AFTER)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+CASES = 100
 
 
 def read_or_refused(source: Source) -> tuple[list[Any], StreamContext] | None:
     """Return the items of the source, or None if the source refuses with one line. All values for lineage must be UTF-8."""
-    with no_hang():
-        refusal = None
-        try:
+    refusal = None
+    try:
+        with watched():
             items, context = read(source)
-        except NielsCacheError as error:
-            refusal = str(error)
+    except NielsCacheError as error:
+        refusal = str(error)
     if refusal is not None:
         assert len(refusal.splitlines()) == 1
         assert len(refusal) < 2_000
@@ -68,12 +44,6 @@ def read_or_refused(source: Source) -> tuple[list[Any], StreamContext] | None:
         for field in ("source_id", "file", "title", "group", "category"):
             (getattr(item, field, None) or "").encode()
     return items, context
-
-
-def written(folder: Path, name: str, content: bytes) -> str:
-    path = folder / name
-    path.write_bytes(content)
-    return str(path)
 
 
 SCALARS = st.one_of(
@@ -129,8 +99,16 @@ EXPORT = st.one_of(
 )
 
 
-def check_roam(tmp_path: Path, content: bytes) -> None:
-    path = written(tmp_path, "graph.json", content)
+@cases(CASES)
+@given(damaged(EXPORT.map(encoded)))
+@example(encoded([{"title": "t", "children": [{"string": {"a": "object"}}]}]))  # once read as what Python prints of it
+@example(encoded([{"title": "t", "children": [{"children": [{"string": "a\nb"}]}]}]))
+@example(encoded([{"title": "", "children": [{"string": "\0"}]}]))  # dropped as not_text
+@example(b"[" * 100_000)
+@example(b"[" + b"9" * 5000 + b"]")
+@example(b"")
+def test_roam_exports(tmp_path: Path, content: bytes) -> None:
+    (path,) = one_file(tmp_path, "graph.json", content)
     named = read_or_refused(Roam(path=path))
     among_notes = read_or_refused(Roam(path=str(tmp_path)))
     if named is None:
@@ -144,31 +122,11 @@ def check_roam(tmp_path: Path, content: bytes) -> None:
             assert item.text.startswith(pages[item.row]["title"])
 
 
-@cases(CASES)
-@given(damaged(EXPORT.map(encoded)))
-@example(encoded([{"title": "t", "children": [{"string": {"a": "object"}}]}]))  # once read as what Python prints of it
-@example(encoded([{"title": "t", "children": [{"children": [{"string": "a\nb"}]}]}]))
-@example(encoded([{"title": "", "children": [{"string": "\0"}]}]))  # dropped as not_text
-@example(b"[" * 100_000)
-@example(b"[" + b"9" * 5000 + b"]")
-@example(b"")
-def test_roam_exports(tmp_path: Path, content: bytes) -> None:
-    check_roam(tmp_path, content)
-
-
-def test_what_is_no_text_of_a_block_is_counted(tmp_path: Path) -> None:
-    page = {"title": "t", "children": [{"string": {"a": "object"}, "children": [{"string": "inner"}]}, {"string": 7}, {"string": "outer"}]}
-    path = written(tmp_path, "graph.json", encoded([page]))
-    (document,), context = read(Roam(path=path))
-    assert document.text == "t\n\n  - inner\n- outer"
-    assert context.report.dropped == {"malformed_block": 2}
-
-
 def test_an_outline_that_indents_its_way_to_gigabytes_is_refused(tmp_path: Path) -> None:
     block: dict[str, Any] = {"string": "a\n" * 20_000 + "b"}
     for _ in range(200):
         block = {"children": [block]}
-    path = written(tmp_path, "graph.json", encoded([{"title": "t", "children": [block]}]))
+    (path,) = one_file(tmp_path, "graph.json", encoded([{"title": "t", "children": [block]}]))
     assert Path(path).stat().st_size < 100_000
     with pytest.raises(NielsCacheError, match=r"graph\.json: page 0: .* 1 MiB"):
         read(Roam(path=path, max_document_mib=1))
@@ -193,9 +151,15 @@ TREES = lines(
 )
 
 
-def check_trees(tmp_path: Path, content: bytes) -> None:
+@cases(CASES)
+@given(damaged(TREES))
+@example(b"\x1c")  # a blank of Unicode's, and no JSON
+@example(encoded({"prompt": {"message_id": [], "replies": [{"message_id": "a", "text": "x", "role": "assistant"}]}}))  # once a TypeError
+@example(encoded({"prompt": {"message_id": "a", "role": "prompter", "text": "x", "replies": {"message_id": "b"}}}))
+@example(encoded({"prompt": {}, "message_tree_id": "\ud800"}))
+def test_message_trees(tmp_path: Path, content: bytes) -> None:
     first = b'{"prompt": {"message_id": "p", "text": "q", "role": "prompter", "replies": []}}\n'
-    path = written(tmp_path, "a.trees.jsonl", first + content)
+    (path,) = one_file(tmp_path, "a.trees.jsonl", first + content)
     result = read_or_refused(Oasst1(files=[path]))
     if result is None:
         return
@@ -206,22 +170,6 @@ def check_trees(tmp_path: Path, content: bytes) -> None:
         roles = [message["role"] for message in item.messages]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
         assert all(isinstance(message["content"], str) and message["content"].strip() for message in item.messages)
-
-
-@cases(CASES)
-@given(damaged(TREES))
-@example(b"\x1c")  # a blank of Unicode's, and no JSON
-@example(encoded({"prompt": {"message_id": [], "replies": [{"message_id": "a", "text": "x", "role": "assistant"}]}}))  # once a TypeError
-@example(encoded({"prompt": {"message_id": "a", "role": "prompter", "text": "x", "replies": {"message_id": "b"}}}))
-@example(encoded({"prompt": {}, "message_tree_id": "\ud800"}))
-def test_message_trees(tmp_path: Path, content: bytes) -> None:
-    check_trees(tmp_path, content)
-
-
-def test_replies_that_are_no_list_are_counted(tmp_path: Path) -> None:
-    tree = {"prompt": {"message_id": "a", "role": "prompter", "text": "x", "replies": {"message_id": "b"}}}
-    _, context = read(Oasst1(files=[written(tmp_path, "a.trees.jsonl", encoded(tree))]))
-    assert context.report.dropped == {"malformed_message": 1, "no_assistant": 1}
 
 
 # Chats
@@ -237,8 +185,13 @@ CHATS = lines(
 )
 
 
-def check_chats(tmp_path: Path, content: bytes) -> None:
-    path = written(tmp_path, "a.jsonl", content)
+@cases(CASES)
+@given(damaged(CHATS))
+@example(b'{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "x"}], "id": "\\udfff"}')
+@example(b'{"messages": ' + b"[" * 100_000)
+@example(b'{"messages": NaN}\n{"messages": [{"from": [], "value": {}}]}')
+def test_chats(tmp_path: Path, content: bytes) -> None:
+    (path,) = one_file(tmp_path, "a.jsonl", content)
     result = read_or_refused(ChatJsonl(files=[path]))
     if result is None:
         return
@@ -248,15 +201,6 @@ def check_chats(tmp_path: Path, content: bytes) -> None:
     for item in items:
         assert {"role", "content"} == set().union(*item.messages)
         assert any(message["role"] == "assistant" for message in item.messages)
-
-
-@cases(CASES)
-@given(damaged(CHATS))
-@example(b'{"messages": [{"role": "user", "content": "\\ud800"}, {"role": "assistant", "content": "x"}], "id": "\\udfff"}')
-@example(b'{"messages": ' + b"[" * 100_000)
-@example(b'{"messages": NaN}\n{"messages": [{"from": [], "value": {}}]}')
-def test_chats(tmp_path: Path, content: bytes) -> None:
-    check_chats(tmp_path, content)
 
 
 # Wiki markup
@@ -275,19 +219,16 @@ PAGE = st.one_of(
 )
 
 
-def check_markup(wikitext: str) -> None:
-    with no_hang():
-        made = plain_text(wikitext)
-    assert made == made.strip()
-    assert len(made) <= 4 * len(wikitext) + 100
-    assert not set(made) & set("\x02\x03\x04\x05\x06\x07\x08\x0e")
-
-
 @cases(CASES)
 @given(PAGE)
 @example("=={{==\n[")  # once with a mark of the scan's own in its heading
 def test_wiki_markup(wikitext: str) -> None:
-    check_markup(wikitext)
+    for form in (Form(), Form(headings=True)):
+        with watched():
+            made = plain_text(wikitext, form)
+        assert made == made.strip()
+        assert len(made) <= 4 * len(wikitext) + 100
+        assert not set(made) & set("\x00\x02\x03\x04\x05\x06\x07\x08\x0e\x0f"), repr(made)
 
 
 # Dumps
@@ -300,8 +241,10 @@ DUMP = st.builds(
 )
 
 
-def check_dump(tmp_path: Path, content: bytes) -> None:
-    path = written(tmp_path, "a.xml", content)
+@cases(CASES)
+@given(damaged(DUMP))
+def test_dumps(tmp_path: Path, content: bytes) -> None:
+    (path,) = one_file(tmp_path, "a.xml", content)
     result = read_or_refused(Wikipedia(files=[path]))
     kept = read_or_refused(Wikipedia(files=[path], keep_damaged=True))
     if result is not None:
@@ -310,31 +253,3 @@ def check_dump(tmp_path: Path, content: bytes) -> None:
         assert len(result[0]) + sum(result[1].report.dropped.values()) == content.count(b"</page>")
     elif kept is not None:
         assert kept[1].report.dropped["damaged_file"] == 1
-
-
-@cases(CASES)
-@given(damaged(DUMP))
-def test_dumps(tmp_path: Path, content: bytes) -> None:
-    check_dump(tmp_path, content)
-
-
-LONG = {
-    "roam": (damaged(EXPORT.map(encoded)), check_roam, MANY_CASES),
-    "trees": (damaged(TREES), check_trees, MANY_CASES),
-    "chats": (damaged(CHATS), check_chats, MANY_CASES),
-    "dumps": (damaged(DUMP), check_dump, MANY_CASES),
-    "markup": (PAGE, lambda _, wikitext: check_markup(wikitext), MANY_PAGES),
-}
-
-
-@pytest.mark.torture
-@pytest.mark.parametrize("what", LONG)
-def test_many_more(tmp_path: Path, what: str) -> None:
-    strategy, check, count = LONG[what]
-
-    @cases(count)
-    @given(strategy)
-    def run(case: Any) -> None:
-        check(tmp_path, case)
-
-    run()

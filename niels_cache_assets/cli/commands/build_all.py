@@ -44,13 +44,11 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {  # by field of an esti
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", metavar="NAME", nargs="+", help="build only these data sets (and the tokenizer, if it is missing)")
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="build only these data sets (and a missing tokenizer)")
     parser.add_argument("--force", action="store_true", help="rebuild finished data sets")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be built, why, and the estimated cost; write nothing")
     parser.add_argument(
-        "--dry-run", action="store_true", help="build and write nothing; print what would be built and why, and about how much it takes"
-    )
-    parser.add_argument(
-        "--wait", action="store_true", help="if a process with another Dagster home is building the same data set, wait instead of failing"
+        "--wait", action="store_true", help="if a process with another Dagster home is building a data set, wait instead of failing"
     )
     parser.add_argument(
         "--set",
@@ -60,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         help="override any setting: pretrain.NAME.key=value, sft.NAME.key=value, blend.NAME.key=value, tokenizer.key=value, "
         "build.key=value, or one entry of a table, such as pretrain.NAME.cleaning.min_words=5; the value is TOML, or plain text "
-        "if it is not valid TOML; repeat the option for several settings",
+        "if it is not valid TOML; repeatable",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
     for flag in FLAGS:
@@ -69,25 +67,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     description="""\
-Build the tokenizer, then every pretrain data set, then every SFT data set that niels_cache.toml names.
-Without that file, build the data sets of the default profile. Dagster runs the builds, so its UI shows
-the same runs. Before training a tokenizer, build-all checks all inputs and reports every input that it
-cannot read. Data sets with `prepare` are cleaned and deduplicated first, and the tokenizer is trained
-on the remaining documents (docs/cleaning.md).
+Build the tokenizer and every data set that niels_cache.toml names; without that file, those of the
+default profile. Dagster runs the builds, so its UI shows the same runs. Before it trains a tokenizer,
+build-all checks all inputs and reports every one that it cannot read. Data sets with `prepare` are
+cleaned and deduplicated first, and the tokenizer is trained on the remaining documents
+(docs/cleaning.md).
 
-A data set that is already built from the same settings, tokenizer and upstream revision is a cache
-hit and takes seconds. A failed data set does not stop the others, and its last good cache stays
-unchanged. A data set that lacks a setting (roam without a folder) is skipped. If a source ends before
-its token budget is met, the table shows the share that was reached.
+A data set that was built from the same settings, tokenizer and upstream revision is a cache hit. A
+failed data set does not stop the others, and its last good cache stays unchanged. A data set that lacks
+a setting (roam without a folder) is skipped.
 
 With --only, a tokenizer whose settings have changed is replaced only if no other cache uses it, or with
---force: the others become stale.
+--force; the other caches then become stale.
 
-With --dry-run, nothing is built or written. The table shows for each step whether it would be built, and
-why. For corpora, caches and parts it also shows the bytes to read, and about how many tokens, how much
-disk space and how much time a build takes. These numbers come from the sizes of the files, the token
-budgets, and a short sample of local files; "-" is unknown. A newer revision on the hub is not noticed.
-The exit code is 1 if a step would fail.""",
+--dry-run shows which steps would be built and why, and estimates bytes to read, tokens, disk space and
+time from file sizes, token budgets and a short sample of local files; "-" means unknown. It does not
+notice newer revisions on the hub. The exit code is 1 if a step would fail.""",
     examples="""\
   niels-cache build-all
   niels-cache build-all --dry-run

@@ -59,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         dest="settings",
-        help="override a key of [cleaning]; the value is TOML, or plain text if it is not valid TOML; repeat the option for several keys",
+        help="override a key of [cleaning]; the value is TOML, or plain text if it is not valid TOML; repeatable",
     )
 
 
@@ -67,22 +67,22 @@ COMMAND = Command(
     usage="[FILE ...] ",
     description="""\
 Run the cleaning chain on files and show which documents it drops. Nothing is registered or written.
-With --dropped NAME, show the documents that cleaning dropped from a built data set: the number for each
-reason, and examples with the measured value. A build saves 50 examples of each reason, sampled evenly
-over all documents that were dropped for this reason.
 
-The name of FILE determines its format: .txt, .md and .rst (one document per file), .jsonl (one per
+--dropped NAME shows what cleaning dropped from a built data set: counts by reason, and examples with the
+measured value. A build saves 50 randomly sampled examples of each reason.
+
+The extension of FILE determines its format: .txt, .md and .rst (one document per file), .jsonl (one per
 line), .parquet (one per row), .xml (a MediaWiki dump), each also compressed as .gz, .bz2, .xz or .zst.
-A folder stands for every such file in it. The thresholds come from [cleaning] in your configuration.""",
+A folder stands for all such files in it. The thresholds come from [cleaning] in your configuration.""",
     examples="""\
-  niels-cache clean notes/ articles.jsonl.gz                   how many documents stay, and why the others are dropped
+  niels-cache clean notes/ articles.jsonl.gz                   counts by reason
   niels-cache clean dump.xml.bz2 --limit 1000 -n 2             two examples of each reason
   niels-cache clean a.jsonl -n 20 --reason list_page           twenty of one reason
   niels-cache clean a.jsonl --set min_words=20 --set 'skip=["not_english"]'
-  niels-cache clean --dropped wikipedia                        what a build dropped, with three examples of each reason
+  niels-cache clean --dropped wikipedia                        what a build dropped
   niels-cache clean --dropped wikipedia --reason list_page -n 20
 
-What each reason means, and where its threshold comes from: docs/cleaning.md""",
+docs/cleaning.md explains each reason and its threshold.""",
     offers={"dropped": PRETRAIN},
 )
 

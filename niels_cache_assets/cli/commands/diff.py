@@ -47,13 +47,12 @@ COMMAND = Command(
     usage="A B ",
     description="""\
 Compare two builds: the settings that differ, the documents that only one of them has, and the first
-token that differs, with its document and the surrounding text on both sides. Like diff(1), the command
-exits with 0 if nothing differs, with 1 if something differs, and with 2 for wrong use.
+token that differs, with its document and the surrounding text on both sides. Like diff(1), it exits with
+0 if nothing differs, 1 if something differs, and 2 for wrong use.
 
-A and B are two cache roots, which are compared data set by data set, or the folders of two data sets
-of one family, under any names. A document is identified by its id at the source, its file and its row.
-Corpora, duplicates and indices are not compared. `niels-cache tokenizer compare` compares tokenizers
-on the same text.""",
+A and B are two cache roots, compared data set by data set, or two data sets of one family. A document is
+identified by its id at the source, its file and its row. Corpora, duplicates and indices are not
+compared.""",
     examples="""\
   niels-cache diff cache old/cache
   niels-cache diff cache/pretrain/wikitext old/cache/pretrain/wikitext -n 20""",

@@ -39,19 +39,18 @@ _NETWORK = "check the network and its proxy (HTTPS_PROXY); to use a mirror, set 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--offline", action="store_true", help="use no network: skip the hub and remote files")
-    parser.add_argument("--text", action="store_true", help="list every place that holds text of documents, and check nothing")
+    parser.add_argument("--text", action="store_true", help="list every location that holds text of documents; check nothing")
 
 
 COMMAND = Command(
     description="""\
-Check everything that a build needs: the system, the versions of installed packages, the configuration,
-the files that the data sets name, the cache directory (writing, space, locks, exchange of directories),
-DAGSTER_HOME, and each data set on the hub. For every problem, doctor prints how to fix the problem.
-doctor builds nothing and leaves no file behind.
+Check everything that a build needs: the system, installed packages, the configuration, the files that
+data sets name, the cache directory, DAGSTER_HOME, and each data set on the hub. doctor prints a fix for
+every problem. It builds nothing and leaves no file behind.
 
-With --text, print every place that holds text of documents, such as for a takedown: caches, unfinished
-builds, original files, copies of the hub's files, published caches. Exports, pulled and local copies are
-where you wrote them. Dagster's home, its logs and the pages of reports hold no text.
+--text lists every location that holds text of documents, for example before a takedown: caches,
+unfinished builds, original files, copies of the hub's files, published caches, pages of `report NAME`. It
+cannot know where you put exports, pulled caches and local copies. Dagster's home and logs hold no text.
 
 exit codes: 0 no problem (notes are allowed), 1 at least one problem.""",
     examples="""\

@@ -50,13 +50,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="[NAME] ",
     description="""\
-Show duplicates of a data set, each with the document that is kept. That document may be in another
-data set, in another split, or earlier in the same one. Without NAME, show counts for every data set.""",
+Show duplicates of a data set, each with the document that is kept, which may be in another data set, in
+the other split, or earlier in the same one. Without NAME, show counts for every data set.""",
     examples="""\
   niels-cache duplicates                                counts of every data set
   niels-cache duplicates wikipedia -n 5                 five random near duplicates
-  niels-cache duplicates wikipedia --closest-call -n 5  the five least similar: is the threshold right?
-  niels-cache duplicates wikipedia --kind exact""",
+  niels-cache duplicates wikipedia --closest-call -n 5  the five least similar, to check the threshold""",
     offers={"name": PRETRAIN, "kind": KINDS},
 )
 

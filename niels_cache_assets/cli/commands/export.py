@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--max-bytes",
         metavar="N",
         type=whole_number,
-        help="largest size of the tokens in one file "
+        help="maximum size of the tokens in one file "
         "(default: megatron 512 GB, datatrove 200 GB, olmo 1 GiB, llmc and npy 100 million tokens)",
     )
     parser.add_argument("--key", metavar="KEY", help="megatron: name the files PREFIX_KEY_document, like its preprocess_data.py")
@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "hardlink (a second name of the cache's file) or copy",
     )
     parser.add_argument("--file-type", metavar="TYPE", help="text: jsonl.zst (default) or parquet")
-    parser.add_argument("--force", action="store_true", help="replace an older export at the same place")
+    parser.add_argument("--force", action="store_true", help="replace an older export at the same path")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the files, their sizes, and the files that --force would delete; write nothing"
     )
@@ -78,16 +78,16 @@ Write a pretrain cache as the files that other projects train from. FORMAT is on
   llmc       llm.c: NAME_train_000000.bin, ... of 100 million tokens
   datatrove  datatrove, nanotron: train/NAME_00000_unshuffled.ds, ... with .index and .metadata
   olmo       OLMo-core: NAME_train/part-00000.npy, ... without a header, with .csv.gz
-  npy        train/NAME_train_000000.npy, ... of 100 million tokens, as numpy.load, build-nanogpt
-             and our DatasetLoader read them (OLMo-core does not: its .npy have no header)
+  npy        train/NAME_train_000000.npy, ... of 100 million tokens, for numpy.load, build-nanogpt
+             and our DatasetLoader (OLMo-core does not read them: its .npy have no header)
 
   text       the documents of a data set with `prepare`, cleaned and without duplicates:
              NAME-00000.jsonl.zst, ... (or .parquet) with id, text, title, file, row and split,
              and NAME.json with counts and sha256; after a kill, the same command continues
 
 EOT follows each document, as in the cache; for llm.c, EOT precedes each document. The files appear only
-when all of them are complete. A list of the file names (*.files) tells a later export to the same place
-which files to replace. For nanogpt and olmo, export prints lines to add to the code of that project.""",
+when all of them are complete. A list of them (*.files) tells --force which files to replace. For nanogpt
+and olmo, export prints lines to add to the code of that project.""",
     examples="""\
   niels-cache export megatron wikitext --split train --out data/wikitext --key text
   niels-cache export nanogpt wikitext --out ../nanoGPT/data/wikitext

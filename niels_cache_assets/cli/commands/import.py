@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", metavar="FILE", help="the model that made the tokens: SentencePiece, tokenizer.json, tiktoken ranks")
     parser.add_argument("--tokenizer-sha256", metavar="HEX", help="sha256 of the tokenizer that made the tokens")
     parser.add_argument("--vocab-size", metavar="N", type=whole_number, help="number of token ids")
-    parser.add_argument("--eot", metavar="ID", type=whole_number, help="the id that ends documents")
+    parser.add_argument("--eot", metavar="ID", type=whole_number, help="the id that ends a document")
     parser.add_argument("--force", action="store_true", help="replace an imported data set with this name")
 
 
@@ -42,13 +42,12 @@ COMMAND = Command(
     usage="FORMAT PREFIX --name NAME ",
     description="""\
 Make a pretrain cache from tokens of another project. `import megatron PREFIX` reads PREFIX.bin and
-PREFIX.idx into the train split of a new cache NAME, with the same documents in the same order. The new
-cache is verified before it takes its place.
+PREFIX.idx into the train split of a new cache NAME, with the same documents in the same order, and
+verifies the result.
 
-The files of Megatron-LM do not record the tokenizer. Name the tokenizer with --tokenizer or
---tokenizer-sha256. If this is the tokenizer of the cache directory, its vocabulary and EOT are known
-too. Instead, you can give --vocab-size and --eot. Otherwise the cache records that vocabulary and EOT
-are unknown, and commands show token ids instead of text.""",
+Megatron-LM's files do not record the tokenizer. Give --tokenizer or --tokenizer-sha256; if it is the
+tokenizer of the cache directory, its vocabulary and EOT are known too. Or give --vocab-size and --eot.
+Otherwise the cache records both as unknown, and commands show token ids instead of text.""",
     examples="""\
   niels-cache import megatron data/pile_text_document --name pile --vocab-size 50257 --eot 50256
   niels-cache import megatron data/wiki_train --val data/wiki_val --name wiki --tokenizer cache/tokenizer/spm.model""",

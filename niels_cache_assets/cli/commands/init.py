@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("data", metavar="PATH", nargs="*", help="your data: files, folders or globs; init inspects their content")
+    parser.add_argument("data", metavar="PATH", nargs="*", help="your data: files, folders or globs")
     parser.add_argument("--out", metavar="FILE", default="niels_cache.toml", help="the file to write (default: niels_cache.toml)")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
     start = parser.add_argument_group("what to build")
@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         nargs="*",
         dest="listed",
-        help="write no file: list the data sets that ship with niels-cache, or print the tables of these ones, to add to your file",
+        help="list the data sets that ship with niels-cache, or print the tables of NAME; write no file",
     )
     start.add_argument(
         "--profile",
@@ -73,12 +73,11 @@ COMMAND = Command(
     description="""\
 Write a niels_cache.toml that names the data sets to build, with a comment for every key. init inspects
 your data: it finds the field with the text, and the form of conversations (lists of messages,
-instruction and answer, OpenAssistant trees). Before it writes the file, it checks the
-configuration like `doctor`. If a source cannot be read, it writes no file.
+instruction and answer, OpenAssistant trees). It checks the configuration like `doctor` first, and
+writes no file if a source cannot be read.
 
-With --list, show the data sets that ship with niels-cache: a short description, the approximate download
-size, the licence that upstream states, and the origin. A data set is built only if niels_cache.toml names
-it, or sets profile = "default".""",
+--list shows the data sets that ship with niels-cache, with download size, licence and origin. A data
+set is built only if niels_cache.toml names it or sets profile = "default".""",
     usage="[PATH ...] ",
     examples="""\
   niels-cache init data/ chats.jsonl                     your data

@@ -33,23 +33,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "--val", action="store_true", help="build the val of all parts instead; data sets with val_tokens or decontaminate need it first"
+        "--val", action="store_true", help="build the val of all parts, which data sets with val_tokens or decontaminate need first"
     )
-    what.add_argument("--corpus", action="store_true", help="clean and sign this part of the corpus; for data sets with prepare")
-    what.add_argument(
-        "--range", action="store_true", help="find duplicates in this range of hashes; for data sets with dedup, if [dedup] sets ranges"
-    )
+    what.add_argument("--corpus", action="store_true", help="clean this part of the corpus and compute its signatures")
+    what.add_argument("--range", action="store_true", help="find duplicates in this range of hashes, if [dedup] sets ranges")
     what.add_argument("--seal", action="store_true", help="join the finished parts")
-    what.add_argument("--add", metavar="PATTERN", nargs="+", help="let the data set grow by new files, as the key `files` would name them")
-    what.add_argument("--prune", action="store_true", help="remove parts that the complete cache no longer needs")
+    what.add_argument("--add", metavar="PATTERN", nargs="+", help="add new files to the data set; PATTERN as in the key `files`")
+    what.add_argument("--prune", action="store_true", help="remove parts of earlier plans")
     parser.add_argument("--parts", type=int, metavar="N", help="with --add: the number of parts for the new files (default: 1)")
     parser.add_argument("--train-tokens", type=int, metavar="N", help="with --add: a token budget for the new files (default: all of them)")
-    parser.add_argument(
-        "--no-wait", action="store_true", help="if another process builds this part, end with exit code 75 instead of waiting"
-    )
-    parser.add_argument("--threads", metavar="N", type=at_least(1), help="threads that encode text; never changes the bytes")
+    parser.add_argument("--no-wait", action="store_true", help="exit with 75 instead of waiting for another process that builds this part")
+    parser.add_argument("--threads", metavar="N", type=at_least(1), help="encoding threads; the bytes do not depend on it")
     parser.add_argument("--launch", type=_launch, help=argparse.SUPPRESS)  # a program that starts this command stops it by this name
-    parser.add_argument("--no-notify", action="store_true", help="send no message of [notify]; the program that starts this command does")
+    parser.add_argument(
+        "--no-notify", action="store_true", help="send no [notify] message, for example because the program that starts the command does"
+    )
 
 
 def _launch(text: str) -> str:
@@ -61,36 +59,33 @@ def _launch(text: str) -> str:
 COMMAND = Command(
     usage="NAME [NUMBER] ",
     description="""\
-Build one part of a data set in parts, in this process: no Dagster, no database. Any number of machines
-that share the cache directory can do this at the same time, and any scheduler can start it. The first
-command also makes the tokenizer and the plan. A finished part is a hit. If another process builds the
-part, the command waits for it; if that process has died, the command continues its work.
+Build one part of a data set in this process, without Dagster or a database. Any number of machines that
+share the cache directory can do this at the same time, under any scheduler. The first command also makes
+the tokenizer and the plan. If another process is building the part, the command waits for it, and takes
+over if that process dies.
 
---corpus builds a part of the corpus instead, for a data set with prepare. --range finds the documents that
-share a hash in one range of hashes, among all data sets with dedup. The first of these commands makes the
-hashes. If the drop lists are current, a range is a hit.
+--corpus builds a part of the corpus, for a data set with prepare. --range finds duplicates in one range
+of hashes, across all data sets with dedup.
 
---seal joins the parts into the cache. This copies no shard: they become hard links. For a data set with
-prepare, it joins the parts of the corpus first, and in the next call those of the cache.
+--seal joins the parts into the cache with hard links, so no shard is copied. With prepare, the first
+call joins the corpus and the second the cache.
 
-Stdout of all these has one JSON object on each line: log, progress, result or error (docs/cluster.md).
+Stdout of all these has one JSON object per line: log, progress, result or error (docs/cluster.md).
 
---add writes a table [[pretrain.NAME.added]] into the file of the configuration, and keeps everything else
-in it. The next build reads the new files only: the tokens that were there keep their places, and val keeps
-its documents.
+--add writes a table [[pretrain.NAME.added]] into the configuration file and keeps everything else in
+it. The next build reads only the new files: existing tokens keep their positions, and val keeps its
+documents.
 
---prune removes parts of an earlier plan, and all parts if the data set is not in parts any more. The parts
-of the current plan stay, because a repair and growth need them. They take little room: their shards are
-hard links.""",
+--prune removes parts of earlier plans, and all parts if the data set is no longer in parts. It keeps
+the parts of the current plan, which repair and growth need; their shards are hard links.""",
     examples="""\
-  niels-cache part web --val                           build the val of all parts, if the data set needs one
+  niels-cache part web --val                           build the val of all parts
   niels-cache part web 17
-  niels-cache part wiki 17 --corpus                    clean and sign a part of a data set with prepare
+  niels-cache part wiki 17 --corpus                    build a part of the corpus
   niels-cache part wiki 3 --range                      find duplicates in one range of hashes
-  niels-cache part web 17 --no-wait
   niels-cache part web --seal                          join the parts
-  niels-cache part web --add 'CC-MAIN-2026-05/*' --parts 8   add the files of a crawl, as 8 more parts
-  niels-cache part web --prune                         remove the parts of earlier plans""",
+  niels-cache part web --add 'CC-MAIN-2026-05/*' --parts 8   add a crawl as 8 more parts
+  niels-cache part web --prune                         remove parts of earlier plans""",
     offers={"name": PRETRAIN},
 )
 

@@ -22,7 +22,7 @@ _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a blend of the configuration, from its table [blend.NAME]")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a table [blend.NAME] of the configuration")
     parser.add_argument("--blend", metavar="FILE", help="file with weights and paths of a blend that is not configured")
     parser.add_argument("--sequence-length", metavar="L", type=whole_number, help="tokens in a sample")
     parser.add_argument(
@@ -37,17 +37,15 @@ COMMAND = Command(
     usage="[NAME] ",
     description="""\
 Build the GPT and blend indices of a training run in advance, on a CPU machine. An index lists the
-samples in the order of Megatron-LM. The command prints the folder and hash of each index. NAME is a
-table [blend.NAME] of the configuration. Without NAME, give --blend FILE and the settings of the run.
+samples in the order of Megatron-LM. The command prints the folder and hash of each index. Without NAME,
+give --blend FILE and the settings of the run.
 
-FILE has the form of Megatron-LM's --data-args-path: WEIGHT PATH WEIGHT PATH ..., or only paths, each of
-which is read once. PATH is the prefix of a .bin and an .idx, or a split of a cache, such as
-cache/pretrain/wikitext/train. A prefix and a split with the same content have the same index.
+FILE has the form of Megatron-LM's --data-args-path: WEIGHT PATH WEIGHT PATH ..., or only paths, each
+read once. PATH is the prefix of a .bin and an .idx, or a split of a cache, such as
+cache/pretrain/wikitext/train.
 
-Indices are written to index/ of the cache directory, under a hash of every setting and of the data.
-MegatronGPTDataset and open_blend of niels_cache_runtime.megatron find them there.
-
-megatron-core itself looks for indices elsewhere: examples/megatron_core_indices.py builds those.""",
+MegatronGPTDataset and open_blend of niels_cache_runtime.megatron find the indices in index/ of the cache
+directory. megatron-core looks elsewhere: examples/megatron_core_indices.py builds indices for it.""",
     examples="""\
   niels-cache prebuild-index mix                                              [blend.mix] of niels_cache.toml
   niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234

@@ -31,13 +31,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "address",
         metavar="ADDRESS",
         nargs="?",
-        help="where the cache is published: s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME",
+        help="s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME",
     )
-    parser.add_argument("--out", metavar="DIR", help="the cache directory to put it into, such as cache")
-    parser.add_argument("--split", metavar="SPLIT", help="bring train or val only; the other split is empty (default: both)")
-    parser.add_argument("--replace", action="store_true", help="exchange another build of this data set in DIR")
+    parser.add_argument("--out", metavar="DIR", help="the cache directory to write to, such as cache")
+    parser.add_argument("--split", metavar="SPLIT", help="download train or val only; the other split is empty (default: both)")
+    parser.add_argument("--replace", action="store_true", help="replace another build of this data set in DIR")
     copy = parser.add_argument_group("the local copy of a loader")
-    copy.add_argument("--copy", metavar="DIR", help="show what it holds; DIR is the folder that was given as Copy(dir=DIR)")
+    copy.add_argument("--copy", metavar="DIR", help="show the content of DIR, the folder of Copy(dir=DIR)")
     doing = copy.add_mutually_exclusive_group()
     doing.add_argument(
         "--trim", metavar="SIZE", type=byte_count, help="remove files that no process uses until SIZE is left, such as 100GB"
@@ -48,22 +48,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="ADDRESS --out DIR ",
     description="""\
-Bring a published cache and its tokenizer into a cache directory. Needs obstore: pip install
+Download a published cache and its tokenizer into a cache directory. Needs obstore: pip install
 "niels-cache[remote]". Credentials come from the environment, as for push.
 
-pull hashes each file while it writes the file, and puts the cache in its place when all files are
-complete. If pull is cut, run it again: it fetches only what is missing.
+pull hashes each file while it writes, and moves the cache into place when all files are complete. If pull
+is interrupted, run it again: it downloads only what is missing.
 
-With --copy, show the builds in the local copy of a loader: their addresses, files and bytes, and whether a
-process uses them. --trim removes the files that were not used for the longest time. It never removes a file
-that a process uses, nor a file that the copy did not fetch. --check reads the whole copy. A loader fetches
-a removed file again when it needs it.""",
+--copy shows the builds in a loader's local copy: their addresses, files and bytes, and whether a process
+uses them. --trim removes the least recently used files, but never a file that a process uses or that the
+copy did not download. A loader downloads a removed file again when it needs it.""",
     examples="""\
-  niels-cache pull s3://bucket/caches/wikitext --out cache                bring the cache
-  niels-cache pull s3://bucket/caches/wikitext --out cache --split train  bring only train
-  niels-cache pull s3://bucket/caches/wikitext --out cache --replace      exchange an older build
-  niels-cache pull hf://datasets/ours/wikitext --out cache                bring it from the hub
-  niels-cache pull --copy /local/tokens                                   what a local copy holds
+  niels-cache pull s3://bucket/caches/wikitext --out cache                download the cache
+  niels-cache pull s3://bucket/caches/wikitext --out cache --split train  only train
+  niels-cache pull s3://bucket/caches/wikitext --out cache --replace      replace an older build
+  niels-cache pull hf://datasets/ours/wikitext --out cache                from the hub
+  niels-cache pull --copy /local/tokens                                   show a local copy
   niels-cache pull --copy /local/tokens --trim 100GB                      make room""",
     offers={"split": ("train", "val")},
     has_caches=False,

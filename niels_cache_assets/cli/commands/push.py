@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a built data set")
-    parser.add_argument(
-        "address", metavar="ADDRESS", help="where to publish it: s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME"
-    )
-    parser.add_argument("--replace", action="store_true", help="exchange another build of this data set at the address")
-    parser.add_argument("--repair", action="store_true", help="read the objects that are there, and send damaged ones again")
-    parser.add_argument("--prune", action="store_true", help="then delete the builds that the address does not name any more")
+    parser.add_argument("address", metavar="ADDRESS", help="s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME")
+    parser.add_argument("--replace", action="store_true", help="replace another build of this data set at the address")
+    parser.add_argument("--repair", action="store_true", help="also read the objects at the address, and send damaged ones again")
+    parser.add_argument("--prune", action="store_true", help="then delete older builds at the address")
 
 
 COMMAND = Command(
@@ -32,21 +30,19 @@ COMMAND = Command(
     description="""\
 Publish a cache and its tokenizer in an object store. Needs obstore: pip install "niels-cache[remote]".
 
-Credentials and endpoint come from the environment, as obstore takes them, such as AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT. s3:// and gs:// are tested with servers on one
-machine; az:// is untested.
+Credentials and endpoint come from the variables that obstore reads, such as AWS_ACCESS_KEY_ID,
+AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT. s3:// and gs:// are tested with local servers;
+az:// is untested.
 
-push sends each file with its sha256, and writes the record meta.json at the address last. Readers follow
-this record, so they see the whole build or nothing. If push is cut, run it again: it sends only the
-missing files. With --replace, only the record is exchanged. The old build stays until --prune, because
-a job may still read it. With --repair, push also reads the content of the objects that are there.
+push sends each file with its sha256, and writes meta.json at the address last, so readers see the whole
+build or nothing. If push is interrupted, run it again: it sends only the missing files. With --replace,
+the old build stays until --prune, because a job may still read it.
 
-hf://datasets/OWNER/NAME is a data set repository of the Hugging Face hub. push makes one commit with the
-cache and a data card. A repository that does not exist is made, as a private one. The token comes from
-HF_TOKEN or the login of huggingface_hub.""",
+For hf://datasets/OWNER/NAME, push makes one commit with the cache and a data card. It creates a missing
+repository as private. The token comes from HF_TOKEN or the login of huggingface_hub.""",
     examples="""\
   niels-cache push wikitext s3://bucket/caches/wikitext            publish a cache
-  niels-cache push wikitext s3://bucket/caches/wikitext --replace  exchange it by the newer build
+  niels-cache push wikitext s3://bucket/caches/wikitext --replace  replace it by a newer build
   niels-cache push wikitext s3://bucket/caches/wikitext --prune    also delete older builds there
   niels-cache push wikitext hf://datasets/ours/wikitext            publish it on the hub, with a data card""",
     offers={"name": DATA_SETS},

@@ -27,20 +27,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="[NAME] ",
     description="""\
-Write one HTML page about all caches: status, counts, size, sha256, results of checks, and plots. The
-page also shows how much of each data set a training run would read. It shows this for every
-[blend.NAME]; without a blend, for a run over all pretrain data sets by size. The table [reports] sets
-the length of that run. The page is a single file that you can send to others. Checks come from the
-records of Dagster (DAGSTER_HOME). The command builds nothing, hashes no file and contacts no upstream.
+Write one self-contained HTML page about all caches: status, counts, sizes, sha256, results of checks
+from Dagster's records (DAGSTER_HOME), and plots. The page also shows how much of each data set a
+training run would read: for every [blend.NAME], or without a blend for a run over all pretrain data sets
+by size. [reports] sets the length of that run. The command builds nothing, hashes no file and contacts
+no upstream.
 
-With NAME, write one page that helps to choose the limits of [cleaning] and the threshold of [dedup].
-For each limit, the page has the histogram of its measure, the documents that another limit would win
-or lose, and documents on both sides. For duplicates, it has the histogram of similarity, the documents
-lost at each threshold, and pairs on both sides. It also has the languages of all documents. Everything
-comes from signatures and measures that the corpus has stored: no text is cleaned or signed again. This
-page holds excerpts of documents.
+With NAME, write a page that helps to choose the limits of [cleaning] and the threshold of [dedup]. For
+each, the page has a histogram, the documents that another value would keep or drop, and examples on both
+sides of the limit. It also counts the languages of all documents. Everything comes from measures that the
+corpus stored; no text is cleaned again. This page holds excerpts of documents.
 
-With --json, print the same data without plots; the page is then written only if you give --out.""",
+--json prints the same data without plots, and writes the page only if you give --out.""",
     examples="""\
   niels-cache report --open             open the page in the browser
   niels-cache report --out caches.html

@@ -38,26 +38,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="[NAME ...] ",
     description="""\
-List the tokenizer, corpora, duplicates and caches: what each holds, its status, the reason, and what to
-do. status does not contact upstream; build-all checks whether upstream text has changed.
+List the tokenizer, corpora, duplicates and caches: counts, status, the reason, and what to do. status
+does not contact upstream; build-all checks whether upstream text has changed.
 
   complete      built with the current settings; every file has the size in meta.json
   stale         built with other settings, another tokenizer or another corpus
   missing       not built yet
-  broken        meta.json is unreadable or names another data set than the folder, or a file is
-                missing or has the wrong size; `niels-cache verify` reads the content of files, too
+  broken        meta.json is unreadable or belongs to another data set, or a file is missing or has
+                the wrong size; `niels-cache verify` also reads the content of files
   off           a setting is missing, or enabled = false (with --all)
-  resumable     an unfinished build exists; the next build resumes it
-  stale build   an unfinished build exists, but its settings, tokenizer, data (local files of up to
-                256 MB) or code version changed; the next build starts again, and the reason is shown
-  being built   another process is building it; its process id, machine and start time are shown
+  resumable     the next build resumes an unfinished build
+  stale build   the settings, tokenizer, data (local files of up to 256 MB) or code version of an
+                unfinished build changed; the next build starts again
+  being built   another process is building it (process id, machine and start time are shown)
 
 Data sets that niels_cache.toml does not name are listed if their cache exists. The columns train and val
-show a percentage if the source ended before its token budget was met. For a corpus, train is the number
-of documents that are left after cleaning. For the tokenizer, status shows
-the data sets that it was trained on, and the data sets that it was not trained on.
+show a percentage if the source ended before its token budget was met. For a corpus, train counts the
+documents after cleaning. For the tokenizer, status shows which data sets it was trained on.
 
-exit codes: 0 everything is complete or off, 1 something is neither complete nor off.""",
+exit codes: 0 everything is complete or off, 1 otherwise.""",
     examples="""\
   niels-cache status                  everything
   niels-cache status wikitext         one data set and its corpus

@@ -64,20 +64,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="compare|prove MODEL ... ",
     description="""\
-compare: compare tokenizers on the same text: characters per token, by source. A higher value is better, because
-the same text needs fewer tokens. Newlines and spaces count as characters. Special tokens such as EOT do
-not count, here and wherever niels-cache shows this figure. The text is decoded from the built data sets
-(nothing is downloaded); --files adds more.
+compare: compare characters per token on the same text, by source. Higher is better: the same text needs
+fewer tokens. Newlines and spaces count as characters; special tokens such as EOT do not count. The text
+is decoded from the built data sets; --files adds more.
 
-prove: compare every fast engine that is installed with the library that defines the ids of a
-tokenizer.json or of tiktoken ranks, on difficult texts and on the text of --only and --files. If any ids
-differ, the first text that differs is shown, and the exit code is 1. A build does the same before it
-uses an engine ([tokenizer] engine = "auto").""",
+prove: compare the ids of every installed fast engine with those of the reference library for a
+tokenizer.json or tiktoken ranks, on difficult texts and on the text of --only and --files. If ids differ,
+the command shows the first such text and exits with 1. A build makes the same comparison before it uses
+an engine ([tokenizer] engine = "auto").""",
     examples="""\
   niels-cache tokenizer compare cache new.model
   niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k
   niels-cache tokenizer compare a.model b.model --files books/ --characters 10_000_000
-  niels-cache tokenizer prove cache --files books/       are the ids of fast engines those of the reference?""",
+  niels-cache tokenizer prove cache --files books/       do fast engines give the ids of the reference?""",
     offers={"action": ACTIONS},
 )
 

@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         dest="sources",
-        help="new folder of a data set's split, if it moved since training",
+        help="the new folder of a split that moved since training",
     )
 
 
@@ -63,13 +63,12 @@ def _name_and_folder(text: str) -> tuple[str, str]:
 COMMAND = Command(
     usage="--state FILE --step N ",
     description="""\
-Show the origin of a batch of a training run. For every row, trace shows the data set, epoch, sample,
-shard and offset. For every document in the row, it shows the id, file and row at the source, and the
-text.
+Show the origin of a batch of a training run: data set, epoch, sample, shard and offset of every row, and
+for every document in the row its text and its id, file and row at the source.
 
-FILE contains a saved loader.state_dict(): a JSON file, or a torch checkpoint with the state at any
-level. trace computes the batch again from that state. It can show any step of the run, with the batch
-size and the ranks of the run. It refuses a cache that changed after the state was saved.""",
+FILE holds a saved loader.state_dict(): a JSON file, or a torch checkpoint with the state at any level.
+From it, trace computes any step of the run, with the run's batch size and ranks. It refuses a cache that
+changed after the state was saved.""",
     examples="""\
   niels-cache trace --state checkpoint.pt --step 1200                    every row of rank 0
   niels-cache trace --state checkpoint.pt --step 1200 --rank 3 --row 5   one row, with its whole text

@@ -21,12 +21,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         help="data sets, tokenizer or duplicates (default: the whole cache directory), or one ADDRESS of a published cache",
     )
-    parser.add_argument("--quick", action="store_true", help="compare only names and sizes; read no file")
+    parser.add_argument("--quick", action="store_true", help="compare only names and sizes")
     parser.add_argument(
         "--against-dagster",
         action="store_true",
-        help="also compare each meta.json with the hash that Dagster recorded (DAGSTER_HOME); this finds a changed file even if the "
-        "hashes in meta.json were updated",
+        help="also compare each meta.json with the hash that Dagster recorded (DAGSTER_HOME), to find a changed file even if "
+        "meta.json was updated",
     )
     parser.add_argument("--download", action="store_true", help="with an ADDRESS: read and hash the content of every object")
 
@@ -37,19 +37,19 @@ COMMAND = Command(
 Hash every file again and check the invariants of the format. verify prints one line for each finding,
 a note for each harmless difference, and a table with the result of each folder.
 
-unverifiable: if another program wrote the meta.json of a cache, there are no hashes to compare with. A
-note reports this, and verify checks the tokens against that meta.json only. The exit code depends on
-findings only. With --json, `unverifiable` lists such caches; a script can test that the list is empty.
+unverifiable: another program wrote the meta.json of a cache, so there are no hashes to compare with;
+verify checks only the tokens against that meta.json. The exit code does not depend on this, but
+`unverifiable` of --json lists such caches.
 
-an ADDRESS, such as s3://bucket/prefix: verify compares the sizes and the recorded hashes of a published
-cache with its meta.json. Only --download reads the content, and proves it.
+ADDRESS, such as s3://bucket/prefix: verify compares the sizes and recorded hashes of a published cache
+with its meta.json. Only --download reads the content and proves it.
 
-not verified: reports/, unfinished builds (.NAME.partial) and locks, other names with a leading dot,
-Dagster's home (.dagster) with its logs, exports, and any other file in the cache directory""",
+not verified: reports/, unfinished builds (.NAME.partial), locks, other names with a leading dot,
+Dagster's home (.dagster), exports, and any other file in the cache directory""",
     examples="""\
-  niels-cache verify                    everything in the cache directory, including corpora and indices
+  niels-cache verify                    everything, including corpora and indices
   niels-cache verify wikitext dolly15k  two data sets, and their corpora
-  niels-cache verify --quick            only names and sizes; no file is read
+  niels-cache verify --quick            only names and sizes
   niels-cache verify --against-dagster  also compare with Dagster's records of the builds
   niels-cache verify s3://bucket/caches/wikitext --download  read and hash a published cache
 

@@ -67,19 +67,18 @@ class DecodesText(Source):
 
     max_document_mib: PositiveInt = Field(
         MAX_DOCUMENT_MIB,
-        description="Limit in MiB for each document, for each line, and for each file that is one document. "
-        "If one of them is longer, the build fails",
+        description="Maximum size in MiB of a document, a line, or a file that is one document; the build fails above it",
     )
     encoding: str = Field(
         UTF8,
-        description="Python's name of the files' encoding; a byte order mark overrides it. In Parquet, for strings that are not UTF-8",
+        description="Python's name of the encoding, which a byte order mark overrides; in Parquet, only for strings that are not UTF-8",
     )
     max_replaced_share: float = Field(
         MAX_REPLACED_SHARE,
         ge=0,
         le=1,
         strict=False,
-        description="A document is dropped (`not_text`) if it has a NUL, or if its share of replaced characters is above this",
+        description="Documents with a NUL or a larger share of replaced characters are dropped (`not_text`)",
     )
 
     def describe(self) -> dict[str, Any]:

@@ -29,8 +29,7 @@ class KeepsColumns(Source):
     keep: tuple[str, ...] = Field(
         (),
         strict=False,
-        description='Columns that stay with their documents, such as ["url", "score"]: in the corpus, the lineage, `trace` and '
-        "`export text`",
+        description='Columns to keep, such as ["url", "score"], in the corpus, the lineage, `trace` and `export text`',
     )
 
     @field_validator("keep")
@@ -73,7 +72,7 @@ class HasColumns(ChoosesRows, KeepsColumns):
     """The keys that name columns of rows."""
 
     text_field: str | None = Field(None, description=TEXT_FIELD_HELP)
-    id_field: str | None = Field(None, description="Field of the source id; None takes `id` if the rows have it, else file#row")
+    id_field: str | None = Field(None, description="Field of the source id; by default `id` if it exists, else file#row")
 
     def require_columns(self, columns: Iterable[str], place: str) -> None:
         """Raise NielsCacheError if a column of `where`, `keep` or `id_field` is missing. The message names the place."""
