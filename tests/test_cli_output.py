@@ -1,7 +1,6 @@
 """The common behaviour of all commands: completion, quiet and verbose, exit codes, speed and time left."""
 
 import errno
-import io
 import os
 import re
 import runpy
@@ -17,7 +16,7 @@ from rich.console import Console
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.cli import exit_codes, main, progress
-from niels_cache_assets.cli.console import diagnostics, new_table, output, speaking
+from niels_cache_assets.cli.console import diagnostics, new_table, speaking
 from niels_cache_assets.cli.parser import build_parsers, load
 from niels_cache_assets.cli.progress import BarListener, build_listener, transfer_progress
 from niels_cache_assets.show.progress import HowFar, Pace, describe
@@ -94,23 +93,6 @@ def test_every_value_of_a_short_list_that_is_completed_is_known_to_an_option() -
     assert sum(map(len, offered.values())) > 20
     for name, parser in commands.items():
         assert offered[name] <= {action.dest for action in parser._actions}, name
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("no_color", "is_coloured"), [(None, True), ("1", False)])
-def test_a_terminal_has_colours_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch, no_color: str | None, is_coloured: bool) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    if no_color is not None:
-        monkeypatch.setenv("NO_COLOR", no_color)
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
-    output().print("failed", style="red")
-    assert ("\x1b[31m" in terminal.getvalue()) == is_coloured
 
 
 def test_a_table_on_a_narrow_terminal_loses_nothing() -> None:

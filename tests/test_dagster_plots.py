@@ -3,7 +3,6 @@
 import json
 import struct
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
@@ -155,15 +154,6 @@ def test_svg_and_png_draw_every_kind_and_nothing_with_the_same_marks_inside_the_
             assert 0 <= float(box["x"]) < float(box["x"]) + float(box["width"]) <= width
             assert 0 <= float(box["y"]) < float(box["y"]) + float(box["height"]) <= height
         assert as_png(picture).startswith(b"\x89PNG")
-
-
-def test_the_bar_of_long_conversations_says_that_it_holds_all_longer_ones(chats: Path) -> None:
-    found = measure_cache(chats, "sft", read_meta(str(chats / "meta.json")))
-    assert found.conversations is not None
-    for turns, last in (({2: 5, 20: 1}, "20+"), ({2: 5, 12: 1}, "12")):
-        found = replace(found, conversations=replace(found.conversations, turns=Counter(turns)))
-        (panel, _) = cache_pictures(found, "sft", dropped={})[1].panels
-        assert ([text for _, text in panel.ticks][-1], panel.names[-1]) == (last, f"{last} turns")
 
 
 def test_samples_are_the_first_a_random_one_the_longest_and_the_shortest(notes: Path, chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 import yaml
 
@@ -114,7 +113,6 @@ TEXT = (ROOT / ".github" / "workflows" / "cache.yml").read_text(encoding="utf-8"
 WORKFLOW: dict[Any, Any] = yaml.safe_load(TEXT)
 STEPS: list[dict[str, Any]] = WORKFLOW["jobs"]["build"]["steps"]
 COMMANDS = [shlex.split(step["run"]) for step in STEPS if "run" in step]
-MATERIALIZED = [command for command in COMMANDS if command[0].endswith("/dagster")]
 
 
 def test_every_command_it_runs_is_there() -> None:
@@ -134,24 +132,3 @@ def test_every_command_it_runs_is_there() -> None:
         elif program.name == "python":
             assert command[1] == "-m"
             assert importlib.util.find_spec(command[2]) is not None
-
-
-def test_dagster_takes_the_options_and_finds_assets_and_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dagster._cli.asset import asset_materialize_command
-
-    from niels_cache_assets.defs.assembly import build_defs
-
-    monkeypatch.setenv("NIELS_CACHE_PROFILE", WORKFLOW["env"]["NIELS_CACHE_PROFILE"])
-    monkeypatch.chdir(ROOT)
-    graph = build_defs().resolve_asset_graph()
-    families = set()
-    assert len(MATERIALIZED) == 3
-    for command in MATERIALIZED:
-        assert command[1:3] == ["asset", "materialize"]
-        options = asset_materialize_command.make_context("materialize", command[3:]).params
-        chosen = dg.AssetSelection.from_string(options["select"]).resolve(graph)
-        families |= {key.path[0] for key in chosen}
-        for key in chosen:
-            partitions = graph.get(key).partitions_def
-            assert partitions is None if options["partition"] is None else options["partition"] in partitions.get_partition_keys()
-    assert families == {"tokenizer", "pretrain", "sft"}

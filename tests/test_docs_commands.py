@@ -82,7 +82,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "niels-cache diff": "two builds; tests/test_diff.py",
         "niels-cache part web --add": "a data set of the hub; tests/test_parts_add.py",
         "niels-cache build-all --only web": "the same",
-        "dagster asset materialize": "tests/test_workflow.py and tests/test_dagster_cli.py",
+        "dagster asset materialize": "tests/faults/test_materialize.py",
         "niels-cache verify --against-dagster": "the stand-ins were not built through Dagster; tests/test_verify_recorded.py",
     },
     "docs/megatron.md": {

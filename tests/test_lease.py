@@ -223,20 +223,6 @@ def test_a_record_that_cannot_be_read_is_overtaken_too(target: Path, clock: Cloc
         assert clock.waited >= 119
 
 
-def test_a_number_that_was_used_before_is_given_back(target: Path, clock: Clock) -> None:
-    """A process that has slept since it saw attempt 1 creates attempt 2, which has come and gone."""
-    with held(target):
-        pass
-    slow = module._Claim(target, TIMES, lambda line: None, None)
-    slow._look()
-    for _ in range(2):
-        with held(target) as lease:
-            pass
-    assert recorded_attempts(target) == [lease.attempt] == [3]
-    assert slow._create(waited=True, why=None) is None
-    assert recorded_attempts(target) == [3]
-
-
 def test_a_full_disk_leaves_no_lease(target: Path) -> None:
     with Disk(target.parent).installed() as disk, held(target):
         calls = len(disk.calls)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts import watch as watching
@@ -21,7 +20,6 @@ from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.config.running import NotifySettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
-from tests.docs_reader import REPOSITORY, blocks_of
 from tests.launches import Recorder
 from tests.parts_project import NAME, PartsProject, build, stream_of
 
@@ -218,33 +216,3 @@ def test_a_name_that_is_no_utf8_is_replaced(hook: Hook) -> None:
     name = os.fsdecode(b"a\xff.jsonl")
     Watch(NotifySettings(command=hook.command), "pretrain/web", pytest.fail).tell("failure", f"failed: {name}")
     assert [line.rpartition(": ")[2] for line in hook.lines] == ["a?.jsonl"]
-
-
-def test_the_recipe_tells_about_every_run_of_dagster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (recipe,) = (block for block in blocks_of(REPOSITORY / "docs/recipes.md") if "run_failure_sensor" in block.text)
-    scope: dict[str, Any] = {}
-    exec(recipe.text, scope)
-    assert {sensor.name for sensor in scope["defs"].sensors} > {"tell_failures", "tell_successes"}
-
-    @dg.op(config_schema={"fails": bool})
-    def step(context: dg.OpExecutionContext) -> None:
-        if context.op_config["fails"]:
-            raise NielsCacheError("cut short")
-
-    @dg.job
-    def some_job() -> None:
-        step()
-
-    for fails in (True, False):
-        with dg.DagsterInstance.ephemeral() as instance:
-            config = {"ops": {"step": {"config": {"fails": fails}}}}
-            run = some_job.execute_in_process(run_config=config, instance=instance, raise_on_error=False, tags={"dagster/partition": "web"})
-            event = run.get_run_failure_event() if fails else run.get_run_success_event()
-            context = dg.build_run_status_sensor_context("tell", event, instance, run.dagster_run)
-            scope["tell_failures" if fails else "tell_successes"](context.for_run_failure() if fails else context)
-    told = [json.loads(line) for line in (tmp_path / "messages.jsonl").read_text("utf-8").splitlines()]
-    assert [(message["job"], message["data_set"], message["text"].partition(":")[0]) for message in told] == [
-        ("some_job", "web", "failed"),
-        ("some_job", "web", "done"),
-    ]

@@ -33,7 +33,7 @@ from niels_cache_runtime.format.meta import content_sha256, read_meta, write_met
 from niels_cache_runtime.verify import find_folders, notes, verify_cache
 from tests.exports import contents, export
 from tests.hub_builds import Build, build_from
-from tests.hub_repositories import card, json_lines, parquet
+from tests.hub_repositories import card, parquet
 from tests.loopback_hub import LoopbackHub
 from tests.messages import missing
 from tests.parts_project import NAME, PartsProject, build, is_val, parts_of, stream_of
@@ -557,11 +557,9 @@ def rows(count: int, seed: int) -> list[dict[str, object]]:
     return [{"id": f"{seed}-{row}", "text": text} for row, text in enumerate(sentences(count, seed=seed))]
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_data_set_of_the_hub_comes_in_parts(hub: LoopbackHub, tmp_path: Path, tiny_model: Path, kind: str) -> None:
-    write = {"parquet": parquet, "jsonl": json_lines}[kind]
+def test_a_data_set_of_the_hub_comes_in_parts(hub: LoopbackHub, tmp_path: Path, tiny_model: Path) -> None:
     odd: list[dict[str, object]] = [{"id": "odd", "text": "b\0c"}]  # files of the hub are not judged, whatever they hold
-    files = {f"data/{number}.{kind}": write(odd + rows(10 + 7 * number, number)) for number in range(5)}
+    files = {f"data/{number}.parquet": parquet(odd + rows(10 + 7 * number, number)) for number in range(5)}
     hub.repositories["owner/pages"] = {"README.md": card({"default": {"train": "data/*"}}), **files}
     root = tmp_path / "root"
     root.mkdir()

@@ -87,11 +87,11 @@ def test_a_copy_under_another_name_is_a_finding_and_a_data_set_without_a_name_is
     assert repr(opened).startswith(f"{family}/{name}: {name}\n")
 
 
-def test_open_cache_shows_why_and_refuses(swapped: SmallProject) -> None:
-    write_sft(swapped.root / "pretrain/chats")
+def test_open_cache_shows_why_and_refuses(swapped: SmallProject, tmp_path: Path) -> None:
+    root = write_cache(tmp_path / "other")
+    write_sft(root / "pretrain/chats")
     with pytest.raises(NielsCacheError, match=r"kind is 'sft', .*pretrain/"):
-        open_cache(swapped.root).pretrain["chats"]
-    shutil.rmtree(swapped.root / "pretrain/chats")
+        open_cache(root).pretrain["chats"]
     folder, *_ = sorted((swapped.root / "index").glob("[!.]*"))
     folder.rename(folder.with_name("0" * 32))
     (finding,) = verify_cache(swapped.root, names=[f"index/{'0' * 32}"])

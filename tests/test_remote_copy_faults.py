@@ -5,9 +5,6 @@ from __future__ import annotations
 import gc
 import shutil
 import threading
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,6 @@ import pytest
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.meta import sha256_file
 from niels_cache_runtime.remote import ledger, local_copy
-from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Ledger, State
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import RemoteError
@@ -132,20 +128,6 @@ def test_after_a_boot_each_file_is_hashed_before_its_use(published: Published, m
     with Ledger(published.copy).changing() as state:
         assert state.counts["again"] == len(files)
         assert state.unchecked == set()
-
-
-def test_a_folder_stays_while_a_file_of_it_is_fetched(published: Published, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another thread may remove the last other file of the folder, and then the empty folder."""
-
-    def after_removal(fetch: Callable[..., Any], fetcher: Fetcher, *arguments: Any) -> Any:
-        for path in sorted(published.copy.glob("builds/**/"), reverse=True):
-            with suppress(OSError):
-                path.rmdir()
-        return fetch(fetcher, *arguments)
-
-    for name in ("_download", "_tail"):
-        monkeypatch.setattr(Fetcher, name, partialmethod(partial(after_removal, getattr(Fetcher, name))))
-    assert rows(published.remote(epochs=1)) == rows(published.local(epochs=1))
 
 
 def test_a_damaged_meta_json_is_read_again(published: Published) -> None:
