@@ -345,8 +345,7 @@ class DagsterSettings(Table):
     tags: dict[str, str] = Field({}, description='Tags of assets, such as { project = "tiny" }')
     plots: bool = Field(
         False,
-        description="Draw PNGs of each build for the UI; each takes a second or two and about 100 kB in the database. `niels-cache report` "
-        "has the same pictures",
+        description="Draw PNGs of each build, which take time and space in Dagster's database. `niels-cache report` has the same pictures",
     )
     upstream_builds: bool = Field(
         False,
