@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from niels_cache_assets.artifacts import duplicates
 from niels_cache_assets.artifacts.base import Outcome
@@ -16,6 +17,7 @@ from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus import near_val, order, store
 from niels_cache_assets.corpus.identity import dedup_order
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
+from niels_cache_assets.corpus.order import ArrayRows
 from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
 from niels_cache_assets.dedup import greedy
 from niels_cache_assets.dedup.signatures import Signer, jaccard
@@ -346,3 +348,32 @@ def test_settings_spelled_otherwise_are_no_reason_to_look_again(tmp_path: Path) 
         same = corpus_registry(tmp_path, data, settings=f"[dedup]\n{settings}\n")
         assert len(texts_of(same, "notes", tmp_path)) == 5
         assert find_duplicates(same, root=tmp_path).state == "cache_hit"
+
+
+def test_rows_of_signatures_that_are_close_or_repeated_are_those_of_the_array(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(3)
+    array = torch.randint(256, (700, 4_000), generator=generator, dtype=torch.uint8).numpy()
+    np.save(tmp_path / "array.npy", array)
+    ascending = np.sort(torch.randint(700, (300,), generator=generator).numpy())
+    assert len(np.unique(ascending)) < len(ascending)
+    with ArrayRows(tmp_path / "array.npy") as rows:
+        assert (len(rows), rows.width) == (700, 4_000)
+        wide, near = np.arange(0, 700, 6), np.arange(0, 700, 5)
+        for wanted in (ascending, ascending[::-1], ascending.astype(np.uint32)[[7, 3, 3, 290]], np.unique(ascending), near, wide):
+            assert np.array_equal(rows[wanted], array[wanted])
+
+
+def test_a_file_of_signatures_that_holds_less_than_asked_for_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "signatures.npy"
+    np.save(path, np.zeros((10, 4), dtype=np.uint32))
+    with ArrayRows(path) as rows, pytest.raises(NielsCacheError, match=r"signatures\.npy: .*meta\.json"):
+        rows[np.array([3, 10])]
+    path.write_bytes(path.read_bytes()[:-8])
+    with ArrayRows(path) as rows, pytest.raises(NielsCacheError, match=r"signatures\.npy: .*meta\.json"):
+        rows[np.arange(10)]
+    path.write_bytes(b"no array")
+    with pytest.raises(NielsCacheError, match=r"signatures\.npy: .*meta\.json"):
+        ArrayRows(path)
+    path.unlink()
+    with pytest.raises(NielsCacheError, match=r"signatures\.npy: cannot"):
+        ArrayRows(path)

@@ -479,6 +479,21 @@ def test_a_text_that_the_reference_cannot_encode_stops_no_build_only_because_it_
     assert "Odd again" not in str(raised.value), "the message is logged"
 
 
+def test_a_batch_that_is_encoded_again_is_not_the_first_of_an_engine(
+    tokenizer: TiktokenTokenizer, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(equal)
+    encoder = encoder_of(tokenizer)
+    monkeypatch.setattr(encoder, "_worth", 1)  # an engine that is loaded later, as for SentencePiece
+    encoder.encode_flat(["a first text"], None)
+    assert Engine.asked == 0
+    encoder.encode_flat(["a text"], 5)
+    encoder.encode_flat(["a first text"], None)
+    (engine, reference) = encoder.uses
+    assert (engine.name, engine.texts, engine.checked) == ("hasty", 2, 1)
+    assert (reference.name, reference.texts) == ("tiktoken", 1)
+
+
 @pytest.mark.parametrize(("threads", "given", "expected"), [(1, None, "false"), (None, None, None), (1, "true", "true")])
 def test_the_threads_of_a_build_limit_those_of_tokenizers(
     threads: int | None, given: str | None, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
