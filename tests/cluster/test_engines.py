@@ -163,8 +163,8 @@ def test_celery(walk: Walk, tmp_path_factory: pytest.TempPathFactory) -> None:
     walk.check()
 
 
-@pytest.mark.parametrize("walk", [20_000], indirect=True)  # a step asks for the status of its run every 5 seconds
-@pytest.mark.parametrize("engine", ["celery", "local"])
+# A step on a worker of Celery asks for the status of its run every 5 seconds, so its part is longer.
+@pytest.mark.parametrize(("walk", "engine"), [(20_000, "celery"), (6_000, "local")], indirect=["walk"])
 def test_terminate_in_the_ui_stops_the_worker(walk: Walk, tmp_path_factory: pytest.TempPathFactory, engine: str) -> None:
     """The commands of the README files start the UI and the daemon. A second run of the part resumes, and the bytes are equal. A step on a
     worker of Dask asks for the status of its run as one of Celery does.
