@@ -1,6 +1,9 @@
 """A run under Lightning, for test_lightning.py and its ranks. Importing Lightning takes seconds, so that only they import this."""
 
+import importlib
+import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from niels_cache_runtime import Batch, TokenLoader
 from niels_cache_runtime.lightning import LightningTokens
+from tests import programs
+from tests.cluster.servers import free_port
 
 QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 
@@ -63,13 +68,31 @@ def run(folder: str, root: Path, *, workers: int = 0, trainer: dict[str, Any], s
 
 
 PARTS = ("whole", "before", "after")
+WORLD_SIZE = 2
 
 
-def train_on_a_rank(folder: str, root: str, steps: int, stop: int) -> None:
+def train_on_ranks(**settings: Any) -> None:
+    """Call `train_on_a_rank` on every rank, with the environment of torchrun. The ranks are forks of one program."""
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(WORLD_SIZE)}
+    repository = Path(__file__).parent.parent
+    done = programs.run("-m", "tests.lightning_run", json.dumps(settings), cwd=repository, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def train_on_a_rank(rank: int, folder: str, root: str, steps: int, stop: int) -> None:
     """The whole run, one that is stopped, and one that goes on from there."""
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+    torch.set_num_threads(1)
+    world_size = WORLD_SIZE
     for name, settings in zip(PARTS, ({}, {"stop_at": stop}, {"resume": True}), strict=True):
         strategy = DDPStrategy(process_group_backend="gloo", cluster_environment=LightningEnvironment())
         trainer = {"devices": world_size, "strategy": strategy, "max_steps": steps, "max_epochs": -1}
         model = run(folder, Path(root), trainer=trainer, rank=rank, world_size=world_size, **settings)
         torch.save(model.seen, Path(root) / f"{name}_{rank}.pt")
+
+
+if __name__ == "__main__":
+    importlib.import_module("torch._dynamo")  # an optimizer imports it at its first step; here, once for all ranks
+    given = json.loads(sys.argv[1])
+    arguments = tuple(given[name] for name in ("folder", "root", "steps", "stop"))
+    torch.multiprocessing.start_processes(train_on_a_rank, args=arguments, nprocs=WORLD_SIZE, start_method="fork")

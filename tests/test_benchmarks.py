@@ -11,7 +11,6 @@ import pytest
 from niels_cache_assets.tokenizer.engines import gpt2_tokenizer_json
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from tests import megatron_core, programs
-from tests.printed import rows_of
 from tests.test_engines import write_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -53,6 +52,11 @@ def run(*arguments: str) -> str:
     done = programs.run(*arguments, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def rows_of(printed: str) -> list[list[str]]:
+    """Return the cells of each row of a printed Markdown table, with the row of names."""
+    return [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("| ")]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,11 @@
 """The files of `export olmo`. OLMo-core reads them token by token with the lines that the command prints, and document by document."""
 
 import gzip
+import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +16,11 @@ from niels_cache_assets.exchange import olmo
 from niels_cache_assets.exchange.writing import ExportPlan
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
-from tests import olmo_core
 from tests.exports import OLMO_IMPORTS, WIDE, export, planned, random_documents, read_back, stream_of, write_documents_cache
 from tests.hand_made import EOT, VOCAB_SIZE
 from tests.saying import Saying
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENTS = {"train": random_documents(300, seed=1), "val": random_documents(40, seed=2)}
 LARGE = {"train": random_documents(100, seed=1, vocab_size=100_000), "val": random_documents(20, seed=2, vocab_size=100_000)}
 LENGTH = 64  # of a sequence, which its packing wants to be a power of 2; no document is longer
@@ -45,11 +49,26 @@ def wide(folder: Path) -> ExportPlan:
 
 @pytest.fixture(scope="module")
 def answers(plan: ExportPlan, wide: ExportPlan, folder: Path) -> list[Any]:
-    """OLMo-core's, for all exports. It overwrites the .csv.gz of what it reads, which is therefore a copy."""
+    """OLMo-core's, for all exports. It runs in a separate process, because it needs older versions of libraries that we use too. It
+    overwrites the .csv.gz of what it reads, which is therefore a copy.
+    """
     shutil.copytree(folder / "out", folder / "read")
     lines = [line.replace(str(folder / "out"), str(folder / "read")) for line in plan.lines]
     requests = [{"lines": asked, "sequence_length": LENGTH} for asked in (lines, list(wide.lines))]
-    return olmo_core.read(*requests, folder=folder)
+    packages = REPOSITORY / ".olmo-env"
+    if not (packages / ".installed").exists():
+        pytest.skip("reads with OLMo-core, which is not installed (`make olmo`)")
+    done = subprocess.run(
+        [sys.executable, "-P", str(REPOSITORY / "tests/olmo_reader.py")],
+        input=json.dumps(requests),
+        env={**os.environ, "PYTHONPATH": str(packages), "TMPDIR": str(folder), "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
 
 
 @pytest.fixture(scope="module")

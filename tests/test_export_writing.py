@@ -89,6 +89,19 @@ def test_a_cache_that_is_rebuilt_meanwhile_is_not_exported_from_both_builds(cach
     assert not (tmp_path / "data").exists()
 
 
+def test_a_folder_in_the_way_a_shard_that_is_cut_meanwhile_and_a_missing_eot_are_named(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "data" / "train.bin").mkdir(parents=True)
+    with pytest.raises(NielsCacheError, match=r"train\.bin: is a folder"):
+        export(cache, "nanogpt", tmp_path / "data", force=True)
+    shard = cache / "train" / "shard_00001.bin"
+    with pytest.raises(NielsCacheError, match=r"shard_00001\.bin: .*cut short"):
+        write_export(planned(cache, "nanogpt", tmp_path / "other"), progress=lambda *_: os.truncate(shard, 0))
+    without = write_documents_cache(tmp_path / "cache" / "without", {"train": [[10, 11]], "val": [[12, EOT]]})
+    with pytest.raises(NielsCacheError, match=rf"token 11 .*EOT \({EOT}\).*verify without"):
+        export(without, "llmc", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_memory_does_not_grow_with_tokens_or_documents(cache: Path, tmp_path: Path, format: str) -> None:
     export(cache, format, tmp_path / "small" / "x")  # imports what the format needs

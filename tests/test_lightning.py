@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from niels_cache_runtime import Batch, NielsCacheError, TokenLoader
-from tests import ranks
 from tests.hand_made import write_stream
 
 pytestmark = [
@@ -64,7 +63,7 @@ def endlessly(loader: TokenLoader) -> Iterator[Batch]:
 
 def test_every_rank_takes_its_part_and_resumes_on_it(lightning: Any, folder: str, tmp_path: Path) -> None:
     """Two processes of gloo. The checkpoint is that of rank 0."""
-    ranks.run(lightning.train_on_a_rank, folder=folder, root=str(tmp_path), steps=STEPS, stop=STOP)
+    lightning.train_on_ranks(folder=folder, root=str(tmp_path), steps=STEPS, stop=STOP)
     whole, before, after = ([torch.load(tmp_path / f"{name}_{rank}.pt") for rank in range(2)] for name in lightning.PARTS)
     alone = [batch.x[:, 0].tolist() for batch, _ in zip(TokenLoader(folder, T=8, B=8, seed=3), range(STEPS), strict=False)]
     assert [first + second for first, second in zip(*whole, strict=True)] == alone

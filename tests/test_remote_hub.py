@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,23 +25,47 @@ ADDRESS = "hf://datasets/ours/letters"
 TOKEN = "hf_planted0004"
 
 
-def cli(hub: LoopbackHub, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return programs.run("-m", "niels_cache_assets.cli", *arguments, env={**hub.env, "HF_TOKEN": TOKEN, "NO_COLOR": "1"})
+COMMANDS = """
+import contextlib, io, json, sys
+from niels_cache_assets.cli import main
+for line in sys.stdin:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as errors:
+        code = main(json.loads(line))
+    print(json.dumps([code, out.getvalue(), errors.getvalue()]), flush=True)
+"""
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def push(hub: LoopbackHub, cache: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return cli(hub, "push", cache.name, ADDRESS, "--cache-dir", cache.parents[1], *options)
+@pytest.fixture
+def cli(hub: LoopbackHub) -> Iterator[Cli]:
+    """Run commands one after the other in a process with the environment of the hub."""
+    asked, answered = os.pipe(), os.pipe()
+    environment = {**hub.env, "HF_TOKEN": TOKEN, "NO_COLOR": "1"}
+    program = programs.Program("-c", COMMANDS, env=environment, streams=(asked[0], answered[1], 2))
+    os.close(asked[0])
+    os.close(answered[1])
+    with open(asked[1], "w", encoding="utf-8") as asks, open(answered[0], encoding="utf-8") as answers:
+
+        def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+            print(json.dumps(list(map(str, arguments))), file=asks, flush=True)
+            return subprocess.CompletedProcess(arguments, *json.loads(answers.readline()))
+
+        yield run
+    program.wait(60)
 
 
-def test_a_cache_on_the_hub_has_a_card_and_comes_back(hub: LoopbackHub, caches: Caches, tmp_path: Path) -> None:
+def test_a_cache_on_the_hub_has_a_card_and_comes_back(hub: LoopbackHub, cli: Cli, caches: Caches, tmp_path: Path) -> None:
+    def push(cache: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        return cli("push", cache.name, ADDRESS, "--cache-dir", cache.parents[1], *options)
+
     stored, refuse = take_commits(hub)
     refuse.append(403)
-    refused = push(hub, caches.letters)
+    refused = push(caches.letters)
     assert (refused.returncode, refused.stderr.count("error:")) == (1, 1)
     assert "HF_TOKEN" in refused.stderr
     assert hub.repositories["ours/letters"] == {".gitattributes": b"private"}
 
-    pushed = push(hub, caches.letters)
+    pushed = push(caches.letters)
     assert pushed.returncode == 0, pushed.stderr
     files = hub.repositories["ours/letters"]
     card = files["README.md"].decode()
@@ -48,18 +74,18 @@ def test_a_cache_on_the_hub_has_a_card_and_comes_back(hub: LoopbackHub, caches: 
         assert fact in card
     assert files["train/shard_00000.bin"] == (caches.letters / "train/shard_00000.bin").read_bytes()
 
-    pulled = cli(hub, "pull", ADDRESS, "--out", tmp_path / "root")
+    pulled = cli("pull", ADDRESS, "--out", tmp_path / "root")
     assert pulled.returncode == 0, pulled.stderr
     assert verify_cache(tmp_path / "root") == []
     assert (tmp_path / "root/pretrain/letters" / META_NAME).read_bytes() == (caches.letters / META_NAME).read_bytes()
 
-    again = push(hub, caches.letters)
+    again = push(caches.letters)
     assert "already there" in again.stdout
     hub.repositories["ours/letters"] = files = {**files, "notes.txt": b"ours"}
-    other = push(hub, caches.other)
+    other = push(caches.other)
     assert (other.returncode, "--replace" in other.stderr) == (2, True)
     first = hub.commit("ours/letters")
-    assert push(hub, caches.other, "--replace").returncode == 0
+    assert push(caches.other, "--replace").returncode == 0
     assert hub.commits["ours/letters", first] == files  # the older build stays in the history
     changed = (caches.other / META_NAME).read_bytes()
     assert hub.repositories["ours/letters"][META_NAME] == changed
