@@ -34,28 +34,14 @@ def main(command: list[str]) -> int:
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        while children := _descendants(os.getpid()):
-            for process in children:
+        while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="utf-8").split():
+            for process in children:  # the children of each then become children of this process
                 with suppress(ProcessLookupError):
-                    os.kill(process, signal.SIGKILL)
+                    os.kill(int(process), signal.SIGKILL)
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             time.sleep(0.02)
-
-
-def _descendants(ancestor: int) -> list[int]:
-    """Return all processes that `ancestor` started, directly or through others."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                parent = int((folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(folder.name))
-    found = list(children.get(ancestor, []))
-    for process in found:  # grows
-        found += children.get(process, [])
-    return found
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """A plugin of pytest. With --measured FOLDER, it tells `measuring` which test runs, and records the time of each test. With --chosen FILE,
-it runs the tests in this file in their order, and writes the running test to FILE.now.
+it runs the tests in this file in their order, ends a test that hangs, and writes the running test to FILE.now.
 
 A fixture of a wider scope runs in one of several tests. It is a context of its own, and FOLDER/tests lists the tests that use it.
 """
 
+import faulthandler
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,83 +37,71 @@ def pytest_configure(config: pytest.Config) -> None:
 class _Measured:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._contexts = [""]
-        self._shared_seconds = 0.0
+        self._context, self._since = "", time.monotonic()
+        self._seconds: dict[str, float] = defaultdict(float)
+        self._uses: dict[str, list[str]] = {}
+        self._not_passed: dict[str, list[str]] = {"failed": [], "skipped": []}
+
+    def _switch(self, context: str) -> None:
+        now = time.monotonic()
+        self._seconds[self._context] += now - self._since
+        self._context, self._since = context, now
+        measuring.switch(self._folder, context)
 
     @contextmanager
-    def _context(self, name: str) -> Iterator[None]:
-        self._contexts.append(name)
-        measuring.switch(self._folder, name)
+    def _inside(self, context: str) -> Iterator[None]:
+        before = self._context
+        self._switch(context)
         try:
             yield
         finally:
-            self._contexts.pop()
-            measuring.switch(self._folder, self._contexts[-1])
+            self._switch(before)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        begin, self._shared_seconds = time.monotonic(), 0.0
-        with self._context(item.nodeid):
-            yield
-        seconds = time.monotonic() - begin - self._shared_seconds
-        self._tell(test=item.nodeid, seconds=seconds, uses=sorted(_shared(item)))
+        definitions = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009  (pytest has no public name for it)
+        self._uses[item.nodeid] = sorted({_name(each) for some in definitions for each in some if each.scope != "function"})
+        with self._inside(item.nodeid):
+            return (yield)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
         if fixturedef.scope == "function":
             return (yield)
-        begin, before = time.monotonic(), self._shared_seconds
-        with self._context(_name(fixturedef)):
-            try:
-                return (yield)
-            finally:
-                seconds = time.monotonic() - begin
-                self._tell(shared=_name(fixturedef), seconds=seconds - (self._shared_seconds - before))
-                self._shared_seconds = before + seconds
+        with self._inside(_name(fixturedef)):
+            return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed or report.skipped:
-            self._tell(test=report.nodeid, outcome=report.outcome)
+        if not report.passed:
+            self._not_passed[report.outcome].append(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
         measuring.save()  # before processes of xdist are ended
-
-    def _tell(self, **said: Any) -> None:
-        with open(self._folder / "tests" / f"{os.getpid()}.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(said) + "\n")
+        said = {"seconds": self._seconds, "uses": self._uses, **self._not_passed}
+        (self._folder / "tests" / f"{os.getpid()}.json").write_text(json.dumps(said), encoding="utf-8")
 
 
 def _name(fixture: pytest.FixtureDef[Any]) -> str:
     return f"fixture {fixture.baseid}::{fixture.argname}"
 
 
-def _shared(item: pytest.Item) -> set[str]:
-    definitions = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009  (pytest has no public name for it)
-    return {_name(fixture) for each in definitions for fixture in each if fixture.scope != "function"}
-
-
 class _Chosen:
     def __init__(self, file: Path) -> None:
+        said = json.loads(file.read_text(encoding="utf-8"))
         self._now = file.with_suffix(".now")
-        self._order = {test: place for place, test in enumerate(json.loads(file.read_text(encoding="utf-8")))}
+        self._seconds: dict[str, float] = said["seconds"]
+        self._log = open(said["log"], "a", encoding="utf-8")  # noqa: SIM115  (it stays open)
         self._began = 0
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        others = [item for item in items if item.nodeid not in self._order]
-        if others:
-            config.hook.pytest_deselected(items=others)
-        items[:] = sorted((item for item in items if item.nodeid in self._order), key=lambda item: self._order[item.nodeid])
+        order = {test: place for place, test in enumerate(self._seconds)}
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in order])
+        items[:] = sorted((item for item in items if item.nodeid in order), key=lambda item: order[item.nodeid])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._began += 1
-        self._say(nodeid, failed=False)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self._say(report.nodeid, failed=True)
-
-    def _say(self, test: str, *, failed: bool) -> None:
         written = self._now.with_suffix(".new")
-        written.write_text(json.dumps({"test": test, "failed": failed, "began": self._began}), encoding="utf-8")
+        written.write_text(json.dumps({"test": nodeid, "began": self._began}), encoding="utf-8")
         written.replace(self._now)
+        faulthandler.dump_traceback_later(self._seconds[nodeid], exit=True, file=self._log)
