@@ -69,21 +69,19 @@ class Lines:
         return {test for test, shared in self.uses.items() if not names.isdisjoint([test, *shared])}
 
     def _of_definition(self, path: str, sources: Mapping[str, str], lines: range, names: frozenset[str]) -> set[str]:
-        """Return the tests that ran a line of a definition at the top of a module, or a line with its name, or with the name of another
-        definition that contains its name and that no test ran.
+        """Return the tests that ran a line of a definition at the top of a module, or a line with its name. If there are none, return those
+        of the definitions that contain its name, and so on.
         """
-        found, asked = self._of_lines(path, sources[path], lines), [(path, names)]
-        for _, names in asked:  # grows
-            if not names:
-                continue
-            pattern = re.compile(rf"\b({'|'.join(names)})\b")
+        found, asked = self._of_lines(path, sources[path], lines), set[str]()
+        while names - asked:
+            pattern = re.compile(rf"\b({'|'.join(names - asked)})\b")
+            asked |= names
             for where, source in sources.items():
-                mentions = [number for number, line in enumerate(source.split("\n"), 1) if pattern.search(line)]
-                found |= self._of_lines(where, source, mentions)
-                for of, others in _definitions(source) if mentions else []:
-                    is_new = (where, others) not in asked and not set(of).isdisjoint(mentions)
-                    if is_new and not self._of_lines(where, source, of):
-                        asked.append((where, others))
+                mentions = {number for number, line in enumerate(source.split("\n"), 1) if pattern.search(line)}
+                found |= self._of_lines(where, source, mentions) if mentions else set()
+                names = names.union(*(others for of, others in _definitions(source) if not mentions.isdisjoint(of)))
+            if found:
+                break
         return found
 
     def _in_order(self, tests: Iterable[str], path: str) -> list[str]:
