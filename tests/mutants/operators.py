@@ -9,8 +9,9 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-_PAIRS: tuple[tuple[type[ast.AST], type[ast.AST]], ...] = (
+_PAIRS: tuple[tuple[Any, Any], ...] = (  # classes of operators
     *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot), (ast.And, ast.Or)),
     *((ast.Add, ast.Sub), (ast.LShift, ast.RShift)),
 )
@@ -100,7 +101,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[_Node, str]]:
             yield node, "return None"
         case ast.Compare(ops=operators):
             for place, operator in enumerate(operators):
-                others: list[ast.AST] = [*operators[:place], _OTHER[type(operator)](), *operators[place + 1 :]]
+                others = [*operators[:place], _OTHER[type(operator)](), *operators[place + 1 :]]
                 yield node, ast.unparse(ast.Compare(node.left, others, node.comparators))
         case ast.BoolOp(op=operator, values=values):
             yield node, f"({ast.unparse(ast.BoolOp(_OTHER[type(operator)](), values))})"
