@@ -57,7 +57,8 @@ files = ["data/*.jsonl.gz"]
 ## What is the catalog?
 
 The catalog is the set of data sets that ship with the package; `niels-cache init --list` shows them.
-`niels-cache init --from wikitext dolly15k` writes a configuration file with two of them, and `niels-cache init --list wikitext` prints a table for your own file.
+`niels-cache init --from wikitext dolly15k` writes a configuration file with two of them.
+`niels-cache init --list wikitext` prints a table to add to your own file.
 
 A table named after a catalog data set inherits the catalog's keys if it does not set `source`, and your keys override them.
 A table that sets `source` inherits nothing.
