@@ -104,8 +104,7 @@ class TokenizerSettings(Table):
     )
     kind: defaults.ModelKind | None = Field(
         None,
-        description="Kind of model, if the file name does not show it; files other than .json and .tiktoken are assumed to be "
-        "SentencePiece",
+        description="Model kind, if the file name does not show it; files other than .json and .tiktoken are assumed to be SentencePiece",
     )
     encoding: Literal[defaults.ENCODINGS] | None = Field(  # type: ignore[valid-type]
         None, description="For a tiktoken rank file: the name of its encoding, if tiktoken defines it"
@@ -118,8 +117,7 @@ class TokenizerSettings(Table):
         description="For a tiktoken rank file whose model normalizes text to Unicode NFC before encoding, such as Qwen's",
     )
     engine: Literal["auto", "reference"] = Field(
-        "auto",
-        description="The encoder: 'auto' uses a fast engine if it produces the same ids as 'reference', the library that defines them",
+        "auto", description="The encoder: 'auto' uses a fast engine if its ids equal those of 'reference', the library that defines them"
     )
     vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE, description="Vocabulary size, including special tokens")
     model_type: Literal["unigram", "bpe", "bytelevel_bpe"] = Field(
@@ -197,14 +195,13 @@ class CleaningSettings(Table):
 
     skip: Words = Field(
         (),
-        description="Filters and normalizers to skip. A filter is named after its drop reason, such as 'not_english'; examples of "
+        description="Filters and normalizers to skip. Filters are named after their drop reason, such as 'not_english'; examples of "
         "normalizers are 'tags' and 'blanks'",
     )
     mask: tuple[Literal["email", "ip", "phone", "key"], ...] = Field(
         (),
         strict=False,
-        description="Personal data and secrets to mask: 'email' replaces email addresses with [email]; 'ip', 'phone' and 'key' work "
-        "the same way",
+        description="Personal data and secrets to mask: 'email' replaces addresses with [email]; 'ip', 'phone' and 'key' work the same way",
     )
     min_characters: int = Field(400, ge=0, description="Drop documents with fewer characters (too_short)")
     min_words: int = Field(50, ge=0, description="Drop documents with fewer words (too_short)")
@@ -245,7 +242,7 @@ class CleaningSettings(Table):
         400,
         ge=1,
         le=1_000,
-        description="Number of characters at the start of a document used to identify its language. If that language is not in "
+        description="Number of characters at the start of a document from which to identify its language. If that language is not in "
         "`languages`, the middle and ten times as many characters are also tried",
     )
     max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a single reason drops a larger share of the documents")
@@ -372,8 +369,7 @@ class DagsterSettings(Table):
     tags: dict[str, str] = Field({}, description='Tags for the assets, such as { project = "tiny" }')
     plots: bool = Field(
         False,
-        description="Draw PNG plots of each build, which costs time and space in Dagster's database. `niels-cache report` shows the "
-        "same plots",
+        description="Draw PNG plots of each build, at the cost of time and database space. `niels-cache report` shows the same plots",
     )
     upstream_builds: bool = Field(
         False,

@@ -115,8 +115,7 @@ class ChatJsonl(FileSource, SftSource):
     )
     prompt_field: str | None = Field(
         None,
-        description="For pairs: field that contains the prompt (text or messages); by default `prompt` if it exists; '' means that "
-        "there is no prompt field",
+        description="For pairs: field with the prompt (text or messages); by default `prompt` if it exists; '' means no prompt field",
     )
     chosen_field: str = Field("chosen", description="For pairs: field that contains the chosen side (text or messages)")
     rejected_field: str = Field("rejected", description="For pairs: field that contains the rejected side")
@@ -135,9 +134,8 @@ class ChatJsonl(FileSource, SftSource):
     )
     on_broken: OnBroken | None = Field(
         None,
-        description="For rows with an unknown role, no assistant message, an unclear message weight, or broken JSON in calls or "
-        "tools: 'stop' fails the build, 'drop' drops and counts the row. The default is 'stop' with a chat template and "
-        "'drop' with sentinels",
+        description="For rows with an unknown role, no assistant message, an unclear message weight, or broken JSON in calls or tools: "
+        "'stop' fails the build, 'drop' drops and counts the row. Default: 'stop' with a chat template, 'drop' with sentinels",
     )
 
     @model_validator(mode="after")

@@ -40,8 +40,7 @@ class Interleave(PretrainSource):
     source: Literal["interleave"] = "interleave"
     members: dict[str, FiniteFloat] = Field(min_length=1, description="Weight of each member, by the name of its pretrain table")
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
-        "first_exhausted",
-        description="'first_exhausted' stops when the first member runs out of documents, 'all_exhausted' when all members have",
+        "first_exhausted", description="'first_exhausted' stops when the first member runs out of documents, 'all_exhausted' when all have"
     )
 
     @model_validator(mode="after")

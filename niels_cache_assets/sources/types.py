@@ -288,7 +288,7 @@ class PretrainSource(Source):
     cleaning: dict[str, Any] | None = Field(None, description="Keys that override [cleaning] for this data set")
     decontaminate: Literal["off", "exact", "near"] = Field(
         "off",
-        description="'exact' drops train documents that equal a val document; 'near' also drops near duplicates of val documents",
+        description="'exact' drops train documents that are equal to a val document; 'near' also drops near duplicates of val documents",
     )
     decontaminate_threshold: float = Field(0.8, gt=0, lt=1, description="Minimum Jaccard similarity of near duplicates")
     decontaminate_against: tuple[NameOrPath, ...] = Field(

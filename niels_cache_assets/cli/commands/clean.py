@@ -51,9 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", metavar="REASON", help="only print examples of this reason")
     parser.add_argument("--limit", metavar="N", type=at_least(1), help="only read the first N documents")
     parser.add_argument(
-        "--text-field",
-        metavar="FIELD",
-        help="field that contains the text in .jsonl and .parquet files (default: text, otherwise the only possible field)",
+        "--text-field", metavar="FIELD", help="text field of .jsonl and .parquet files (default: text, else the only possible field)"
     )
     parser.add_argument(
         "--set",

@@ -57,8 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--text-field",
         metavar="FIELD",
-        help="field that contains the text in .jsonl and .parquet files, which are then not read as conversations (default: "
-        "text, otherwise the only possible field)",
+        help="text field of .jsonl and .parquet files, which are then not conversations (default: text, else the only possible field)",
     )
     how = parser.add_argument_group("how")
     how.add_argument("--cache-dir", metavar="DIR", help="root folder of the caches (default: cache, next to the configuration file)")

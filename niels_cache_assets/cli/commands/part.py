@@ -32,11 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"the part, from 0 (default: the number in {' or '.join(NUMBER_VARIABLES)})",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--val",
-        action="store_true",
-        help="build the val of all parts, which must come first for data sets with val_tokens or decontaminate",
-    )
+    what.add_argument("--val", action="store_true", help="first build the val of all parts, for data sets with val_tokens or decontaminate")
     what.add_argument("--corpus", action="store_true", help="clean this part of the corpus and compute its signatures")
     what.add_argument("--range", action="store_true", help="find duplicates in this range of hashes, if [dedup] sets ranges")
     what.add_argument("--seal", action="store_true", help="join the finished parts")

@@ -26,10 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--blend", metavar="FILE", help="file with the weights and paths of a blend that is not in the configuration")
     parser.add_argument("--sequence-length", metavar="L", type=whole_number, help="number of tokens per sample")
     parser.add_argument(
-        "--num-samples",
-        metavar="N",
-        type=whole_number,
-        help="number of samples in the run; required with weights (default: every sample once)",
+        "--num-samples", metavar="N", type=whole_number, help="samples in the run; required with weights (default: every sample once)"
     )
     parser.add_argument("--seed", metavar="S", type=whole_number, help="--seed of Megatron-LM (default: 1234, as in Megatron-LM)")
     parser.add_argument("--split", metavar="A,B,C", help='shares of train, valid and test, such as "99,1,0" (default: everything is train)')

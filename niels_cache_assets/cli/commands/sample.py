@@ -47,11 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
     parser.add_argument(
-        "--tokens",
-        metavar="N",
-        type=at_least(1),
-        default=128,
-        help="number of tokens to print per sample (default: 128; estimated for a corpus)",
+        "--tokens", metavar="N", type=at_least(1), default=128, help="tokens to print per sample (default: 128; estimated for a corpus)"
     )
 
 

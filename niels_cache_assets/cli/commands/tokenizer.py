@@ -49,8 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "models",
         metavar="MODEL",
         nargs="+",
-        help="two or more models: SentencePiece .model, tokenizer.json or its folder, or tiktoken ranks; `cache` is the model "
-        "in the cache directory",
+        help="two or more models (SentencePiece, tokenizer.json or its folder, tiktoken ranks); `cache` is the one in the cache directory",
     )
     parser.add_argument("--only", metavar="NAME", nargs="+", help="use only the text of these data sets")
     parser.add_argument("--files", metavar="PATH", nargs="+", default=[], help="also use your own text: files and folders, as for `clean`")

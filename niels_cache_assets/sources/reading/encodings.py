@@ -71,8 +71,7 @@ class DecodesText(Source):
     )
     encoding: str = Field(
         UTF8,
-        description="Python's name for the encoding, which a byte order mark overrides; for Parquet, it applies only to strings that "
-        "are not UTF-8",
+        description="Python name of the encoding, which a byte order mark overrides; for Parquet, it applies only to non-UTF-8 strings",
     )
     max_replaced_share: float = Field(
         MAX_REPLACED_SHARE,
