@@ -56,7 +56,7 @@ files = ["data/*.jsonl.gz"]
 
 ## What is the catalog?
 
-The catalog is the set of data sets that ship with the package; `niels-cache init --list` shows them.
+The catalog consists of the data sets that ship with the package; `niels-cache init --list` shows them.
 `niels-cache init --from wikitext dolly15k` writes a configuration file with two of them.
 `niels-cache init --list wikitext` prints a table to add to your own file.
 
@@ -207,7 +207,7 @@ def reference() -> str:
             lines += added_section()
         for kind, source in kinds.items():
             lines += source_section(kind, source, base)
-    lines += ["## Keys that several sources share", ""]
+    lines += ["## Keys shared by several sources", ""]
     for title, model in SHARED:
         others = [other for _, other in SHARED if other is not model and issubclass(model, other)]
         lines += [f"### {title}", "", *table(model, PretrainSource, *others), ""]

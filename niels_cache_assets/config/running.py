@@ -103,7 +103,7 @@ class ClusterSettings(Table):
 
 
 class PublishSettings(Table):
-    """[publish]: where the assets `published/pretrain` and `published/sft` upload caches, and the licences in data cards."""
+    """[publish]: where the assets `published/pretrain` and `published/sft` upload caches, and which licences data cards name."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
     address: str | None = Field(

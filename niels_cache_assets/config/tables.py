@@ -187,7 +187,7 @@ def kind_of_model(path: str | os.PathLike[str]) -> defaults.ModelKind:
 
 
 class CleaningSettings(Table):
-    """[cleaning]: thresholds of the filters, for every data set with `prepare = ["clean", ...]`. Drop reasons are in
+    """[cleaning]: filter thresholds for every data set with `prepare = ["clean", ...]`. Drop reasons are in
     parentheses.
 
     `cleaning = {...}` in the table of a data set replaces keys. The page docs/cleaning.md gives the source of each threshold.
