@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from niels_cache_runtime import (
     DatasetLoader,
@@ -32,7 +31,6 @@ from niels_cache_runtime.format import reading
 from niels_cache_runtime.format.layout import IDX_DTYPE, META_NAME
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from niels_cache_runtime.verify.__main__ import main
-from niels_cache_runtime.verify.invariants import SpecialIds
 from tests.hand_made import (
     ASST,
     EOT,
@@ -169,6 +167,8 @@ def test_pretrain_invariants_are_checked_even_where_all_hashes_agree(tmp_path: P
         ("train/shard_00001.bin", Saying("3 role sentinels", "SFT"))
     ]
     assert found(nothing, special_token_ids={"eot": EOT, "sys": None}) == []
+    # Special ids in the middle and at the end of the vocabulary are found as those at its beginning are.
+    assert found(nothing, vocab_size=42, special_token_ids={**IDS, "usr": 20, "asst": 41})[0][1] == Saying("role sentinels", "SFT")
     assert found(save_ends(5, 8, 16, 20), append_eot=False) == []
 
 
@@ -561,19 +561,6 @@ def test_what_the_disk_does_not_give_is_a_finding(tmp_path: Path, broken: str, m
     monkeypatch.setattr(os, "listdir", failing(os.listdir))
     found = [str(finding) for finding in verify_cache(root)]
     assert found == [Saying(f"{root / broken}: ", "Input/output error")] * len(found) != []
-
-
-def test_special_ids_are_found_wherever_they_lie_in_the_vocabulary() -> None:
-    generator = torch.Generator().manual_seed(0)
-    for special in ([3, 4, 5, 6], [0], [497, 498, 499], [100, 250], [0, 499], []):
-        ids = SpecialIds(500, special[0] if special else None, special[1:])
-        tokens = torch.randint(0, 510, (2000,), generator=generator).numpy().astype(np.uint16)
-        places, found = ids.find(tokens)
-        expected = [place for place, token in enumerate(tokens.tolist()) if token in special or token >= 500]
-        assert set(expected) <= set(places.tolist())
-        assert (tokens[places] == found).all()
-        assert ids.too_large(found) == tokens.max()
-        assert ids.too_large(found[found < 500]) == -1
 
 
 def test_an_edited_meta_hides_no_damage_that_its_content_sha256_shows(tmp_path: Path) -> None:
