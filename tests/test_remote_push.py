@@ -63,9 +63,9 @@ def test_each_file_is_one_put_with_its_sha256_and_the_record_is_last(s3: Loopbac
     assert {key for key in s3.puts() if "conditional" not in key} == set()
 
 
-def test_an_object_that_is_cut_or_has_another_hash_is_sent_again(s3: LoopbackS3, caches: Caches) -> None:
+def test_an_object_that_is_cut_or_has_another_hash_is_sent_again_and_other_content_with_repair(s3: LoopbackS3, caches: Caches) -> None:
     build = letters(caches)
-    push(build, ADDRESS)
+    assert push(build, ADDRESS, repair=True).sent == len(build.files)  # without a build at the address, it is a push
     cut, other = (file for file in build.files if file.path in ("train/shard_00000.bin", "train/shard_00001.bin"))
     s3.ask("PUT", f"/{BUCKET}/at/letters/{cut.key}", b"cut")
     s3.ask("PUT", f"/{BUCKET}/at/letters/{other.key}", bytes(other.size))
@@ -73,19 +73,13 @@ def test_an_object_that_is_cut_or_has_another_hash_is_sent_again(s3: LoopbackS3,
     assert [finding.object.rpartition("/")[2] for finding in found] == ["shard_00000.bin", "shard_00001.bin"]
     assert push(build, ADDRESS).sent == 2
     assert check(ADDRESS, download=True).findings == []
-
-
-def test_repair_sends_an_object_again_that_has_other_content_than_its_recorded_hash(s3: LoopbackS3, caches: Caches) -> None:
-    build = letters(caches)
-    assert push(build, ADDRESS, repair=True).sent == len(build.files)  # without a build at the address, it is a push
-    shard = next(file for file in build.files if file.path == "train/shard_00001.bin")
-    s3.ask("PUT", f"/{BUCKET}/at/letters/{shard.key}", bytes(shard.size), {"x-amz-meta-sha256": shard.sha256})
-    assert push(build, ADDRESS).sent == 0
+    s3.ask("PUT", f"/{BUCKET}/at/letters/{other.key}", bytes(other.size), {"x-amz-meta-sha256": other.sha256})
+    assert push(build, ADDRESS).sent == 0, "its recorded hash is right"
     (finding,) = check(ADDRESS, download=True).findings
     assert (finding.object.rpartition("/")[2], "--repair" in finding.problem) == ("shard_00001.bin", True)
     done: list[tuple[int, int]] = []
     repaired = push(build, ADDRESS, repair=True, progress=lambda *counts: done.append(counts))
-    assert (repaired.state, repaired.sent, repaired.sent_bytes) == ("already there", 1, shard.size)
+    assert (repaired.state, repaired.sent, repaired.sent_bytes) == ("already there", 1, other.size)
     assert done[-1][0] == done[-1][1]
     assert check(ADDRESS, download=True).findings == []
 
@@ -402,7 +396,9 @@ def test_an_address_that_no_store_has_is_refused(address: str, keyword: str) -> 
     assert "\n" not in str(raised.value)
 
 
-def test_a_missing_bucket_and_a_dead_endpoint_are_named(s3: LoopbackS3, caches: Caches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bucket_a_dead_endpoint_and_the_missing_extra_are_named(
+    s3: LoopbackS3, caches: Caches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(RemoteError, match="no such bucket"):
         push(letters(caches), "s3://nowhere/at/letters")
     monkeypatch.setattr(remote_store, "_RETRIES", 0)
@@ -412,9 +408,6 @@ def test_a_missing_bucket_and_a_dead_endpoint_are_named(s3: LoopbackS3, caches: 
     monkeypatch.setenv("AWS_ALLOW_HTTP", "false")
     with pytest.raises(RemoteError, match="AWS_ALLOW_HTTP"):
         push(letters(caches), ADDRESS)
-
-
-def test_without_obstore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(NielsCacheError, match=r"niels-cache\[remote\]"):
         open_store(ADDRESS)
