@@ -116,16 +116,10 @@ def test_rows_that_do_not_decide_are_one_error_that_lists_the_fields(
 
 
 @of_each_kind
-def test_a_first_file_without_rows_does_not_decide(tmp_path: Path, source: Any, write: Any) -> None:
-    write(tmp_path / "a", [])
-    files = [str(write(tmp_path / name, rows)) for name, rows in (("a", []), ("b", IDS))]
-    assert read(source(files=files))[0] == TEXTS
-
-
-@of_each_kind
-def test_the_first_256_rows_of_the_first_file_decide(tmp_path: Path, source: Any, write: Any) -> None:
+def test_the_first_256_rows_of_the_first_file_with_rows_decide(tmp_path: Path, source: Any, write: Any) -> None:
     first = [{"content": f"some text {row}", "other": "12"} for row in range(ROWS)]
     files = [
+        str(write(tmp_path / "empty", [])),
         str(write(tmp_path / "a", [*first, {"content": "some more", "other": "now a text"}])),
         str(write(tmp_path / "b", [{"content": "the last", "other": "a longer text than that"}])),
     ]
