@@ -43,11 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; not for a corpus)")
     parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="number of samples (default: 3)")
     parser.add_argument(
-        "--notable", action="store_true", help="show the first, a fixed random, the longest and the shortest one; ignores -n"
+        "--notable", action="store_true", help="show the first, the longest, the shortest and one fixed random sample; ignores -n"
     )
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
     parser.add_argument(
-        "--tokens", metavar="N", type=at_least(1), default=128, help="tokens to print of each sample (default: 128; estimated for a corpus)"
+        "--tokens", metavar="N", type=at_least(1), default=128, help="tokens to print per sample (default: 128; estimated for a corpus)"
     )
 
 
