@@ -135,7 +135,7 @@ def test_pretrain_invariants_are_checked_even_where_all_hashes_agree(tmp_path: P
     def nothing(_: Path) -> None: ...
 
     assert found(nothing) == []
-    assert found(nothing, vocab_size=33) == [("val/shard_00000.bin", Saying("id 41", "has 33"))]
+    assert found(nothing, vocab_size=41) == [("val/shard_00000.bin", Saying("id 41", "has 41"))]
     assert found(nothing, train_tokens=21) == [("meta.json", Saying("train_tokens is 21", "hold 20"))]
     assert found(nothing, documents={"train": 5, "val": 1}) == [
         ("train_doc_ends.npy", Saying("4 documents", "says 5")),
