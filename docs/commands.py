@@ -20,7 +20,6 @@ INTRODUCTION = f"""\
 
 `{PROGRAM}` lists all commands, and `{PROGRAM} COMMAND --help` explains a single command.
 Results go to stdout; progress, warnings and errors go to stderr.
-An error message is a single line that tells you what to do.
 `--json` prints a single JSON document to stdout and does not change the exit code.
 On a terminal, the output includes tables, colours and progress bars; otherwise it is plain text.
 Set `NO_COLOR` to disable colours.

@@ -57,13 +57,10 @@ files = ["data/*.jsonl.gz"]
 ## What is the catalog?
 
 The catalog consists of the data sets that ship with the package; `niels-cache init --list` shows them.
-`niels-cache init --from wikitext dolly15k` writes a configuration file with two of them.
 `niels-cache init --list wikitext` prints a table to add to your own file.
 
 A table named after a catalog data set inherits the catalog's keys if it does not set `source`, and your keys override them.
 A table that sets `source` inherits nothing.
-
-`--only`, `--set`, `train_on`, `weights` and `members` refer to existing tables and never add data sets.
 
 ## What is a profile?
 
@@ -73,13 +70,12 @@ A profile is a complete configuration.
 Choose a profile with `profile = "default"` at the top of the file, with `NIELS_CACHE_PROFILE` or with `--profile`.
 Your tables override the keys of a profile in the same way as catalog keys.
 With the quickstart profile, niels-cache reads a `niels_cache.toml` only if `NIELS_CACHE_CONFIG` or `--config` points to it.
-Without a configuration file, `build-all` and Dagster use the default profile, and say so.
+Without a configuration file, `build-all` and Dagster use the default profile.
 
 ## When is the tokenizer retrained?
 
 The tokenizer is retrained only when you run `niels-cache build-all --only tokenizer --force`; the next build then rebuilds every cache.
-Adding or removing data sets does not change the tokenizer; `status` shows which data sets it was trained on.
-Before it trains the tokenizer for the first time, `build-all` checks the inputs of all data sets and reports all problems at once.
+Adding or removing data sets does not change the tokenizer.
 
 ## How are documents split into train and val?
 
@@ -90,16 +86,6 @@ The first rule that applies decides:
 3. Otherwise, a random share of the documents, `val_frac`, goes to val; the seed determines which.
    This rule reads the source twice, because the documents must be counted first.
 """
-
-ADDED = """\
-[pretrain.web]
-source = "parquet"
-files = ["2025/*.parquet"]
-parts = 64
-
-[[pretrain.web.added]]
-files = ["2026/*.parquet"]
-parts = 8"""
 
 # Keys that several sources share: title, and class that defines them.
 SHARED: tuple[tuple[str, type[BaseModel]], ...] = (
@@ -156,8 +142,6 @@ def added_section() -> list[str]:
         "### [[pretrain.NAME.added]]",
         "",
         "Each of these tables [adds files to a data set](howto.md#add-files-to-a-data-set), as parts that follow all existing ones.",
-        "",
-        f"```toml\n{ADDED}\n```",
         "",
         *table(Added),
         "",

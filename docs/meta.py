@@ -53,10 +53,10 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey(
         "forms",
         _FAMILIES,
-        "Sorted list of features that a reader must support: `pairs`, `parts`, `spans` (target spans), `uint32` (token type); "
+        "Features that a reader must support, sorted: `pairs`, `parts`, `spans` (target spans), `uint32` (token type); "
         "readers reject unknown features",
     ),
-    MetaKey("meta_sha256", EVERY, "sha256 of this file with the value of this key left empty, to detect manual edits"),
+    MetaKey("meta_sha256", EVERY, "sha256 of this file with this value left empty"),
     MetaKey("files", EVERY, "Size (`bytes`) and `sha256` of every other file in the folder, by relative path"),
     MetaKey("built", _BUILT, "False if the data set is disabled (`enabled = false`)"),
     MetaKey("fingerprint", _BUILT, "sha256 of all build inputs; an unchanged fingerprint is a cache hit"),
@@ -73,18 +73,18 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey(
         "decontaminate_against",
         ("pretrain",),
-        "If train was also checked against other texts: the thresholds, the names of these data sets, and the code version",
+        "If train was also checked against other texts: thresholds, names of these data sets and code version",
     ),
     MetaKey(
         "decontaminated_examples",
         ("pretrain",),
         "The first 50 documents dropped by this check: origin, reason, overlapping text (`because`) and measured value",
     ),
-    MetaKey("keep", ("pretrain", "corpus"), "Source columns stored with the documents; the key is omitted if there are none"),
+    MetaKey("keep", ("pretrain", "corpus"), "Source columns stored with the documents; omitted if there are none"),
     # Tokens
     MetaKey("token_dtype", _FAMILIES, "`uint16-le`, or `uint32-le` for a vocabulary of more than 65,536 ids"),
     MetaKey("vocab_size", ("tokenizer", *_FAMILIES), "Number of token ids; null if unknown, as for some imported tokens"),
-    MetaKey("tokenizer_sha256", _FAMILIES, "sha256 of the tokenizer model, which readers compare with the one in `tokenizer/`"),
+    MetaKey("tokenizer_sha256", _FAMILIES, "sha256 of the tokenizer model"),
     MetaKey(
         "special_token_ids",
         ("tokenizer", *_FAMILIES),
@@ -111,11 +111,11 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey(
         "sides",
         ("sft",),
-        "For preference pairs: `chosen` and `rejected`, in the order in which they are stored",
+        "For preference pairs: `chosen` and `rejected`, in storage order",
     ),
     MetaKey("documents", ("pretrain",), "Number of documents in `train` and `val`"),
-    MetaKey("documents", ("corpus",), "Number of documents `read` from the source, and number `kept`"),
-    MetaKey("characters", ("pretrain",), "Number of characters in the documents of `train` and `val`"),
+    MetaKey("documents", ("corpus",), "Number of documents `read` and `kept`"),
+    MetaKey("characters", ("pretrain",), "Number of characters in `train` and `val`"),
     MetaKey("characters", ("corpus",), "Number of characters `before` and `after` cleaning"),
     MetaKey("bytes", ("corpus",), "UTF-8 bytes `before` and `after` cleaning"),
     MetaKey("words", ("corpus",), "Number of words in the kept documents"),
@@ -128,14 +128,14 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey(
         "parts",
         ("pretrain",),
-        "The joined parts in order: `name`, `meta_sha256`, `short` (tokens by which the files fell short of the budget), "
+        "The joined parts in order: `name`, `meta_sha256`, `short` (tokens missing from the budget), "
         "and per split `shards`, `tokens` and `documents`",
     ),
     MetaKey("part", ("pretrain",), "For a part: `plan` (its fingerprint), `number` and `short`; for the val part, also `taken`"),
     MetaKey("parts", ("corpus",), "The joined parts in order: `name`, `documents` (number kept) and `meta_sha256`"),
     MetaKey("part", ("corpus",), "For a part: `plan` (its fingerprint) and `number`"),
     MetaKey("dropped", _DATASETS, "Number of dropped documents by reason"),
-    MetaKey("dropped_by_source", ("corpus",), "The documents in `dropped` that the source itself dropped while reading"),
+    MetaKey("dropped_by_source", ("corpus",), "Documents in `dropped` that the source dropped"),
     MetaKey(
         "facts",
         _DATASETS,
@@ -152,15 +152,15 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("model_type", ("tokenizer",), "`unigram`, `bpe`, `bytelevel_bpe` or `imported`"),
     MetaKey("model_kind", ("tokenizer",), "`tokenizer.json` or `tiktoken`; omitted for SentencePiece"),
     MetaKey("special_tokens", ("tokenizer",), "Special tokens by role; documents whose text would encode to a special token are dropped"),
-    MetaKey("sentencepiece_version", ("tokenizer",), "Version of SentencePiece used for the build"),
-    MetaKey("tokenizers_version", ("tokenizer",), "Version of `tokenizers` used for the build"),
-    MetaKey("tiktoken_version", ("tokenizer",), "Version of tiktoken used for the build"),
+    MetaKey("sentencepiece_version", ("tokenizer",), "Version of SentencePiece"),
+    MetaKey("tokenizers_version", ("tokenizer",), "Version of `tokenizers`"),
+    MetaKey("tiktoken_version", ("tokenizer",), "Version of tiktoken"),
     MetaKey(
         "trained_on",
         ("tokenizer",),
-        "About the training sample: `sources` (bytes per data set), `revisions`, `skipped` (unreadable data sets), `bytes` and `sha256`. "
+        "The training sample: `sources` (bytes per data set), `revisions`, `skipped` (unreadable data sets), `bytes` and `sha256`. "
         "With `prepare`, `read_as` records how each data set was read: `prepared` (train documents of its corpus), `members` (a mixture) "
-        "or `raw`. About tokenizer quality: `characters_per_token` by source, and `longest_words`",
+        "or `raw`. Quality: `characters_per_token` by source, and `longest_words`",
     ),
     MetaKey("imported", ("tokenizer",), "File name of the imported tokenizer"),
     # Corpus and duplicates
@@ -169,7 +169,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("signatures", ("corpus",), "MinHash settings, or null without `dedup`"),
     MetaKey("signatures", ("duplicates",), "sha256 of the digests and signatures, per data set"),
     MetaKey("lengths", ("corpus",), "Number of documents by length, `before` and `after` cleaning"),
-    MetaKey("masked", ("corpus",), "With `mask`: number of masked `documents`, number of masked `places` by kind, and `examples`"),
+    MetaKey("masked", ("corpus",), "With `mask`: number of masked `documents`, masked `places` by kind, and `examples`"),
     MetaKey("splits", ("corpus",), "Number of documents by upstream split, or `unknown`"),
     MetaKey("splits", ("duplicates",), "`val_frac` and `seed` per data set; null if upstream splits or token budgets decide"),
     MetaKey("languages", ("corpus",), "Number of documents per configured language"),
@@ -181,7 +181,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("inputs", ("duplicates",), "`content_sha256` of each data set's corpus"),
     MetaKey("datasets", ("duplicates",), "Per data set: number of documents, exact and near duplicates by origin, and cluster sizes"),
     # Index
-    MetaKey("index_version", ("index",), "Version of the index order, which changes when Megatron-LM's order changes"),
+    MetaKey("index_version", ("index",), "Version of the index order, which follows Megatron-LM's"),
     MetaKey("parameters", ("index",), "The index parameters; their hash is the folder name"),
 )  # fmt: skip
 

@@ -46,13 +46,12 @@ class ClusterSettings(Table):
         None,
         ge=1,
         le=10_000,
-        description=f"Parts built at a time (the limit of the pool `parts`); by default one per host, or one per {_CORES_OF_A_PART} "
-        "cores of this machine",
+        description=f"Parts built at a time; by default one per host, or one per {_CORES_OF_A_PART} cores of this machine",
     )
     program: Words = Field(
         (),
         description='The program that `command` runs, such as ["niels-cache"] in a container; by default this process\'s Python '
-        "interpreter, at the same path",
+        "interpreter",
     )
 
     renew_seconds: float = Field(

@@ -195,8 +195,7 @@ class CleaningSettings(Table):
 
     skip: Words = Field(
         (),
-        description="Filters and normalizers to skip. Filters are named after their drop reason, such as 'not_english'; examples of "
-        "normalizers are 'tags' and 'blanks'",
+        description="Filters to skip, by drop reason, such as 'not_english', and normalizers, such as 'tags' and 'blanks'",
     )
     mask: tuple[Literal["email", "ip", "phone", "key"], ...] = Field(
         (),
@@ -301,14 +300,14 @@ class DedupSettings(Table):
     bands: int | None = Field(
         None, ge=1, description="Number of LSH bands; by default chosen to fit the threshold. Must be set together with `rows`"
     )
-    rows: int | None = Field(None, ge=1, description="Number of hashes per band; by default chosen to fit the threshold")
+    rows: int | None = Field(None, ge=1, description="Number of hashes per band")
     verify: Literal["none", "jaccard"] = Field("none", description="'jaccard' also compares the texts of documents that share a band")
     priority: Words = Field((), description="Data sets whose copies are kept, highest priority first; the rest follow in table order")
     ranges: int = Field(
         1,
         ge=1,
         le=1024,
-        description="Number of hash ranges, each of which can be a separate job. More ranges need less memory and drop the same documents",
+        description="Number of hash ranges. More ranges need less memory and drop the same documents",
     )
 
     @model_validator(mode="after")
@@ -369,11 +368,11 @@ class DagsterSettings(Table):
     tags: dict[str, str] = Field({}, description='Tags for the assets, such as { project = "tiny" }')
     plots: bool = Field(
         False,
-        description="Draw PNG plots of each build, at the cost of time and database space. `niels-cache report` shows the same plots",
+        description="Draw PNG plots of each build, at the cost of time and database space",
     )
     upstream_builds: bool = Field(
         False,
-        description="Let `upstream_revision_sensor` request a new build when upstream has changed, even if the build is expensive",
+        description="Let `upstream_revision_sensor` request a new build when upstream has changed",
     )
     notes_quiet_seconds: int = Field(
         300, ge=0, description="How long a folder of notes must stay unchanged, in seconds, before it is built"

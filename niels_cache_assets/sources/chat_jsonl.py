@@ -96,17 +96,17 @@ class ChatJsonl(FileSource, SftSource):
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
-    messages_field: str = Field("messages", description="Field that contains the list of messages")
+    messages_field: str = Field("messages", description="Field with the list of messages")
     instruction_field: str | None = Field(
         None,
-        description="Field that contains the instruction (text) or the prompt (messages), for rows with the answer in a separate field",
+        description="Field with the instruction (text) or the prompt (messages), for rows with the answer in a separate field",
     )
     input_field: str | None = Field(
-        None, description="Field that contains additional input, added to the instruction or a pair's prompt after a blank line"
+        None, description="Field with additional input, added to the instruction or a pair's prompt after a blank line"
     )
-    history_field: str | None = Field(None, description="Field that contains earlier turns: a list of [instruction, answer]")
-    output_field: str | None = Field(None, description="Field that contains the answer (text or messages); required with instruction_field")
-    system_field: str | None = Field(None, description="Field that contains a system message")
+    history_field: str | None = Field(None, description="Field with earlier turns: a list of [instruction, answer]")
+    output_field: str | None = Field(None, description="Field with the answer (text or messages); required with instruction_field")
+    system_field: str | None = Field(None, description="Field with a system message")
     tools_field: str | None = Field(
         None, description="With a template: field that contains the tools (a list or JSON); by default `tools` if it exists"
     )
@@ -129,8 +129,8 @@ class ChatJsonl(FileSource, SftSource):
     )
     kto: Kto | None = Field(
         None,
-        description="For rows whose `label` or `kto_tag` is true or false: 'positives' keeps the true rows, and drops and counts the "
-        "false ones; 'drop' drops all of them. By default, such a row is an error",
+        description="For rows whose `label` or `kto_tag` is true or false: 'positives' keeps the true rows and drops the false ones; "
+        "'drop' drops both. By default, such a row is an error",
     )
     on_broken: OnBroken | None = Field(
         None,

@@ -71,7 +71,7 @@ LearnedTurns = Annotated[
     AfterValidator(_with_a_template),
     Field(
         description="With a template: 'all' makes one example that trains on all assistant turns; 'each' makes one example per "
-        "assistant turn, with the history as the model would see it; 'last' makes one example, for the last turn"
+        "assistant turn; 'last' makes one example, for the last turn"
     ),
 ]
 """The key `turns`. The key `template` must come before it."""

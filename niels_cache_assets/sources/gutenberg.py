@@ -32,7 +32,7 @@ _PHRASE_DISTANCE = 500  # the phrase may come this many characters before the en
 
 
 class Gutenberg(HubData, PretrainSource):
-    """Books from a hub data set, or all *.txt files under `path`."""
+    """Books from Project Gutenberg."""
 
     endings: ClassVar[tuple[str, ...]] = (".txt",)
 

@@ -22,7 +22,7 @@ from niels_cache_runtime.format.meta import unique_keys
 
 
 class Roam(Notes):
-    """A Roam graph: *.md files and JSON exports under `path`, or a single JSON export."""
+    """A Roam graph."""
 
     endings: ClassVar[tuple[str, ...]] = (".md", ".json")
 

@@ -102,9 +102,7 @@ class Added(BaseModel):
 
     files: list[str] = Field(min_length=1, description="Globs of the new files; the globs of the main table no longer match these files")
     parts: PositiveInt = Field(1, description="Number of parts to add for the new files")
-    train_tokens: PositiveInt | None = Field(
-        None, description="Token budget for train from the new files, if the data set uses token budgets; by default all tokens"
-    )
+    train_tokens: PositiveInt | None = Field(None, description="Token budget for train from the new files; by default all tokens")
 
 
 class AddedFiles(Added):
@@ -174,7 +172,7 @@ class Source(BaseModel):
     endings: ClassVar[tuple[str, ...]] = ()  # a folder in `files` stands for all files below it with one of these endings
 
     source: str
-    enabled: bool = Field(True, description="False disables the data set: it is not built or checked, and only `status --all` lists it")
+    enabled: bool = Field(True, description="False disables the data set; only `status --all` lists it")
 
     @model_validator(mode="before")
     @classmethod
@@ -305,10 +303,8 @@ class PretrainSource(Source):
         False,
         description="With `parts` and `prepare`: also build the cache in parts, one per corpus part. Requires val_frac or upstream splits",
     )
-    exclude: ConfigPath | None = Field(
-        None, description="File that lists documents to leave out, for example after a takedown: one source id or JSON string per line"
-    )
-    exclude_must_match: bool = Field(False, description="True makes an id in `exclude` that matches no document an error instead of a note")
+    exclude: ConfigPath | None = Field(None, description="File that lists documents to leave out: one source id or JSON string per line")
+    exclude_must_match: bool = Field(False, description="Treat an id in `exclude` that matches no document as an error")
     added: tuple[Added, ...] = Field((), strict=False, description="Files added later, in tables `[[pretrain.NAME.added]]`")
 
     _plan: MemberPlan | None = PrivateAttr(None)
@@ -515,7 +511,7 @@ class SftSource(Source):
 
     family: ClassVar[Family] = "sft"
     never_counts: ClassVar[frozenset[str]] = frozenset({"template"})  # a fingerprint has the text of the template instead
-    val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val; the seed determines which")
+    val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val")
     template: TemplateName = Field(
         SENTINELS,
         description="Conversation format: 'sentinels' for the special tokens in [tokenizer], 'chatml' for ChatML, 'model' for the "

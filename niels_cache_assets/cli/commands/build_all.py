@@ -68,10 +68,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     description="""\
 Build the tokenizer and every data set that niels_cache.toml lists, or, without that file, the data sets
-of the default profile. Dagster runs the builds, so its UI shows the same runs. Before it trains a
-tokenizer, build-all checks all inputs and reports every input that it cannot read. Data sets with
-`prepare` are cleaned and deduplicated first, and the tokenizer is trained on the remaining documents
-(docs/cleaning.md).
+of the default profile. Before it trains a tokenizer, build-all checks all inputs and reports every
+input that it cannot read. Data sets with `prepare` are cleaned and deduplicated first, and the
+tokenizer is trained on the remaining documents (docs/cleaning.md).
 
 A data set already built from the same settings, tokenizer and upstream revision is a cache hit. If a
 data set fails, the others are still built, and its last good cache stays unchanged. A data set with a
@@ -86,10 +85,7 @@ for newer revisions on the hub. The exit code is 1 if a step would fail.""",
     examples="""\
   niels-cache build-all
   niels-cache build-all --dry-run
-  niels-cache build-all --profile quickstart
-  niels-cache build-all --only fineweb_edu --fineweb-train-tokens 10_000_000 --fineweb-val-tokens 100_000
-  niels-cache build-all --set pretrain.books.val_frac=0.05
-  niels-cache build-all --only oasst1 --force --set sft.oasst1.split_by=tree""",
+  niels-cache build-all --set pretrain.books.val_frac=0.05""",
     offers={"only": CACHES},
 )
 

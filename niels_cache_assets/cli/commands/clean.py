@@ -79,10 +79,8 @@ configuration.""",
     examples="""\
   niels-cache clean notes/ articles.jsonl.gz                   counts by reason
   niels-cache clean dump.xml.bz2 --limit 1000 -n 2             two examples of each reason
-  niels-cache clean a.jsonl -n 20 --reason list_page           twenty of one reason
   niels-cache clean a.jsonl --set min_words=20 --set 'skip=["not_english"]'
   niels-cache clean --dropped wikipedia                        what a build dropped
-  niels-cache clean --dropped wikipedia --reason list_page -n 20
 
 docs/cleaning.md explains each reason and its threshold.""",
     offers={"dropped": PRETRAIN},

@@ -56,9 +56,7 @@ contain no document text.
 exit codes: 0 no problem (notes are allowed), 1 at least one problem.""",
     examples="""\
   niels-cache doctor
-  niels-cache doctor --offline
-  niels-cache doctor --text
-  niels-cache doctor --profile quickstart --json""",
+  niels-cache doctor --offline""",
 )
 
 

@@ -91,9 +91,7 @@ olmo, export prints the lines to add to the code of that project.""",
     examples="""\
   niels-cache export megatron wikitext --split train --out data/wikitext --key text
   niels-cache export nanogpt wikitext --out ../nanoGPT/data/wikitext
-  niels-cache export llmc wikitext --out data/llmc --dry-run
-  niels-cache export text books --out data/books --file-type parquet
-  niels-cache export npy wikitext --out data/npy --max-bytes 20_000_000 --force""",
+  niels-cache export text books --out data/books --file-type parquet""",
     offers={
         "format": _formats,
         "name": PRETRAIN,

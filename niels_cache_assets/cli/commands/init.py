@@ -73,8 +73,7 @@ COMMAND = Command(
     description="""\
 Write a niels_cache.toml that lists the data sets to build, with a comment for every key. init inspects
 your data to find the text field and the format of conversations (lists of messages, instruction and
-answer, OpenAssistant trees). Like `doctor`, it first checks the configuration, and it writes no file if
-a source cannot be read.
+answer, OpenAssistant trees). It writes no file if a source cannot be read.
 
 --list shows the data sets that ship with niels-cache, with their download size, licence and origin. A
 data set is built only if niels_cache.toml lists it or sets profile = "default".""",
@@ -83,7 +82,6 @@ data set is built only if niels_cache.toml lists it or sets profile = "default".
   niels-cache init data/ chats.jsonl                     your data
   niels-cache init --list                                data sets that ship with niels-cache
   niels-cache init --list wikitext                       the table of wikitext
-  niels-cache init --from fineweb_edu wikitext           a file with these data sets
   niels-cache init --hub allenai/c4:en --vocab-size 32_000 --cache-dir /data/cache""",
     offers={"catalog": catalog_names, "listed": catalog_names},
     has_caches=False,

@@ -45,9 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-wait", action="store_true", help="exit with 75 instead of waiting if another process is building this part")
     parser.add_argument("--threads", metavar="N", type=at_least(1), help="number of encoding threads; does not affect the bytes")
     parser.add_argument("--launch", type=_launch, help=argparse.SUPPRESS)  # a program that starts this command stops it by this name
-    parser.add_argument(
-        "--no-notify", action="store_true", help="send no [notify] messages, for example because the calling program sends them"
-    )
+    parser.add_argument("--no-notify", action="store_true", help="send no [notify] messages")
 
 
 def _launch(text: str) -> str:
@@ -81,13 +79,10 @@ its documents.
 keeps the parts of the current plan, which are needed to repair or extend the cache; their shards are
 hard links.""",
     examples="""\
-  niels-cache part web --val                           build the val of all parts
   niels-cache part web 17
-  niels-cache part wiki 17 --corpus                    build a part of the corpus
   niels-cache part wiki 3 --range                      find duplicates in one range of hashes
   niels-cache part web --seal                          join the parts
-  niels-cache part web --add 'CC-MAIN-2026-05/*' --parts 8   add a crawl as 8 more parts
-  niels-cache part web --prune                         remove parts of earlier plans""",
+  niels-cache part web --add 'CC-MAIN-2026-05/*' --parts 8   add a crawl as 8 more parts""",
     offers={"name": PRETRAIN},
 )
 

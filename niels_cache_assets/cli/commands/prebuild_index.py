@@ -37,8 +37,7 @@ COMMAND = Command(
     usage="[NAME] ",
     description="""\
 Build the GPT and blend indices of a training run in advance, on a CPU machine. An index lists the
-samples in Megatron-LM's order. The command prints the folder and hash of each index. Without NAME, pass
---blend FILE and the settings of the run.
+samples in Megatron-LM's order. Without NAME, pass --blend FILE and the settings of the run.
 
 FILE has the format of Megatron-LM's --data-args-path: WEIGHT PATH WEIGHT PATH ..., or just paths, each
 of which is read once. PATH is the common prefix of a .bin and an .idx file, or a split of a cache, such
@@ -48,8 +47,7 @@ MegatronGPTDataset and open_blend in niels_cache_runtime.megatron find the indic
 directory. megatron-core looks elsewhere; examples/megatron_core_indices.py builds its indices.""",
     examples="""\
   niels-cache prebuild-index mix                                              [blend.mix] of niels_cache.toml
-  niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234
-  niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 50_000 --split 99,1,0 --part valid""",
+  niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234""",
     offers={"name": configured(lambda registry: registry.blend), "part": ("train", "valid", "test")},
 )
 

@@ -58,9 +58,7 @@ downloaded by the loader. A loader downloads a removed file again when it needs 
     examples="""\
   niels-cache pull s3://bucket/caches/wikitext --out cache                download the cache
   niels-cache pull s3://bucket/caches/wikitext --out cache --split train  only train
-  niels-cache pull s3://bucket/caches/wikitext --out cache --replace      replace an older build
   niels-cache pull hf://datasets/ours/wikitext --out cache                from the hub
-  niels-cache pull --copy /local/tokens                                   show a local copy
   niels-cache pull --copy /local/tokens --trim 100GB                      free up disk space""",
     offers={"split": ("train", "val")},
     has_caches=False,

@@ -44,7 +44,6 @@ does not exist, push creates a private one. The token comes from HF_TOKEN or the
     examples="""\
   niels-cache push wikitext s3://bucket/caches/wikitext            publish a cache
   niels-cache push wikitext s3://bucket/caches/wikitext --replace  replace it with a newer build
-  niels-cache push wikitext s3://bucket/caches/wikitext --prune    also delete older builds there
   niels-cache push wikitext hf://datasets/ours/wikitext            publish it on the hub, with a data card""",
     offers={"name": DATA_SETS},
 )

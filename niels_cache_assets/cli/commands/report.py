@@ -27,20 +27,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="[NAME] ",
     description="""\
-Write a self-contained HTML report on all caches: status, counts, sizes, sha256, plots, and check results
-from Dagster's records (DAGSTER_HOME). The report also shows how much of each data set a training run
-would read: for every [blend.NAME], or, without a blend, for a run over all pretrain data sets by size.
-[reports] sets the length of that run. The command does not build, hash files or contact upstream.
+Write a self-contained HTML report on all caches: status, counts, sizes, sha256, plots, and check
+results from Dagster's records (DAGSTER_HOME). The report also shows how much of each data set a
+training run would read: for every [blend.NAME], or, without a blend, for a run over all pretrain data
+sets by size. [reports] sets the length of that run.
 
 With NAME, write a report that helps you choose the thresholds in [cleaning] and [dedup]. For each
-threshold, it shows a histogram, how many documents a different value would keep or drop, and examples on
-both sides. It also shows the languages of all documents. All values come from measurements stored in the
-corpus; no text is cleaned again. This report contains excerpts of documents.
+threshold, it shows a histogram, how many documents a different value would keep or drop, and examples
+on both sides. It also shows the languages of all documents. This report contains excerpts of documents.
 
 --json prints the same data without plots, and writes the report only if you also pass --out.""",
     examples="""\
-  niels-cache report --open             open the report in a browser
-  niels-cache report --out caches.html
   niels-cache report --json             for programs: sizes, hashes, checks, shares and epochs
   niels-cache report wikipedia --open   the thresholds of cleaning and deduplication""",
     offers={"name": PRETRAIN},

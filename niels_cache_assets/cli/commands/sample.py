@@ -56,7 +56,6 @@ COMMAND = Command(
     examples="""\
   niels-cache sample wikitext                   three random windows of train
   niels-cache sample dolly15k --split val -n 5  five examples; the assistant's targets are marked
-  niels-cache sample wikitext --notable         the first, a random, the longest and the shortest document
   niels-cache sample wikipedia --stage corpus   random documents after cleaning
   niels-cache sample s3://bucket/caches/wikitext  windows of a published cache; fetches only their shards""",
     offers={"stage": STAGES, "split": ("train", "val")},

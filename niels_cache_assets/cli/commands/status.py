@@ -54,14 +54,12 @@ and what to do. status does not contact upstream; build-all checks whether upstr
 
 Data sets that are not in niels_cache.toml are listed if their cache exists. The columns train and val
 show a percentage if the source ended before its token budget was met. For a corpus, the train column is
-the number of documents after cleaning. For the tokenizer, status shows which data sets it was trained
-on.
+the number of documents after cleaning.
 
 exit codes: 0 everything is complete or off, 1 otherwise.""",
     examples="""\
   niels-cache status                  everything
-  niels-cache status wikitext         one data set and its corpus
-  niels-cache status --json           the same as JSON, for programs""",
+  niels-cache status wikitext         one data set and its corpus""",
     offers={"names": CACHES},
 )
 

@@ -64,9 +64,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="compare|prove MODEL ... ",
     description="""\
-compare: compare characters per token on the same text, by source. Higher is better: the same text needs
-fewer tokens. Newlines and spaces are counted as characters; special tokens such as EOT are not counted.
-The text is decoded from the built data sets; --files adds more text.
+compare: show characters per token on the same text, by source. Higher is better: the same text needs
+fewer tokens. Spaces and newlines count as characters; special tokens do not. The text is decoded from
+the built data sets; --files adds more text.
 
 prove: for a tokenizer.json or tiktoken ranks, compare the ids of every installed fast engine with those
 of the reference library, on difficult texts and on the text of --only and --files. If ids differ, the
@@ -75,7 +75,6 @@ fast engine ([tokenizer] engine = "auto").""",
     examples="""\
   niels-cache tokenizer compare cache new.model
   niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k
-  niels-cache tokenizer compare a.model b.model --files books/ --characters 10_000_000
   niels-cache tokenizer prove cache --files books/       check whether fast engines match the reference""",
     offers={"action": ACTIONS},
 )

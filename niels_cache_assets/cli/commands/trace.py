@@ -74,8 +74,7 @@ ranks. trace rejects a cache that changed after the state was saved.""",
     examples="""\
   niels-cache trace --state checkpoint.pt --step 1200                    every row of rank 0
   niels-cache trace --state checkpoint.pt --step 1200 --rank 3 --row 5   one row, with its whole text
-  niels-cache trace --state loader.json --step 0 --row 0 --column 17     one token and the surrounding text
-  niels-cache trace --state loader.json --step 0 --source notes=/mnt/cache/pretrain/notes/train""",
+  niels-cache trace --state loader.json --step 0 --row 0 --column 17     one token and the surrounding text""",
     has_caches=False,
 )
 

@@ -42,7 +42,6 @@ start nor read anything. docs/ui.md explains this protection, and how to reach t
 machine.""",
     examples="""\
   niels-cache ui                        on http://127.0.0.1:3000, until Ctrl-C
-  niels-cache ui --profile quickstart --port 3001
   niels-cache ui --read-only            watch a build from the command line; all buttons are inactive
 
 Ctrl-C cancels the runs that you started in this UI; the next build resumes them.""",

@@ -39,7 +39,7 @@ each harmless difference, and a table with the result for each folder.
 
 unverifiable: the meta.json of a cache was written by a different program, so there are no hashes to
 compare with, and verify only checks the tokens against that meta.json. This does not affect the exit
-code, but `unverifiable` in the --json output lists such caches.
+code.
 
 With an ADDRESS, such as s3://bucket/prefix, verify compares the sizes and recorded hashes of a published
 cache with its meta.json. Only --download reads and verifies the content.
@@ -49,8 +49,6 @@ Dagster's home (.dagster), exports, and any other file in the cache directory"""
     examples="""\
   niels-cache verify                    everything, including corpora and indices
   niels-cache verify wikitext dolly15k  two data sets, and their corpora
-  niels-cache verify --quick            only names and sizes
-  niels-cache verify --against-dagster  also compare with Dagster's records of the builds
   niels-cache verify s3://bucket/caches/wikitext --download  read and hash a published cache
 
 on training machines, without the dependencies of this package: python -m niels_cache_runtime.verify cache/""",

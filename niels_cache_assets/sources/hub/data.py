@@ -57,9 +57,9 @@ class HubData(DecodesText):
     """
 
     dataset: str = Field(description="Hub data set: owner/name")
-    config: str | None = Field(None, description="Configuration (subset) of the data set")
+    config: str | None = Field(None, description="Configuration of the data set")
     split: str = Field("train", description="Upstream split to read")
-    val_split: str | None = Field(None, description="Upstream split to use as val; by default, val_frac or token budgets determine val")
+    val_split: str | None = Field(None, description="Upstream split to use as val")
     pinned_revision: str | None = Field(None, description="Commit, tag or branch to read; by default the newest commit on main")
     files: list[ConfigPath] | None = Field(
         None, description="Globs of local .parquet, .jsonl or text files to read instead of the hub data set"

@@ -67,7 +67,7 @@ class DecodesText(Source):
 
     max_document_mib: PositiveInt = Field(
         MAX_DOCUMENT_MIB,
-        description="Maximum size in MiB of a document, a line, or a file that is one document; the build fails if it is exceeded",
+        description="Maximum size in MiB of a document or line; the build fails if it is exceeded",
     )
     encoding: str = Field(
         UTF8,

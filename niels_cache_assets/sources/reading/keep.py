@@ -72,7 +72,7 @@ class HasColumns(ChoosesRows, KeepsColumns):
     """The keys that name columns of rows."""
 
     text_field: str | None = Field(None, description=TEXT_FIELD_HELP)
-    id_field: str | None = Field(None, description="Field that contains the source id; by default `id` if it exists, otherwise file#row")
+    id_field: str | None = Field(None, description="Field with the source id; by default `id` if it exists, otherwise file#row")
 
     def require_columns(self, columns: Iterable[str], place: str) -> None:
         """Raise NielsCacheError if a column of `where`, `keep` or `id_field` is missing. The message names the place."""
