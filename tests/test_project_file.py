@@ -4,6 +4,7 @@ messages.
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -113,6 +114,7 @@ def test_a_table_with_its_own_source_inherits_nothing() -> None:
 def test_every_data_set_of_every_profile_is_in_the_catalog_and_its_table_says_all_of_it() -> None:
     shipped = {name for profile in ("default", "quickstart") for family in FAMILIES for name in profile_tables(profile).get(family, {})}
     assert shipped == set(catalog()) == set(ABOUT)
+    assert re.findall(r"^# (\w+_tokens) = [\d_]+ ", catalog_table("fineweb_edu"), re.MULTILINE) == ["train_tokens", "val_tokens"]
     for name in catalog():
         configured(catalog_table(name))
         whole = load_registry()
