@@ -73,7 +73,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey(
         "decontaminate_against",
         ("pretrain",),
-        "If train was also checked against other texts: thresholds, names of these data sets and code version",
+        "If train was also checked against other texts: thresholds, names of the data sets whose val split was used, and code version",
     ),
     MetaKey(
         "decontaminated_examples",
