@@ -64,13 +64,13 @@ shuffled: $(DEV)  ## all tests five times, each time in a new random order
 	[ -z "$$failed" ] || { echo "Tests failed in these random orders:$$failed" >&2; exit 1; }
 
 walks: $(DEV)  ## the long walks: the wheel in a fresh environment, the tutorial, all real samples, and small runs of benchmarks
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -m walk -n 3 --dist loadfile $(call MARKED,walk) $(TEST_ARGS)
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m walk -n 4 --dist worksteal $(call MARKED,walk) $(TEST_ARGS)
 
 cluster: $(DEV) $(VENV)/.installed-cluster  ## builds on several workers: ssh, Dask, Celery and Postgres, with kills (minutes of two cores)
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -m cluster -n 3 --dist worksteal $(call MARKED,cluster) $(TEST_ARGS)
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m cluster -n 4 --dist worksteal $(call MARKED,cluster) $(TEST_ARGS)
 
 remote: $(DEV)  ## training from a bucket through a local copy, with kills and faults (minutes of two cores)
-	@$(TEST_ENV) $(BIN)/python -m pytest -q -m remote -n 2 --dist loadfile $(call MARKED,remote) $(TEST_ARGS)
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -m remote -n 3 --dist loadfile $(call MARKED,remote) $(TEST_ARGS)
 
 # Tests here take minutes. A dump of the stacks of a test that still runs may crash it, so there is none in the first hour.
 torture: $(DEV)  ## the long fault and property tests: hundreds of kills, faults, flips and examples (an hour of two cores)

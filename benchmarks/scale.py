@@ -428,11 +428,11 @@ class Costs:
         """The reasons why this size does not work without a change."""
         found = []
         if self.shards > MOST_SHARDS:
-            found.append(f"{self.shards:,.0f} shards of 128 MiB: set the shard_bytes that the plan proposes")
+            found.append(f"too many shards of 128 MiB ({self.shards:,.0f}): set the shard_bytes that the plan proposes")
         if min(self.shards, MOST_SHARDS) * self.measured.meta_bytes > MOST_META_BYTES:
             found.append("meta.json would be above its limit")
         if self.prepare and self.search_bytes > 256e9:
-            found.append("the drop lists need more than 256 GB in one process")
+            found.append("one process needs more than 256 GB of memory for the drop lists")
         if self.prepare and self.alone > 48:
             found.append(f"one process works for {self.alone:,.0f} hours")
         return "; ".join(found) or "nothing"

@@ -21,11 +21,11 @@ TARGET = Path(__file__).with_suffix(".md")
 # Per reason: the keys that decide it, and where the rule comes from.
 FILTER_ORIGINS: dict[str, tuple[tuple[str, ...], str]] = {
     "redirect": ((), "MediaWiki"),
-    "empty": ((), "pages of markup only"),
+    "empty": ((), "pages that contain only markup"),
     "disambiguation": ((), "MediaWiki"),
     "too_short": (("min_characters", "min_words"), "50 words: Gopher; 400 characters (about 70 English words): our own"),
-    "list_page": (("max_bullet_share",), "Gopher allows 90%; stricter here because of lists in encyclopedias"),
-    "bad_mean_word_len": (("min_mean_word_length", "max_mean_word_length"), "Gopher allows 10; wider here because of technical terms"),
+    "list_page": (("max_bullet_share",), "Gopher allows 90%; stricter here because encyclopedias contain many lists"),
+    "bad_mean_word_len": (("min_mean_word_length", "max_mean_word_length"), "Gopher allows 10; wider here to allow for technical terms"),
     "high_symbol_ratio": (("max_symbols_per_word",), "Gopher measures the two symbols separately"),
     "low_alpha_ratio": (("min_alpha_word_share",), "Gopher"),
     "no_stopwords": (
@@ -41,12 +41,12 @@ FILTER_ORIGINS: dict[str, tuple[tuple[str, ...], str]] = {
             "max_duplicate_lines",
             "max_duplicate_paragraphs",
         ),
-        "pairs: our own rule, similar to Gopher's top 2-gram; the others: Gopher",
+        "word pairs: our own rule, similar to Gopher's top 2-gram; other limits: Gopher",
     ),
     "language_error": (("language_characters",), "as for `not_english`"),
     "not_english": (
         ("languages", "language_characters"),
-        "C4 uses langdetect; we use langdetect-rs, which has the same algorithm",
+        "C4 uses langdetect; we use langdetect-rs, which implements the same algorithm",
     ),
 }
 
@@ -63,7 +63,7 @@ def cell(text: str) -> str:
 
 def normalizer_table() -> str:
     rows = [f"| `{name}` | {summary(function)} |" for name, function in NORMALIZERS]
-    return "\n".join(["| | |", "| --- | --- |", *rows])
+    return "\n".join(["| normalizer | effect |", "| --- | --- |", *rows])
 
 
 def rule_table() -> str:

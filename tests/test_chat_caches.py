@@ -27,6 +27,7 @@ from niels_cache_assets.show.samples import notable
 from niels_cache_assets.sources.inputs import input_problems
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime import NielsCacheError, TokenLoader
+from niels_cache_runtime.cache import targets as target_spans
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.verify import verify_cache, verify_dataset
@@ -193,20 +194,22 @@ BROKEN: dict[str, Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarra
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_broken_spans_are_found(copy: Path, how: str) -> None:
+def test_broken_spans_are_found(copy: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_spans, "_BLOCK_EXAMPLES", 3)
+    assert PackedExamples(str(copy / "train"), T=400, seed=0).report().examples > 3
     paths = copy / "train_targets.npy", copy / "train_target_ends.npy"
     for path, array in zip(paths, BROKEN[how](np.load(paths[0]), np.load(paths[1])), strict=True):
         np.save(path, array)
     rewrite_meta(copy)
     assert any("target" in str(finding) for finding in verify_dataset(copy))
-    with pytest.raises(NielsCacheError, match="target"):
-        PackedExamples(str(copy / "train"), T=20, seed=0)
+    with pytest.raises(NielsCacheError, match=r"train_target\w+\.npy"):
+        PackedExamples(str(copy / "train"), T=400, seed=0)
 
 
 def test_a_cache_whose_record_hides_the_spans_is_refused(copy: Path) -> None:
     write_meta(str(copy / "meta.json"), {**read_meta(str(copy / "meta.json")), "forms": []})
     with pytest.raises(NielsCacheError, match="spans"):
-        PackedExamples(str(copy / "train"), T=20, seed=0)
+        PackedExamples(str(copy / "train"), T=400, seed=0)
 
 
 def test_one_split_alone_is_a_cache(copy: Path) -> None:

@@ -254,7 +254,7 @@ def test_signs_of_formulas_code_and_tables_are_no_markup(text: str) -> None:
     ],
 )
 def test_what_looks_like_markup_is_lost_as_the_page_says(text: str, other: str) -> None:
-    """docs/cleaning.md, "What is lost, and how do I keep it?"; `skip` keeps it."""
+    """docs/cleaning.md, "What do normalizers remove by mistake?"; `skip` keeps it."""
     assert normalize(text) == normalize(other) != text
     kept = [normalize(one, ["entities", "tags", "templates"]) for one in (text, other)]
     assert kept == [text, other]

@@ -7,8 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -47,23 +46,16 @@ def result(name: str, state: str = "built", **changes: Any) -> SimpleNamespace:
     return SimpleNamespace(name=name, state=state, **{**given, **nothing_left_out, **changes})
 
 
-@dataclass
 class FakeLauncher:
     """A launcher that records its arguments, and returns the given results."""
 
-    results: list[SimpleNamespace] = field(default_factory=list)
-    behaviour: Callable[[Any], None] = lambda listener: None
-    registry: Registry | None = None
-    root: Path | None = None
-    only: Sequence[str] | None = None
-    force: bool | None = None
-    wait: bool | None = None
+    def __init__(self) -> None:
+        self.results: list[SimpleNamespace] = []
+        self.registry: Registry | None = None
+        self.given: dict[str, Any] = {}
 
-    def launch_builds(
-        self, registry: Registry, *, root: Path, only: Sequence[str] | None, force: bool, wait: bool, listener: Any
-    ) -> list[Any]:
-        self.registry, self.root, self.only, self.force, self.wait = registry, root, only, force, wait
-        self.behaviour(listener)
+    def launch_builds(self, registry: Registry, *, listener: Any, **given: Any) -> list[Any]:
+        self.registry, self.given = registry, given
         return self.results
 
 
@@ -96,10 +88,9 @@ def test_only_force_wait_and_cache_dir_go_to_the_launcher(launcher: FakeLauncher
     registry = build(launcher)
     assert registry.is_fallback
     assert replace(registry, is_fallback=False) == load_registry(profile="default")
-    assert (launcher.root, launcher.only, launcher.force, launcher.wait) == (Path("cache"), None, False, False)
+    assert launcher.given == {"root": Path("cache"), "only": None, "force": False, "wait": False}
     build(launcher, "--only", "wikitext", "tokenizer", "--force", "--wait", "--cache-dir", "elsewhere")
-    asked = (launcher.root, launcher.only, launcher.force, launcher.wait)
-    assert asked == (Path("elsewhere"), ["wikitext", "tokenizer"], True, True)
+    assert launcher.given == {"root": Path("elsewhere"), "only": ["wikitext", "tokenizer"], "force": True, "wait": True}
 
 
 def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:
@@ -121,13 +112,8 @@ def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:
     assert tokenizer.special_tokens == special
     assert tokenizer.model == str(Path.cwd() / "given")
     fineweb, roam, gutenberg = (registry.pretrain[name].model_dump() for name in ("fineweb_edu", "roam", "gutenberg"))
-    assert {key: fineweb[key] for key in ("dataset", "config", "train_tokens", "val_tokens", "shuffle_buffer")} == {
-        "dataset": "given",
-        "config": "given",
-        "train_tokens": 10_000,
-        "val_tokens": 0,
-        "shuffle_buffer": 99,
-    }
+    expected = {"dataset": "given", "config": "given", "train_tokens": 10_000, "val_tokens": 0, "shuffle_buffer": 99}
+    assert {key: fineweb[key] for key in expected} == expected
     assert registry.pretrain["wikitext"].model_dump()["config"] == "given"
     assert (roam["path"], roam["val_frac"]) == (str(Path.cwd() / "given"), 0.25)
     assert (gutenberg["path"], gutenberg["enabled"]) == (str(Path.cwd() / "given"), True)
@@ -137,12 +123,10 @@ def test_every_flag_reaches_its_key(launcher: FakeLauncher) -> None:
 
 def test_flags_that_have_a_default_say_the_real_one(capsys: pytest.CaptureFixture[str]) -> None:
     registry = load_registry(profile="default")
-    tables = {"build": registry.build, "tokenizer": registry.tokenizer} | {
-        f"pretrain.{name}": table for name, table in registry.pretrain.items()
-    }
+    tables = {"build": registry.build, "tokenizer": registry.tokenizer, "sft.*": registry.sft["oasst1"]}
+    tables |= {f"pretrain.{name}": table for name, table in registry.pretrain.items()} | {"pretrain.*": registry.pretrain["fineweb_edu"]}
     checked = [flag for flag in FLAGS if flag.default is not None]
     assert len(checked) > 8
-    tables |= {"pretrain.*": registry.pretrain["fineweb_edu"], "sft.*": registry.sft["oasst1"]}
     for flag in checked:
         table, _, key = flag.key.rpartition(".")
         real = getattr(tables[table], key)
@@ -168,20 +152,9 @@ def test_set_takes_toml_values_or_plain_text_and_wins_over_flags(launcher: FakeL
 
 def test_set_reaches_blends_and_single_entries_of_keys_that_are_tables(launcher: FakeLauncher, tmp_path: Path) -> None:
     (tmp_path / "niels_cache.toml").write_text(
-        """
-[pretrain.wikitext]
-
-[pretrain."a.b"]
-source = "text"
-files = ["a.txt"]
-prepare = ["clean"]
-cleaning = { min_words = 2, min_characters = 9 }
-
-[blend.mix]
-weights = { "a.b" = 1.0, wikitext = 2.0 }
-sequence_length = 16
-num_samples = 10
-"""
+        '[pretrain.wikitext]\n[pretrain."a.b"]\nsource = "text"\nfiles = ["a.txt"]\nprepare = ["clean"]\n'
+        "cleaning = { min_words = 2, min_characters = 9 }\n"
+        '[blend.mix]\nweights = { "a.b" = 1.0, wikitext = 2.0 }\nsequence_length = 16\nnum_samples = 10\n'
     )
     registry = build(
         launcher,
@@ -195,18 +168,10 @@ num_samples = 10
     assert registry.tokenizer.special_tokens["sys"].startswith("<|ngpt_sys")
 
 
-def test_set_values() -> None:
-    for text in ("plain text", "2024-01-01", ""):
-        assert parse_value(text) == text
-    for text, value in (
-        ("200_000", 200_000),
-        ("0.5", 0.5),
-        ("true", True),
-        ('["a", "b"]', ["a", "b"]),
-        ("{a = 1}", {"a": 1}),
-        ('"103"', "103"),
-    ):
-        assert parse_value(text) == value
+def test_a_value_of_set_is_toml_or_plain_text() -> None:
+    values = {"plain text": "plain text", "2024-01-01": "2024-01-01", "": "", '"103"': "103", "200_000": 200_000, "0.5": 0.5}
+    values |= {"true": True, '["a", "b"]': ["a", "b"], "{a = 1}": {"a": 1}}
+    assert {text: parse_value(text) for text in values} == values
 
 
 @pytest.mark.parametrize(
@@ -260,13 +225,18 @@ def test_a_mistake_is_one_line_with_the_way_out(
 ) -> None:
     (empty_folder / "bad.toml").write_text("[build\n")
     (empty_folder / "cache").mkdir()
+    require_mistake(arguments, expected, launcher, capsys)
+
+
+def require_mistake(arguments: list[str], expected: tuple[str, ...], launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
+    """Require one line of error with these facts, and that nothing was launched."""
     assert main(arguments) == 2
     output, errors = capsys.readouterr()
     assert errors.startswith("niels-cache: error: ")
     assert errors.count("\n") == 1
     assert missing(errors, *expected) == []
     assert not output
-    assert launcher.registry is None, "nothing was launched"
+    assert launcher.registry is None
 
 
 @pytest.mark.parametrize(
@@ -291,12 +261,7 @@ def test_a_path_that_is_something_else_is_said_to_be_that_and_what_to_type(
     arguments: list[str], expected: tuple[str, ...], launcher: FakeLauncher, capsys: pytest.CaptureFixture[str], empty_folder: Path
 ) -> None:
     write_cache(empty_folder / "cache")
-    assert main(arguments) == 2
-    output, errors = capsys.readouterr()
-    assert missing(errors, *expected) == []
-    assert errors.count("\n") == 1
-    assert not output
-    assert launcher.registry is None, "nothing was launched"
+    require_mistake(arguments, expected, launcher, capsys)
 
 
 def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,10 +292,9 @@ def test_help_teaches_by_examples_that_parse(command: str, capsys: pytest.Captur
 
 def test_the_table_has_a_row_per_data_set_and_the_reasons_below_it(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
     unbuilt = {"meta": None, "directory": None}
+    tokenizer = {"kind": "tokenizer", "vocab_size": 500, "sha256": "f" * 64, "files": {}}
     launcher.results = [
-        result(
-            "tokenizer", "cache_hit", family="tokenizer", meta={"kind": "tokenizer", "vocab_size": 500, "sha256": "f" * 64, "files": {}}
-        ),
+        result("tokenizer", "cache_hit", family="tokenizer", meta=tokenizer),
         result("wikitext"),
         result("fineweb_edu", "failed", message="offline", **unbuilt),
         result("roam", "skipped", message="path", **unbuilt),
@@ -367,15 +331,9 @@ def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(capsys: pytest
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m niels_cache_assets.cli status --profile default | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", command],
-        env={"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stderr == ""
-    assert done.returncode in (0, 141)
+    environment = {**ENVIRONMENT, "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.returncode in (0, 141)) == ("", True)
 
 
 def test_help_and_parsers_import_nothing_heavy_and_help_of_all_no_command() -> None:

@@ -336,11 +336,7 @@ def test_show_has_the_stages_of_a_corpus_before_there_is_a_cache(duplicates: Met
     ],
 )
 def test_a_mistake_is_one_line_with_the_way_out(
-    arguments: list[str],
-    expected: tuple[str, ...],
-    corpora: dict[str, Meta],
-    own_folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], expected: tuple[str, ...], corpora: dict[str, Meta], own_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.rmtree("cache/corpus/copies")
     (own_folder / "notes.docx").touch()
@@ -371,17 +367,12 @@ def test_marks_are_all_that_is_added_and_unmarked_words_are_shared(left: str, ri
     assert shared[0] == shared[1]
 
 
-def test_what_is_shown_begins_shortly_before_the_first_difference() -> None:
+def test_what_is_shown_is_cut_harmless_and_begins_shortly_before_the_first_difference() -> None:
+    assert [excerpt("a\n\n\n  \nb", 100), excerpt("one two three", 7), excerpt("\x1b[2J", 100)] == ["a\n\nb", "one two …", "\\x1b[2J"]
     common = [f"common{index}" for index in range(500)]
     left, right = mark_differences(" ".join([*common, "cat", "end"]), " ".join([*common, "dog", "end"]), characters=1_000, styled=False)
     assert left.plain == "… " + " ".join(common[-12:]) + " [[cat]] end"
     assert right.plain == "… " + " ".join(common[-12:]) + " [[dog]] end"
-
-
-def test_an_excerpt_is_cut_and_harmless() -> None:
-    assert excerpt("a\n\n\n  \nb", 100) == "a\n\nb"
-    assert excerpt("one two three", 7) == "one two …"
-    assert excerpt("\x1b[2J", 100) == "\\x1b[2J"
 
 
 # the page

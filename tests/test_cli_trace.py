@@ -228,15 +228,10 @@ def test_a_cache_that_was_rebuilt_is_refused_by_name(
     assert re.search(r"notes: .* not the cache .*\(fingerprint \w{12}, now \w{12}\)", message)
 
 
-def bare(folder: Path) -> None:
-    """Tokens alone."""
-    for name in (META_NAME, "train_doc_ends.npy", "train_documents.parquet", "val_doc_ends.npy", "val_documents.parquet"):
-        (folder / name).unlink()
-
-
 def test_a_bare_cache_still_shows_offsets_and_ids(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = Path(shutil.copytree(run.root, tmp_path / "cache"))
-    bare(root / "pretrain/notes")
+    for name in (META_NAME, "train_doc_ends.npy", "train_documents.parquet", "val_doc_ends.npy", "val_documents.parquet"):
+        (root / "pretrain/notes" / name).unlink()
     loader = TokenLoader(str(root / "pretrain/notes/train"), T=T, B=2, seed=1)
     batch = next(iter(loader))
     path = saved(loader.state_dict(), tmp_path)

@@ -86,6 +86,8 @@ def test_a_second_run_builds_nothing_and_force_builds_the_same_bytes_again(built
     assert state_in(metadata(materializations(third)["pretrain/meta_json"])) == "built"
     assert folder.stat().st_ino != inode
     assert (digests(folder), data_versions(third)) == (before, versions)
+    said = [[entry.user_message for entry in project.instance.all_logs(run.run_id)] for run in (second, third)]
+    assert [any("notes: building from jsonl: shuffle_buffer = 0" in message for message in run) for run in said] == [False, True]
 
 
 def test_run_configuration_replaces_the_registry_for_one_run(project: Project) -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -197,12 +198,14 @@ def test_the_pool_has_as_many_places_as_the_table_says(
     project: PartsProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, places: int
 ) -> None:
     monkeypatch.setattr("niels_cache_assets.defs.places.available_threads", lambda: 15)
-    found = project.graph(2, build=f"[cluster]\n{table}")
+    home = Home(project.graph(2, build=f"[cluster]\n{table}"))
     (tmp_path / "home").mkdir()
-    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as instance:
-        limit_parts(instance, found.registry)
-        limit_parts(instance, found.registry)
-        assert instance.event_log_storage.get_concurrency_info(keys.PARTS_POOL).limit == places
+    with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as home.instance:
+        pool = home.instance.event_log_storage
+        for set_limit in (home.tick, partial(limit_parts, home.instance, home.graph.registry)):
+            set_limit()
+            assert pool.get_concurrency_info(keys.PARTS_POOL).limit == places
+            pool.set_concurrency_slots(keys.PARTS_POOL, 9)
 
 
 def test_a_run_sets_the_limit_of_a_pool_that_nobody_has_set_and_keeps_another_one(

@@ -16,7 +16,7 @@ from niels_cache_assets.documents import Message
 from niels_cache_assets.show.plots import measures as measuring
 from niels_cache_assets.show.plots.drawing import Panel, Picture, Series, as_png, as_svg
 from niels_cache_assets.show.plots.measures import CONTEXT, LENGTH_EDGES, measure_cache
-from niels_cache_assets.show.plots.pictures import cache_pictures
+from niels_cache_assets.show.plots.pictures import MAX_SOURCES, cache_pictures, ratios_picture
 from niels_cache_assets.show.samples import notable, notable_numbers
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import Family
@@ -133,6 +133,13 @@ def test_every_plot_is_a_small_picture(notes: Path, chats: Path) -> None:
         assert 50 < height < 1000
         assert len(as_svg(picture)) < MAX_PNG_BYTES
         assert as_png(picture) == png, "the same picture, the same bytes"
+
+
+def test_the_sources_with_the_lowest_ratios_are_shown_and_equal_ones_by_name() -> None:
+    ratios = {f"s{number:02}": 2.0 + number for number in reversed(range(MAX_SOURCES))} | {"b": 1.0, "a": 1.0}
+    (panel,) = ratios_picture(ratios).panels
+    assert list(panel.names) == [f"s{number:02}" for number in reversed(range(MAX_SOURCES - 2))] + ["a", "b"]
+    assert f"{MAX_SOURCES} lowest of {MAX_SOURCES + 2}" in panel.title
 
 
 def test_svg_and_png_draw_every_kind_and_nothing_with_the_same_marks_inside_the_picture() -> None:

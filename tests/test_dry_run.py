@@ -100,10 +100,6 @@ def _no_tokenizer(folder: Path) -> None:
     change(folder / "niels_cache.toml", 'model = "spm.model"', 'vocab_size = 380\ntrain_on = ["letters"]')
 
 
-def _another_val(folder: Path) -> None:
-    change(folder / "niels_cache.toml", "val_frac = 0.1", "val_frac = 0.2")
-
-
 def _a_damaged_shard(folder: Path) -> None:
     (folder / "cache/sft/chats/train_tokens.bin").write_bytes(b"")
 
@@ -133,7 +129,7 @@ def test_a_build_does_what_the_dry_run_says(folder: Path, prepare: Callable[[Pat
 
 
 def test_the_reasons_are_those_of_status_and_name_an_unfinished_build(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _another_val(folder)
+    change(folder / "niels_cache.toml", "val_frac = 0.1", "val_frac = 0.2")
     monkeypatch.setattr(steps_module, "work_on", lambda place: Work(None, place.name == "letters", 0.5, None))
     _a_damaged_shard(folder)
     (folder / "cache/pretrain/notes/meta.json").unlink()
@@ -245,11 +241,8 @@ def test_without_a_tokenizer_four_bytes_count_as_a_token(folder: Path) -> None:
 
 
 def test_a_mixture_has_only_its_budget(folder: Path) -> None:
-    change(
-        folder / "niels_cache.toml",
-        "[sft.chats]",
-        '[pretrain.both]\nsource = "interleave"\nmembers = {letters = 1.0, notes = 1.0}\ntrain_tokens = 500\nval_tokens = 0\n[sft.chats]',
-    )
+    mixture = '[pretrain.both]\nsource = "interleave"\nmembers = {letters = 1.0, notes = 1.0}\ntrain_tokens = 500\nval_tokens = 0\n'
+    change(folder / "niels_cache.toml", "[sft.chats]", f"{mixture}[sft.chats]")
     step = by_name(forecast(of(folder)))["both"]
     assert (step.action, step.state) == ("build", "missing")
     assert step.estimate is not None

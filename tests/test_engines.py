@@ -41,6 +41,7 @@ from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
+from tests.messages import missing
 from tests.parts_project import PartsProject, build, parts_of
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
@@ -127,6 +128,16 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked, "TEXTS_PER_CHECK", 1)
 
 
+@pytest.fixture
+def every_batch(small_batches: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every batch be compared and recorded."""
+    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 1)
+    monkeypatch.setenv(BYTES_VARIABLE, "1")
+
+
+BUDGETS: dict[str, Any] = {"max_train_tokens": 10**6, "max_val_tokens": 0, "shard_bytes": 512, "seed": 1, "shuffle_buffer": None}
+
+
 # ---- the proof
 
 
@@ -143,11 +154,9 @@ def test_the_difficult_texts_are_the_same_each_time_and_have_every_character_of_
 def test_the_proof_finds_one_text_among_all_that_differs(tokenizer: TiktokenTokenizer) -> None:
     (one,) = [text for text in torture_texts() if text == " Ελλάδα"]
     proof = prove(tokenizer, Engine(tokenizer, lambda text: text == one))
-    assert proof.differing == 1
-    assert proof.texts > 10_000
+    assert (proof.differing, proof.texts > 10_000) == (1, True)
     assert proof.first is not None
-    assert proof.first.text == one
-    assert proof.first.expected == tokenizer.encode(one)
+    assert (proof.first.text, proof.first.expected) == (one, tokenizer.encode(one))
     assert proof.first.first == len(proof.first.expected) - 1
     assert prove(tokenizer, Engine(tokenizer, equal)).differing == 0
 
@@ -183,9 +192,7 @@ def test_a_difficult_text_that_the_reference_cannot_encode_means_the_reference(
     monkeypatch.setattr(engines, "torture_texts", lambda **given: iter(["one", f"{ODD} {ODD}", "two"]))
     said: list[str] = []
     assert proven_engine(choking, said.append) is None
-    (line,) = said
-    assert "hasty 1.2" in line
-    assert "cannot encode 1 of 3" in line
+    assert [missing(line, "hasty 1.2", "cannot encode 1 of 3") for line in said] == [[]]
 
 
 def test_an_engine_that_fails_its_proof_or_is_not_installed_is_not_used(
@@ -193,12 +200,9 @@ def test_an_engine_that_fails_its_proof_or_is_not_installed_is_not_used(
 ) -> None:
     said: list[str] = []
     install(lambda text: text == "\u180e", proven=True)
-    assert proven_engine(tokenizer, said.append) is None
-    (line,) = said
-    assert "hasty 1.2" in line
-    assert "prove" in line
-    assert proven_engine(tokenizer, said.append) is None  # proven once only
-    assert len(said) == 1
+    for _ in range(2):  # proven once only
+        assert proven_engine(tokenizer, said.append) is None
+        assert [missing(line, "hasty 1.2", "prove") for line in said] == [[]]
     monkeypatch.setattr(engines, "installed_version", lambda package: None)
     assert Fastokens.load(tokenizer) is None
 
@@ -285,13 +289,11 @@ def test_an_engine_that_is_equal_changes_no_byte(ranks: Path, tmp_path: Path, in
     assert built(registry, tmp_path / "reference").state == "cache_hit", "the key decides no byte"
 
 
-@pytest.mark.usefixtures("small_batches")
+@pytest.mark.usefixtures("every_batch")
 @pytest.mark.parametrize("odd_at", [0, 41])
 def test_a_difference_fails_the_build_with_its_place_and_the_command_that_goes_on(
-    odd_at: int, ranks: Path, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    odd_at: int, ranks: Path, tmp_path: Path, install: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 1)
-    monkeypatch.setenv(BYTES_VARIABLE, "1")
     registry, root = project(tmp_path / "a project", ranks, odd_at=odd_at), tmp_path / "cache"
     install(None)
     expected = digests(built(registry, tmp_path / "slow").directory)
@@ -305,9 +307,8 @@ def test_a_difference_fails_the_build_with_its_place_and_the_command_that_goes_o
     assert Engine.asked > 0
     install(odd)  # as in another process: the result of the proof is kept in the root
     said: list[str] = []
-    again = built(
-        load_registry(config=str(tmp_path / "a project/niels_cache.toml")), Path(shutil.copytree(root, tmp_path / "again")), said.append
-    )
+    config = str(tmp_path / "a project/niels_cache.toml")
+    again = built(load_registry(config=config), Path(shutil.copytree(root, tmp_path / "again")), said.append)
     assert [line for line in said if "hasty 1.2 is not used" in line]
     assert (Engine.asked, digests(again.directory)) == (0, expected)
     outcome = go_on(str(caught.value), root)
@@ -318,30 +319,28 @@ def test_a_difference_fails_the_build_with_its_place_and_the_command_that_goes_o
 
 def go_on(message: str, root: Path) -> Outcome:
     """Build the data set that the command at the end of a message names, with the options of this command."""
-    words = shlex.split(message[message.index("niels-cache build-all") :])
-    arguments = parse_arguments(words[1:])
+    arguments, registry = read_command(message[message.index("niels-cache build-all") :])
     assert arguments.cache_dir == str(root)
     (name,) = arguments.only
+    return build_dataset(registry, name, root=root)
+
+
+def read_command(command: str) -> tuple[Any, Registry]:
+    arguments = parse_arguments(shlex.split(command)[1:])
     configured = load_registry(profile=arguments.profile, config=arguments.config)
     said = collect_overrides(arguments, configured).tables
     registry = load_registry(profile=arguments.profile, config=arguments.config, overrides=said)
     assert registry.tokenizer.engine == "reference"
-    return build_dataset(registry, name, root=root)
+    return arguments, registry
 
 
 def test_the_command_that_goes_on_has_the_options_of_the_build(ranks: Path, tmp_path: Path) -> None:
     project(tmp_path, ranks, odd_at=None)
     said = {"build": {"seed": 7}, "pretrain": {"texts": {"val_tokens": 60, "prepare": ["clean"], "cleaning": {"min_words": 2}}}}
     registry = load_registry(config=str(tmp_path / "niels_cache.toml"), overrides=said)
-    words = shlex.split(registry.build_command("texts", tmp_path / "a b", "tokenizer.engine=reference"))
-    assert words[:4] == ["niels-cache", "build-all", "--only", "texts"]
-    arguments = parse_arguments(words[1:])
-    configured = load_registry(config=arguments.config)
-    again = load_registry(config=arguments.config, overrides=collect_overrides(arguments, configured).tables)
-    assert again.tokenizer.engine == "reference"
-    assert again.build == registry.build
-    assert again.pretrain == registry.pretrain
-    assert arguments.cache_dir == str(tmp_path / "a b")
+    arguments, again = read_command(registry.build_command("texts", tmp_path / "a b", "tokenizer.engine=reference"))
+    assert (arguments.command, arguments.only, arguments.cache_dir) == ("build-all", ["texts"], str(tmp_path / "a b"))
+    assert (again.build, again.pretrain) == (registry.build, registry.pretrain)
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -399,38 +398,29 @@ def test_a_batch_that_an_engine_cannot_encode_is_encoded_by_the_reference(
     assert "tiktoken" in line
 
 
-@pytest.mark.usefixtures("small_batches")
+@pytest.mark.usefixtures("every_batch")
 def test_a_builder_names_the_text_and_goes_on_with_the_reference(
-    tokenizer: TiktokenTokenizer, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    tokenizer: TiktokenTokenizer, tmp_path: Path, install: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 1)
-    monkeypatch.setenv(BYTES_VARIABLE, "1")
     install(odd)
-    texts = [*sentences(20), f"An {ODD}\r\ntext."]
-    settings: dict[str, Any] = {"max_train_tokens": 10**6, "max_val_tokens": 0, "shard_bytes": 512, "seed": 1, "shuffle_buffer": None}
-    out = tmp_path / "cache"
+    texts, out, resume = [*sentences(20), f"An {ODD}\r\ntext."], tmp_path / "cache", Resume(fingerprint="f")
     with pytest.raises(NielsCacheError) as caught:
-        build_pretrain_cache(iter(texts), str(out), tokenizer=tokenizer, resume=Resume(fingerprint="f"), **settings)
-    assert "reference" in str(caught.value)
-    assert "document 20:" in str(caught.value)
-    assert str(out) in str(caught.value)
+        build_pretrain_cache(iter(texts), str(out), tokenizer=tokenizer, resume=resume, **BUDGETS)
+    assert missing(caught.value, "reference", "document 20:", str(out)) == []
     assert not out.exists()
     tokenizer.engine = "reference"
-    resume = Resume(fingerprint="f")
-    build_pretrain_cache(iter(texts), str(out), tokenizer=tokenizer, resume=resume, **settings)
+    build_pretrain_cache(iter(texts), str(out), tokenizer=tokenizer, resume=resume, **BUDGETS)
     assert resume.resumed_tokens > 0, "each text before was compared"
-    build_pretrain_cache(iter(texts), str(tmp_path / "whole"), tokenizer=tokenizer, **settings)
+    build_pretrain_cache(iter(texts), str(tmp_path / "whole"), tokenizer=tokenizer, **BUDGETS)
     assert digests(out) == digests(tmp_path / "whole")
 
 
-@pytest.mark.usefixtures("small_batches")
-def test_conversations_are_compared_too(
-    tokenizer: TiktokenTokenizer, tmp_path: Path, install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checked, "BATCHES_PER_CHECK", 1)
-    examples = [
-        [{"role": "user", "content": text}, {"role": "assistant", "content": f"An {ODD} answer."}] for text in sentences(12, seed=5)
-    ]
+@pytest.mark.usefixtures("every_batch")
+def test_conversations_are_compared_too(tokenizer: TiktokenTokenizer, tmp_path: Path, install: Callable[..., None]) -> None:
+    def answered(answer: str, count: int, seed: int) -> list[Any]:
+        return [[{"role": "user", "content": text}, {"role": "assistant", "content": answer}] for text in sentences(count, seed=seed)]
+
+    examples = answered(f"An {ODD} answer.", 12, seed=5)
     install(equal)
     build_sft_cache(examples, str(tmp_path / "fast"), tokenizer=tokenizer, val_frac=0.1, seed=1)
     assert Engine.asked == 24
@@ -438,7 +428,7 @@ def test_conversations_are_compared_too(
     build_sft_cache(examples, str(tmp_path / "slow"), tokenizer=tokenizer, val_frac=0.1, seed=1)
     assert digests(tmp_path / "fast") == digests(tmp_path / "slow")
     install(odd)
-    examples[:3] = [[{"role": "user", "content": text}, {"role": "assistant", "content": "\r\nyes"}] for text in sentences(3, seed=6)]
+    examples[:3] = answered("\r\nyes", 3, seed=6)
     with pytest.raises(NielsCacheError, match="example 3: hasty"):
         build_sft_cache(examples, str(tmp_path / "odd"), tokenizer=tokenizer, val_frac=0.1, seed=1)
 
@@ -510,8 +500,7 @@ def test_the_threads_of_a_build_limit_those_of_tokenizers(
         seen.append(os.environ.get("TOKENIZERS_PARALLELISM"))
         yield "the token"
 
-    settings: dict[str, Any] = {"max_train_tokens": 10**6, "max_val_tokens": 0, "shard_bytes": 512, "seed": 1, "shuffle_buffer": None}
-    build_pretrain_cache(texts(), str(tmp_path / "cache"), tokenizer=tokenizer, threads=threads, **settings)
+    build_pretrain_cache(texts(), str(tmp_path / "cache"), tokenizer=tokenizer, threads=threads, **BUDGETS)
     assert seen == [expected]
     assert os.environ.get("TOKENIZERS_PARALLELISM") == given
 
@@ -611,16 +600,12 @@ def test_a_build_with_texts_that_were_not_compared_starts_again_with_the_referen
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_a_difference_in_a_part_fails_this_part_and_the_others_stay(
-    tmp_path: Path,
-    tiny_model: Path,
-    install: Callable[..., None],
-) -> None:
+def test_a_difference_in_a_part_fails_this_part_and_the_others_stay(tmp_path: Path, tiny_model: Path, install: Callable[..., None]) -> None:
     parts = PartsProject(tmp_path, tiny_model)
     parts.write([8, 8, 8])
     path = parts.folder / "texts/f002.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines()
-    path.write_text("".join(f"{line}\n" for line in [lines[0], json.dumps({"text": f"An {ODD} text."}), *lines[2:]]), encoding="utf-8")
+    path.write_text("\n".join([lines[0], json.dumps({"text": f"An {ODD} text."}), *lines[2:]]) + "\n", encoding="utf-8")
     ranks = write_ranks(tmp_path / "tiny.tiktoken")
     given = f"model = {json.dumps(str(ranks))}\npattern = '''{GPT2_WORDS}'''\nspecial_tokens = {{ eot = '<|endoftext|>' }}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,16 +157,12 @@ def test_records_rest_fifty_times_as_long_as_they_take_and_at_most_a_minute(tmp_
     assert journal.due(1 << 25)
     now = 0.5  # the files are on the disk, and the journal
     journal.record({}, files={}, bytes_written=1 << 25)
-    due = []
-    for now in (1.0, 25.4, 25.6):  # noqa: B007
-        due.append(journal.due(1 << 26, finished=1))
-    assert due == [False, False, True]
+    for now, is_due in ((1.0, False), (25.4, False), (25.6, True)):  # noqa: B007
+        assert journal.due(1 << 26, finished=1) == is_due
     now = 35.6
     journal.record({}, files={}, bytes_written=1 << 26, finished={"a": ONE})
-    now = 95.5
-    assert not journal.due(1 << 27, finished=2)
-    now = 95.7
-    assert journal.due(1 << 27, finished=2)
+    for now, is_due in ((95.5, False), (95.7, True)):  # noqa: B007
+        assert journal.due(1 << 27, finished=2) == is_due
 
 
 def tokens(count: int) -> np.ndarray:
@@ -244,11 +241,10 @@ class Stopped(Exception):
 BATCH = 40
 
 
-def batches(context: StreamContext, *, stop_at: int | None = None, opened_at: list[int] | None = None) -> Iterator[list[Document]]:
+def batches(context: StreamContext, *, stop_at: int | None, opened_at: list[int]) -> Iterator[list[Document]]:
     """A source that seeks: 1,000 documents with one that is dropped before each batch."""
     first = context.start["row"] if context.start else 0
-    if opened_at is not None:
-        opened_at.append(first)
+    opened_at.append(first)
     texts = sentences(1_000)
     for start in range(first, len(texts), BATCH):
         if stop_at is not None and start >= stop_at:
@@ -260,19 +256,16 @@ def batches(context: StreamContext, *, stop_at: int | None = None, opened_at: li
         yield [Document(texts[row], f"{row}", "a", row) for row in rows]
 
 
-def share(*, counted: list[int] | None = None) -> ValShare:
-    def count() -> int:
-        if counted is not None:
-            counted.append(1_000)
-        return 1_000
-
-    return ValShare(val_frac=0.2, seed=3, count=count)
+def share(counted: list[int]) -> ValShare:
+    return ValShare(val_frac=0.2, seed=3, count=lambda: counted.append(1_000) or 1_000)  # type: ignore[func-returns-value]
 
 
-def build(folder: Path, texts: Any, tokenizer: SentencePieceTokenizer, *, told: list[str] | None = None, **changes: Any) -> dict[str, str]:
-    settings = {"max_train_tokens": 9_000, "max_val_tokens": 700, "shard_bytes": 4_096, "seed": 1, "shuffle_buffer": None, **changes}
-    resume = Resume(fingerprint="texts", log=(told if told is not None else []).append)
-    build_pretrain_cache(texts, str(folder), tokenizer=tokenizer, resume=resume, threads=1, **settings)
+BUDGETS: dict[str, Any] = {"max_train_tokens": 9_000, "max_val_tokens": 700, "shard_bytes": 4_096, "seed": 1, "shuffle_buffer": None}
+
+
+def build(folder: Path, texts: Any, tokenizer: SentencePieceTokenizer, *, resume: Resume | None = None, **changes: Any) -> dict[str, str]:
+    resume = resume or Resume(fingerprint="texts")
+    build_pretrain_cache(texts, str(folder), tokenizer=tokenizer, resume=resume, threads=1, **{**BUDGETS, **changes})
     return digests(folder)
 
 
@@ -305,22 +298,6 @@ def test_another_version_of_what_decides_the_bytes_starts_afresh(tmp_path: Path,
 
 
 @pytest.mark.usefixtures("often")
-def test_a_builder_says_how_many_tokens_were_there(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
-    """So that what it did in so many seconds can be told."""
-    settings: dict[str, Any] = {"max_train_tokens": 10**9, "max_val_tokens": 700, "shard_bytes": 4_096, "seed": 1, "shuffle_buffer": None}
-    resume = Resume(fingerprint="texts")
-    with pytest.raises(Stopped):
-        build_pretrain_cache(until(500, sentences(900)), str(tmp_path / "x"), tokenizer=tokenizer, resume=resume, **settings)
-    recorded = read_journal(tmp_path / ".x.partial")
-    assert recorded is not None
-    expected = sum(split["tokens"] for split in recorded.state["writer"]["splits"].values())
-    build_pretrain_cache(sentences(900), str(tmp_path / "x"), tokenizer=tokenizer, resume=resume, **settings)
-    assert resume.resumed_tokens == expected > 0
-    build_pretrain_cache(sentences(900), str(tmp_path / "x"), tokenizer=tokenizer, resume=resume, **settings)
-    assert resume.resumed_tokens == 0
-
-
-@pytest.mark.usefixtures("often")
 def test_a_build_of_conversations_says_how_much_of_its_files_it_has_and_how_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: SentencePieceTokenizer
 ) -> None:
@@ -328,25 +305,11 @@ def test_a_build_of_conversations_says_how_much_of_its_files_it_has_and_how_many
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": conversation}) + "\n" for conversation in conversations(400)))
     source = chat.ChatJsonl(files=[str(path)])
+    stopping = Feed(lambda context: until(10, source.conversations(context)), StreamContext(seed=1))
     shown: list[float | None] = []
-
-    def stopping(context: StreamContext) -> Iterator[list[Conversation]]:
-        for number, batch in enumerate(source.conversations(context)):
-            if number == 10:
-                raise Stopped
-            yield batch
-
+    settings: dict[str, Any] = {"val_frac": 0.1, "seed": 1, "threads": 1, "progress": lambda done: shown.append(done.share)}
     with pytest.raises(Stopped):
-        build_sft_cache(
-            Feed(stopping, StreamContext(seed=1)),
-            str(tmp_path / "x"),
-            tokenizer=tokenizer,
-            val_frac=0.1,
-            seed=1,
-            threads=1,
-            resume=Resume(fingerprint="chats"),
-            progress=lambda done: shown.append(done.share),
-        )
+        build_sft_cache(stopping, str(tmp_path / "x"), tokenizer=tokenizer, resume=Resume(fingerprint="chats"), **settings)
     recorded = read_journal(tmp_path / ".x.partial")
     assert recorded is not None
     assert recorded.documents in range(100, 201)
@@ -373,13 +336,17 @@ def until(stop_at: int, items: Iterable[Any]) -> Iterator[Any]:
     ],
 )
 def test_a_builder_that_is_given_plain_texts_goes_on(tmp_path: Path, tokenizer: SentencePieceTokenizer, changes: dict[str, Any]) -> None:
-    texts = [*sentences(900), *sentences(300)]
+    """And says how many tokens were there, so that what it did in so many seconds can be told."""
+    texts, told = [*sentences(900), *sentences(300)], list[str]()
+    resume = Resume(fingerprint="texts", log=told.append)
     whole = build(tmp_path / "whole" / "x", texts, tokenizer, **changes)
-    told: list[str] = []
     for stop_at in (20, 300, 400, 560):
         with pytest.raises(Stopped):
-            build(tmp_path / "x", until(stop_at, texts), tokenizer, told=told, **changes)
-    assert build(tmp_path / "x", iter(texts), tokenizer, told=told, **changes) == whole
+            build(tmp_path / "x", until(stop_at, texts), tokenizer, resume=resume, **changes)
+    recorded = read_journal(tmp_path / ".x.partial")
+    assert recorded is not None
+    assert build(tmp_path / "x", iter(texts), tokenizer, resume=resume, **changes) == whole
+    assert resume.resumed_tokens == sum(split["tokens"] for split in recorded.state["writer"]["splits"].values()) > 0
     assert sum("resuming x" in line for line in told) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == [".x.lock", "whole", "x"]
 
@@ -390,10 +357,8 @@ def test_a_builder_opens_a_source_that_seeks_where_it_was_and_counts_it_once(tmp
     counted: list[int] = []
 
     def feed(stop_at: int | None = None) -> Feed[Document]:
-        def source(context: StreamContext) -> Iterator[list[Document]]:
-            return batches(context, stop_at=stop_at, opened_at=opened_at)
-
-        return Feed(source, StreamContext(seed=0), share=share(counted=counted))
+        source = partial(batches, stop_at=stop_at, opened_at=opened_at)
+        return Feed(source, StreamContext(seed=0), share=share(counted))
 
     budgets = {"max_train_tokens": 10**9, "max_val_tokens": 0}
     whole = build(tmp_path / "whole" / "x", feed(), tokenizer, **budgets)
@@ -445,6 +410,7 @@ def test_an_unfinished_file_that_was_damaged_meanwhile_starts_afresh(
 ) -> None:
     """And is not hashed as good."""
     texts, told = sentences(1_000), list[str]()
+    resume = Resume(fingerprint="texts", log=told.append)
     with pytest.raises(Stopped):
         build(tmp_path / "x", until(900, texts), tokenizer, max_train_tokens=10**9)
     path = max((tmp_path / ".x.partial").glob(damaged))
@@ -452,7 +418,7 @@ def test_an_unfinished_file_that_was_damaged_meanwhile_starts_afresh(
     assert len(content) > 200
     content[200] ^= 0x40
     path.write_bytes(content)
-    again = build(tmp_path / "x", texts, tokenizer, max_train_tokens=10**9, told=told)
+    again = build(tmp_path / "x", texts, tokenizer, max_train_tokens=10**9, resume=resume)
     name = path.relative_to(tmp_path / ".x.partial")
     assert missing(told[0], f"starting afresh: {name} ", "damaged") == []
     assert again == build(tmp_path / "whole" / "x", texts, tokenizer, max_train_tokens=10**9)
@@ -479,13 +445,11 @@ def test_a_source_that_has_become_shorter_says_so_and_the_build_can_go_on_with_t
         build(tmp_path / "x", until(950, texts), tokenizer, max_train_tokens=10**9)
     with pytest.raises(NielsCacheError, match=r"shorter .*--force"):
         build(tmp_path / "x", texts[:10], tokenizer, max_train_tokens=10**9)
-    assert build(tmp_path / "x", texts, tokenizer, max_train_tokens=10**9) == build(
-        tmp_path / "whole" / "x", texts, tokenizer, max_train_tokens=10**9
-    )
+    whole = build(tmp_path / "whole" / "x", texts, tokenizer, max_train_tokens=10**9)
+    assert build(tmp_path / "x", texts, tokenizer, max_train_tokens=10**9) == whole
 
 
 def test_a_build_without_resume_keeps_no_journal(tmp_path: Path, tokenizer: SentencePieceTokenizer, often: None) -> None:
-    settings: dict[str, Any] = {"max_train_tokens": 10**9, "max_val_tokens": 0, "shard_bytes": 4_096, "seed": 1, "shuffle_buffer": None}
     with pytest.raises(Stopped):
-        build_pretrain_cache(until(900, sentences(1_000)), str(tmp_path / "x"), tokenizer=tokenizer, report=SourceReport(), **settings)
+        build_pretrain_cache(until(300, sentences(1_000)), str(tmp_path / "x"), tokenizer=tokenizer, report=SourceReport(), **BUDGETS)
     assert [path.name for path in tmp_path.iterdir()] == [".x.lock"]

@@ -1,4 +1,4 @@
-"""The rules of the layout: there is no cycle of imports, and a room imports only the rooms that it may import."""
+"""The rules of the layout: there is no cycle of imports, and a subpackage (here: room) imports only the subpackages that it may import."""
 
 import ast
 import re
@@ -64,14 +64,14 @@ PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
 def rooms_of(package: str) -> dict[str, set[str]]:
     """Read what each room may import of its own package from the page's table of the package."""
-    [table] = re.findall(rf"^\| room of `{package}` .*\n\| ---.*\n((?:\| .*\n)+)", PAGE, re.MULTILINE)
+    [table] = re.findall(rf"^\| subpackage of `{package}` .*\n\| ---.*\n((?:\| .*\n)+)", PAGE, re.MULTILINE)
     rows = re.findall(r"^\| `(\w+)/` \| .* \| (?:none|((?:`\w+` ?)+)) \|$", table, re.MULTILINE)
     assert len(rows) == table.count("\n"), "a row has another form"
     return {room: set(re.findall(r"\w+", others)) for room, others in rows}
 
 
 ROOMS = {package: rooms_of(package) for package in ("niels_cache_runtime", "niels_cache_assets")}
-[line] = re.findall(r"^Every room may also import .*\n(.*)", PAGE, re.MULTILINE)
+[line] = re.findall(r"^Every subpackage may also import .*\n(.*)", PAGE, re.MULTILINE)
 ANYWHERE = set(re.findall(r"\w+", line))
 
 

@@ -138,6 +138,8 @@ def test_a_schedule_changes_the_mix_without_loss_or_repetition(notes: str, web: 
 def test_passes_follow_each_other_as_epochs_do(notes: str) -> None:
     loader = TokenLoader(notes, T=T, B=30, seed=1, epochs=1)
     assert len(loader) == 4
+    with pytest.raises(TypeError, match="endless"):
+        len(TokenLoader(notes, T=T, B=4, seed=0))
     passes = [flat(first_tokens(loader)) for _ in range(3)]
     assert all(sorted(rows) == WINDOWS for rows in passes)
     assert passes[0] + passes[1] + passes[2] == flat(first_tokens(TokenLoader(notes, T=T, B=30, seed=1, epochs=3)))
@@ -149,11 +151,6 @@ def test_drop_last_leaves_the_smaller_batch_out_on_every_rank(notes: str) -> Non
         for rank in (0, 1)
     ]
     assert lengths == [[15] * 3, [15] * 3]
-
-
-def test_an_endless_loader_has_no_length(notes: str) -> None:
-    with pytest.raises(TypeError, match="endless"):
-        len(TokenLoader(notes, T=T, B=4, seed=0))
 
 
 def test_document_fields_follow_doc_ends(notes: str) -> None:
@@ -235,13 +232,9 @@ def test_the_report_says_what_a_plan_will_read(notes: str, web: str) -> None:
     assert "75.0000%" in str(report)
 
 
-@pytest.mark.parametrize("prefetch", [2])
-def test_a_thread_prepares_the_same_batches(notes: str, prefetch: int) -> None:
+def test_a_thread_prepares_the_same_batches_and_the_position_counts_those_handed_out(notes: str) -> None:
     expected = first_tokens(TokenLoader(notes, T=T, B=16, seed=0, epochs=3))
-    assert first_tokens(TokenLoader(notes, T=T, B=16, seed=0, epochs=3, prefetch=prefetch)) == expected
-
-
-def test_the_position_counts_batches_handed_out_not_those_prepared(notes: str) -> None:
+    assert first_tokens(TokenLoader(notes, T=T, B=16, seed=0, epochs=3, prefetch=2)) == expected
     loader = TokenLoader(notes, T=T, B=16, seed=0, prefetch=2)
     iterator = iter(loader)
     for taken in range(1, 5):
@@ -374,9 +367,6 @@ def test_a_data_set_s_folder_and_a_split_s_folder_name_the_same_source(tmp_path:
     assert TokenLoader.from_state(state, str(folder), split="val").state_dict() == state
     with pytest.raises(NielsCacheError, match="is the split 'train', but split='val'"):
         TokenLoader(train, T=T, B=10, seed=0, split="val")
-
-
-def test_a_split_that_a_data_set_lacks_is_named(tmp_path: Path) -> None:
     write_pair(tmp_path / "chats", "train", [[2, 10, 4, 3, 11, 4]])
     write_meta_of(tmp_path / "chats", kind="sft")
     assert TokenLoader(str(tmp_path / "chats"), T=8, B=1, seed=0).names == ("chats",)

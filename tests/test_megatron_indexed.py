@@ -142,6 +142,8 @@ def test_nothing_is_replaced_without_force_and_a_failed_write_leaves_nothing(tmp
     assert both(tmp_path / "out") == before
     with pytest.raises(NielsCacheError, match="fit into uint16"), IndexedWriter(tmp_path / "other") as writer:
         writer.add_document([70_000])
+    with pytest.raises(NielsCacheError, match=r"dtype=uint64: .*uint16"):
+        IndexedWriter(tmp_path / "other", dtype=np.uint64)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "out.bin", "out.idx"]
 
 

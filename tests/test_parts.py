@@ -28,7 +28,7 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.commit import writer_lock
-from niels_cache_runtime.format.layout import SPLITS, list_shards
+from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import content_sha256, read_meta, write_meta
 from niels_cache_runtime.verify import find_folders, notes, verify_cache
 from tests.exports import contents, export
@@ -60,27 +60,32 @@ def sealed_meta(project: PartsProject, root: str = "cache") -> dict[str, Any]:
     return read_meta(str(project.cache(root) / "meta.json"))
 
 
-def test_the_joined_stream_is_that_of_one_build_and_a_second_build_is_a_hit(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "forms"), [("uint16-le", []), ("uint32-le", ["uint32"])])
+def test_the_joined_stream_is_that_of_one_build_and_a_second_build_is_a_hit(
+    project: PartsProject, dtype: str, forms: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("niels_cache_assets.parts.seal._BLOCK_ENDS", 5)  # a part has several blocks
-    parts = 7
-    build(project.graph(1, root="one"))
-    outcomes = build(project.graph(parts))
+    parts, of_dtype = 7, f'token_dtype = "{dtype}"'
+    build(project.graph(1, root="one", build=of_dtype))
+    outcomes = build(project.graph(parts, build=of_dtype))
     assert outcomes[f"pretrain/{NAME}"].state == "built"
     assert stream_of(project.cache()) == stream_of(project.cache("one"))
     assert lineage(project.cache(), "train") == lineage(project.cache("one"), "train")
     meta, one = sealed_meta(project), sealed_meta(project, "one")
     same = ("train_tokens", "val_tokens", "documents", "characters", "dropped", "facts", "cut", "dataset_revision", "tokenizer_sha256")
     assert {key: meta[key] for key in same} == {key: one[key] for key in same}
-    assert meta["forms"] == ["parts"]
-    assert one["forms"] == []
+    assert (meta["forms"], one["forms"], meta["token_dtype"]) == (["parts", *forms], forms, dtype)
     assert [entry["name"] for entry in meta["parts"]] == [f"part-{number:05d}" for number in range(parts)]
     sizes = [path.stat().st_size for path in list_shards(project.cache() / "train")]
     assert any(size < 1024 for size in sizes[:-1])  # otherwise no short shard lies in the middle
     assert verify_cache(project.folder / "cache") == []
     paths = [{split: project.cache(root) / f"{split}_documents.parquet" for split in ("train", "val")} for root in ("cache", "one")]
     assert not compare_documents(*paths, shown=3).differ  # type: ignore[arg-type]
-    assert {outcome.state for outcome in build(project.graph(parts)).values()} == {"cache_hit"}
-    states = {key: outcome.state for key, outcome in build(project.graph(4)).items()}
+    assert {outcome.state for outcome in build(project.graph(parts, build=of_dtype)).values()} == {"cache_hit"}
+    if forms:
+        narrow = build(project.graph(parts))
+        assert (narrow[f"plan/{NAME}"].state, narrow[f"pretrain/{NAME}"].state) == ("cache_hit", "built")
+    states = {key: outcome.state for key, outcome in build(project.graph(4, build=of_dtype)).items()}
     assert states.pop("tokenizer") == "cache_hit"
     assert set(states.values()) == {"built"}, "another plan"
 
@@ -100,19 +105,6 @@ def test_the_bytes_do_not_depend_on_order_or_workers(project: PartsProject, sett
         list(pool.map(lambda key: materialize(found[key]), reversed(parts)))
     build(found, [f"pretrain/{NAME}"])
     assert digests(project.cache("at once")) == expected
-
-
-def test_parts_hold_wide_tokens_too(project: PartsProject) -> None:
-    wide = 'token_dtype = "uint32-le"'
-    build(project.graph(1, root="one", build=wide))
-    build(project.graph(3, build=wide))
-    assert sealed_meta(project)["token_dtype"] == "uint32-le"
-    assert sealed_meta(project)["forms"] == ["parts", "uint32"]
-    assert stream_of(project.cache()) == stream_of(project.cache("one"))
-    assert verify_cache(project.folder / "cache") == []
-    narrow = build(project.graph(3))
-    assert narrow[f"plan/{NAME}"].state == "cache_hit"
-    assert narrow[f"pretrain/{NAME}"].state == "built"
 
 
 def test_budgets_are_met_exactly_and_val_is_the_head_of_each_part(project: PartsProject, tokenizer: SentencePieceTokenizer) -> None:
@@ -298,17 +290,14 @@ def test_a_stopped_part_resumes_to_the_same_bytes(project: PartsProject, key: st
     assert digests(project.cache("stopped")) == expected
 
 
-SHARD = "train/shard_00000.bin"
+SHARD, ENDS = "train/shard_00000.bin", "train_doc_ends.npy"
 
 
-def change_a_byte(part: Path) -> None:
-    with open(part / SHARD, "r+b") as file:
-        file.write(b"\xff")
-
-
-def edit_meta(part: Path) -> None:
-    path = part / "meta.json"
-    path.write_text(path.read_text().replace('"seed": ', '"seed": 1'))
+def change_a_byte(path: Path, *, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] = 0xFF
+    with open(path, "r+b") as file:  # in place, as the cache links it
+        file.write(content)
 
 
 @pytest.mark.parametrize(
@@ -317,21 +306,22 @@ def edit_meta(part: Path) -> None:
         (shutil.rmtree, "does not exist"),
         (lambda part: os.truncate(part / SHARD, 10), "has 10 bytes"),
         (lambda part: os.unlink(part / SHARD), "missing"),
-        (edit_meta, "meta_sha256"),
-        (change_a_byte, "sha256"),
+        (lambda part: (part / "meta.json").write_text((part / "meta.json").read_text().replace('"seed": ', '"seed": 1')), "meta_sha256"),
+        (lambda part: change_a_byte(part / SHARD, at=0), "sha256"),
+        (lambda part: change_a_byte(part / ENDS, at=-8), "verify_parts"),
     ],
 )
 def test_a_bad_part_is_named_and_the_next_build_mends_it(project: PartsProject, damage: Callable[[Path], None], said: str) -> None:
+    """Without verify_parts too, if the join sees it: its message says how to mend the part."""
     found = project.graph(3, build='verify_parts = "sha256"')
     build(found)
     expected = digests(project.cache())
-    part = found[f"part/{NAME}/part-00001"].directory
-    damage(part)
-    if damage is change_a_byte:
+    damage(found[f"part/{NAME}/part-00001"].directory)
+    if said == "sha256":
         assert len({finding.folder for finding in verify_cache(found.root)}) == 2, "the cache links the shard"
     shutil.rmtree(project.cache())
     with pytest.raises(NielsCacheError, match=said) as caught:
-        build(found, [f"pretrain/{NAME}"])
+        build(project.graph(3) if said == "verify_parts" else found, [f"pretrain/{NAME}"])
     assert "part-00001" in str(caught.value)
     assert "\n" not in str(caught.value)
     states = {key: outcome.state for key, outcome in build(found).items()}
@@ -339,44 +329,19 @@ def test_a_bad_part_is_named_and_the_next_build_mends_it(project: PartsProject, 
     assert digests(project.cache()) == expected
 
 
-def test_a_seal_that_finds_other_document_ends_tells_how_to_mend_them(project: PartsProject) -> None:
-    found = project.graph(3)
-    build(found)
-    expected = digests(project.cache())
-    path = found[f"part/{NAME}/part-00001"].directory / "train_doc_ends.npy"
-    shutil.rmtree(project.cache())
-    with open(path, "r+b") as file:
-        file.seek(-8, os.SEEK_END)
-        file.write(b"\xff")
-    with pytest.raises(NielsCacheError, match=r"part-00001.*verify_parts"):
-        build(found)
-    build(project.graph(3, build='verify_parts = "sha256"'))
-    assert digests(project.cache()) == expected
-
-
-def test_parts_of_two_plans_are_refused(project: PartsProject) -> None:
-    build(project.graph(3))
-    found = project.graph(3, "val_frac = 0.5")
-    with pytest.raises(NielsCacheError, match=r"plan\.json.*val_frac"):
-        build(found, [f"part/{NAME}/part-00000"])
-    with pytest.raises(NielsCacheError, match=r"plan\.json.*parts"):
-        build(project.graph(4), [f"part/{NAME}/part-00003"])
-    found = project.graph(3, "val_frac = 0.5")
-    build(found, [f"plan/{NAME}", f"part/{NAME}/part-00000"])
-    with pytest.raises(NielsCacheError, match=r"part-00001.*another plan"):
-        build(found, [f"pretrain/{NAME}"])
-    build(found)
-    assert verify_cache(project.folder / "cache") == []
-
-
-@pytest.mark.parametrize(("changed", "said"), [("files", "revision"), ("tokenizer", "tokenizer")])
-def test_parts_of_another_revision_or_tokenizer_are_refused(project: PartsProject, changed: str, said: str) -> None:
+@pytest.mark.parametrize(("changed", "said"), [("plan", "another plan"), ("files", "revision"), ("tokenizer", "tokenizer")])
+def test_parts_of_another_plan_revision_or_tokenizer_are_refused(project: PartsProject, changed: str, said: str) -> None:
     build(project.graph(3))
     if changed == "files":
         project.write([5], first=8)
-    found = project.graph(3, tokenizer="vocab_size = 330" if changed == "tokenizer" else None)
-    build(found, ["tokenizer", f"plan/{NAME}"])
-    with pytest.raises(NielsCacheError, match=rf"part-00000.*{said}"):
+    if changed == "plan":
+        for other, key in ((project.graph(4), "parts"), (project.graph(3, "val_frac = 0.5"), "val_frac")):
+            with pytest.raises(NielsCacheError, match=rf"plan\.json.*{key}"):
+                build(other, [f"part/{NAME}/part-00000"])
+    settings = "val_frac = 0.5" if changed == "plan" else "val_frac = 0.0"
+    found = project.graph(3, settings, tokenizer="vocab_size = 330" if changed == "tokenizer" else None)
+    build(found, ["tokenizer", f"plan/{NAME}", *([f"part/{NAME}/part-00000"] if changed == "plan" else [])])
+    with pytest.raises(NielsCacheError, match=rf"part-0000{int(changed == 'plan')}.*{said}"):
         build(found, [f"pretrain/{NAME}"])
     build(found)
     assert verify_cache(project.folder / "cache") == []
@@ -477,7 +442,7 @@ def test_verify_checks_exactly_where_parts_end(project: PartsProject) -> None:
     assert "shard_bytes" in " ".join(map(str, verify_cache(project.folder / "cache")))
 
 
-def test_verify_knows_parts_and_reads_each_byte_once(project: PartsProject) -> None:
+def test_verify_reads_each_byte_once_and_finds_a_damaged_part_and_one_in_the_wrong_place(project: PartsProject) -> None:
     found = project.graph(3, "val_tokens = 60")
     build(found)
     root = found.root
@@ -489,21 +454,14 @@ def test_verify_knows_parts_and_reads_each_byte_once(project: PartsProject) -> N
     inodes = {path.stat().st_ino: path.stat().st_size for path in read}
     assert totals[-1] == (sum(inodes.values()), sum(inodes.values()))
     assert not [line for line in notes(root) if "parts" in line]
-
-
-def test_verify_finds_a_damaged_part_and_one_in_the_wrong_place(project: PartsProject) -> None:
-    found = project.graph(3)
-    build(found)
-    folder = found[parts_of(found)[0]].directory
-    os.rename(folder, folder.with_name("part-00009"))
-    assert "part-00000" in str(verify_cache(found.root)[0])
-    os.rename(folder.with_name("part-00009"), folder)
-    build(project.graph(3, root="other"), [key for key in found.order() if key != f"pretrain/{NAME}"])
-    damaged = project.graph(3, root="other")[parts_of(found)[1]].directory / "train/shard_00000.bin"
-    damaged.write_bytes(b"\xff" * damaged.stat().st_size)
-    (finding,) = verify_cache(project.folder / "other")
+    first, second, _ = (found[key].directory for key in parts_of(found))
+    os.rename(first, first.with_name("part-00009"))
+    assert "part-00000" in str(verify_cache(root)[0])
+    os.rename(first.with_name("part-00009"), first)
+    shutil.rmtree(project.cache())  # which links the shards
+    (second / SHARD).write_bytes(b"\xff" * (second / SHARD).stat().st_size)
+    (finding,) = verify_cache(root)
     assert "part-00001" in str(finding)
-    assert verify_cache(found.root) == []
 
 
 def test_the_plan_and_the_parts_have_states_of_their_own(project: PartsProject) -> None:
@@ -535,22 +493,6 @@ def test_an_export_of_a_joined_cache_is_that_of_one_build(project: PartsProject,
         exported.append({name: each for name, each in files.items() if not name.endswith((".json", ".py", ".md", ".lock"))})
     assert exported[0]
     assert exported[0] == exported[1]
-
-
-@pytest.mark.parametrize("rule", ['decontaminate = "exact"\n', "shuffle_buffer = 30\n"])
-def test_a_mixture_keeps_out_the_val_that_the_parts_of_a_member_give_whatever_is_built_first(project: PartsProject, rule: str) -> None:
-    mixture = '[pretrain.mix]\nsource = "interleave"\nmembers = { pages = 1 }\nval_frac = 0.2\n'
-    found = project.graph(3, f"val_tokens = 120\n{rule}{mixture}")
-    mixed = project.cache().with_name("mix")
-    build(found, ["tokenizer", "pretrain/mix"])
-    before = digests(mixed)
-    build(found)
-    materialize(found["pretrain/mix"], force=True)
-    assert digests(mixed) == before
-    val, train = ({(each.file, each.row) for each in lineage(project.cache(), split)} for split in ("val", "train"))
-    read = {(each.file.removeprefix(f"{NAME}/"), each.row) for split in SPLITS for each in lineage(mixed, split)}
-    assert len({file for file, _ in val}) == 3
-    assert read == train
 
 
 def rows(count: int, seed: int) -> list[dict[str, object]]:
@@ -600,11 +542,23 @@ def test_too_many_shards_for_the_kernel_are_named(project: PartsProject, monkeyp
 def test_prune_removes_parts_of_earlier_plans_only(
     project: PartsProject, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refused(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
     build(project.graph(4, "val_tokens = 60"))
     found = project.graph(3)
     with pytest.raises(NielsCacheError, match=NAME):
         prune_parts(found, NAME)
     build(found)
+    leftover = found.root / f"pretrain/.parts/{NAME}/part-00003"
+    with monkeypatch.context() as patched:
+        patched.setattr("niels_cache_runtime.format.commit.shutil.rmtree", refused)
+        with writer_lock(leftover), pytest.raises(NielsCacheError, match="another build"):
+            prune_parts(found, NAME)
+        assert leftover.exists()
+        with pytest.raises(NotWrittenError) as caught:
+            prune_parts(found, NAME)
+    assert missing(caught.value, str(leftover), "cannot be removed", "Permission denied") == []
     assert [part.directory.name for part in prune_parts(found, NAME)] == ["part-00003", "val"]
     assert prune_parts(found, NAME) == []
     left = found.root / f"pretrain/.parts/{NAME}/.part-00050.partial"  # of a killed build
@@ -622,21 +576,3 @@ def test_prune_removes_parts_of_earlier_plans_only(
     assert len(json.loads(capsys.readouterr().out)["removed"]) == 3
     assert not (found.root / f"pretrain/.parts/{NAME}").exists()
     assert {outcome.state for outcome in build(one).values()} == {"cache_hit"}
-
-
-def test_a_part_that_is_being_built_or_cannot_be_removed_is_one_line(project: PartsProject, monkeypatch: pytest.MonkeyPatch) -> None:
-    build(project.graph(4))
-    found = project.graph(3)
-    build(found)
-    leftover = found.root / f"pretrain/.parts/{NAME}/part-00003"
-
-    def refused(path: Path) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-    monkeypatch.setattr("niels_cache_runtime.format.commit.shutil.rmtree", refused)
-    with writer_lock(leftover), pytest.raises(NielsCacheError, match="another build"):
-        prune_parts(found, NAME)
-    assert leftover.exists()
-    with pytest.raises(NotWrittenError) as caught:
-        prune_parts(found, NAME)
-    assert missing(caught.value, str(leftover), "cannot be removed", "Permission denied") == []

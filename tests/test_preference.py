@@ -133,6 +133,7 @@ def test_pairs_that_are_none_are_dropped_with_their_reasons(tmp_path: Path, mode
 
 
 ASK, GOOD, BAD = message("user", "q"), message("assistant", "good"), message("assistant", "bad")
+HUMAN = "\n\nHuman: q\n\nAssistant"
 FORMS: dict[str, tuple[Any, Any, Any]] = {
     "whole conversations": (None, [ASK, GOOD], [ASK, BAD]),
     "whole conversations and their prompt again": ("q", [ASK, GOOD], [ASK, BAD]),
@@ -141,14 +142,10 @@ FORMS: dict[str, tuple[Any, Any, Any]] = {
     "one message": ("q", GOOD, BAD),
     "text": ("q", "good", "bad"),
     "text after messages": ([ASK], "good", "bad"),
-    "dialogues": (None, "\n\nHuman: q\n\nAssistant: good", "\n\nHuman: q\n\nAssistant: bad"),
-    "the rest of a dialogue": ("\n\nHuman: q\n\nAssistant:", " good", " bad"),
+    "dialogues": (None, f"{HUMAN}: good", f"{HUMAN}: bad"),
+    "the rest of a dialogue": (f"{HUMAN}:", " good", " bad"),
     "whole conversations and their prompt with a newline": ("q\n", [ASK, GOOD], [ASK, BAD]),
-    "dialogues and their beginning": (
-        "\n\nHuman: q\n\nAssistant:",
-        "\n\nHuman: q\n\nAssistant: good",
-        "\n\nHuman: q\n\nAssistant: bad",
-    ),
+    "dialogues and their beginning": (f"{HUMAN}:", f"{HUMAN}: good", f"{HUMAN}: bad"),
     "dialogues and their question": ("q", "Human: q\n\nAssistant: good", "Human: q\n\nAssistant: bad"),
 }
 
@@ -170,6 +167,9 @@ def test_a_prompt_of_text_is_asked_after_the_system_and_is_no_dialogue_by_chance
     asked = message("user", "Human: a word of Latin?")
     answers = [message("assistant", "yes"), message("assistant", "no")]
     assert sides_of(asked["content"], "yes", "no", template_messages) == ([asked, answers[0]], [asked, answers[1]])
+    assert (sides_of(None, "good", "bad", template_messages), sides_of("q", 3, "bad", template_messages)) == ("no_prompt", "malformed_pair")
+    assert dialogue("Human: a\n\nAssistant: b") == [message("user", "a"), message("assistant", "b")]
+    assert dialogue("So\n\nHuman: a") is None
 
 
 def test_prompts_that_differ_in_white_space_or_in_ids_are_one_prompt() -> None:
@@ -181,13 +181,6 @@ def test_prompts_that_differ_in_white_space_or_in_ids_are_one_prompt() -> None:
     assert {hash_of(each) for each in same} == {hash_of(asked)}
     others = [message("user", "what is that?"), message("system", "what is it?"), {**asked, "tool_calls": [{"name": "f"}]}]
     assert len({hash_of(asked), hash_of(asked, asked), *map(hash_of, others)}) == 5
-
-
-def test_text_without_a_prompt_is_no_pair() -> None:
-    assert sides_of(None, "good", "bad", template_messages) == "no_prompt"
-    assert sides_of("q", 3, "bad", template_messages) == "malformed_pair"
-    assert dialogue("Human: a\n\nAssistant: b") == [message("user", "a"), message("assistant", "b")]
-    assert dialogue("So\n\nHuman: a") is None
 
 
 def sides_in(batch: Any) -> list[tuple[list[int], ...]]:
@@ -373,9 +366,8 @@ def test_hf_samples_and_the_catalog_show_both_sides(cache: Path, model: Path) ->
 
 
 def project(folder: Path, model: Path, rows: list[dict[str, Any]], *, more: str = "") -> Registry:
-    return chat_project(
-        folder, model, f'[sft.pairs]\nsource = "chat_jsonl"\nkind = "preference"\nfiles = ["pairs.jsonl"]\n{more}', pairs=rows
-    )
+    table = f'[sft.pairs]\nsource = "chat_jsonl"\nkind = "preference"\nfiles = ["pairs.jsonl"]\ntemplate = "chatml"\n{more}'
+    return chat_project(folder, model, table, pairs=rows)
 
 
 def rows_of(items: Sequence[Conversation]) -> list[dict[str, Any]]:
@@ -383,16 +375,14 @@ def rows_of(items: Sequence[Conversation]) -> list[dict[str, Any]]:
 
 
 def test_a_table_builds_pairs_once(tmp_path: Path, model: Path) -> None:
-    registry = project(
-        tmp_path, model, [*rows_of(pairs(30)), {"chosen": "a", "rejected": "b"}, {"chosen": "a"}], more='template = "chatml"\n'
-    )
+    registry = project(tmp_path, model, [*rows_of(pairs(30)), {"chosen": "a", "rejected": "b"}, {"chosen": "a"}])
     build_tokenizer(registry, root=tmp_path / "cache")
     outcome = build_dataset(registry, "pairs", root=tmp_path / "cache")
     assert outcome.state == "built"
     assert outcome.meta["dropped"] == {"no_prompt": 1, "missing_rejected_field": 1}
     assert "prompt" in outcome.meta["split_rule"]
     assert build_dataset(registry, "pairs", root=tmp_path / "cache").state == "cache_hit"
-    shorter = project(tmp_path, model, rows_of(pairs(30)), more='template = "chatml"\nmax_tokens = 60\n')
+    shorter = project(tmp_path, model, rows_of(pairs(30)), more="max_tokens = 60\n")
     rebuilt = build_dataset(shorter, "pairs", root=tmp_path / "cache")
     assert rebuilt.state == "built"
     assert rebuilt.meta["dropped"]["too_long"] > 0
@@ -430,7 +420,7 @@ def test_the_example_of_trl_lowers_the_loss(tmp_path: Path, model: Path, capsys:
     pytest.importorskip("trl", reason="trl is not installed: pip install trl")
     answers = [("yes", "no"), ("right", "wrong"), ("good", "bad")]
     rows = [{"prompt": line, "chosen": good, "rejected": bad} for line, (good, bad) in zip(sentences(300), answers * 100, strict=True)]
-    registry = project(tmp_path, model, rows, more='template = "chatml"\n')
+    registry = project(tmp_path, model, rows)
     build_tokenizer(registry, root=tmp_path / "cache")
     build_dataset(registry, "pairs", root=tmp_path / "cache")
     example = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "dpo_trl.py"))["main"]

@@ -4,6 +4,7 @@ messages.
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -67,12 +68,14 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> tupl
     return output.out, output.err
 
 
-def test_a_file_names_all_that_there_is() -> None:
+def test_a_file_names_all_data_sets_and_without_any_the_build_says_how_to_name_some(capsys: pytest.CaptureFixture[str]) -> None:
     registry = configured(NOTES)
     assert (names(registry), registry.profile, registry.settings_origin) == (["notes"], None, "niels_cache.toml")
     assert not registry.is_fallback
     assert str(registry.build.cache_dir) == "cache"
-    assert names(configured("")) == []
+    assert names(configured(SMALL)) == []
+    told = said(capsys, "build-all", code=exit_codes.WRONG_USE)[1]
+    assert missing(told, "niels_cache.toml: ", "no data set", 'profile = "default"') == []
 
 
 def test_without_a_file_the_default_profile_stands_in_unless_a_profile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +114,7 @@ def test_a_table_with_its_own_source_inherits_nothing() -> None:
 def test_every_data_set_of_every_profile_is_in_the_catalog_and_its_table_says_all_of_it() -> None:
     shipped = {name for profile in ("default", "quickstart") for family in FAMILIES for name in profile_tables(profile).get(family, {})}
     assert shipped == set(catalog()) == set(ABOUT)
+    assert re.findall(r"^# (\w+_tokens) = [\d_]+ ", catalog_table("fineweb_edu"), re.MULTILINE) == ["train_tokens", "val_tokens"]
     for name in catalog():
         configured(catalog_table(name))
         whole = load_registry()
@@ -337,12 +341,6 @@ def test_a_hub_that_is_away_is_no_finding_and_asked_once(monkeypatch: pytest.Mon
     assert [problem.is_away for problem in hub_problems(registry)] == [True]
     require_inputs(registry, [])
     assert asked == ["nobody/nothing"] * 2, "once each time"
-
-
-def test_a_project_without_data_sets_says_how_to_name_some(capsys: pytest.CaptureFixture[str]) -> None:
-    configured(SMALL)
-    told = said(capsys, "build-all", code=exit_codes.WRONG_USE)[1]
-    assert missing(told, "niels_cache.toml: ", "no data set", 'profile = "default"') == []
 
 
 def test_files_and_path_are_one_key_and_a_folder_is_what_it_holds(tmp_path: Path) -> None:

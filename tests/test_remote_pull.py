@@ -25,7 +25,7 @@ from niels_cache_assets.publish.transfer import Tally
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS
-from niels_cache_runtime.format.meta import content_sha256, meta_content
+from niels_cache_runtime.format.meta import content_sha256, meta_content, write_meta
 from niels_cache_runtime.remote import pieces as pieces_module
 from niels_cache_runtime.remote import store as store_module
 from niels_cache_runtime.remote.local_copy import LocalCopy
@@ -202,8 +202,6 @@ def test_a_root_with_another_tokenizer_or_an_unfinished_build_is_refused(s3: Loo
     pull(ADDRESS, tmp_path / "other")
     shutil.rmtree(tmp_path / "other/pretrain")
     path = tmp_path / "other/tokenizer" / META_NAME
-    from niels_cache_runtime.format.meta import write_meta
-
     meta = json.loads(path.read_text(encoding="utf-8"))
     write_meta(str(path), {**{key: value for key, value in meta.items() if key != "meta_sha256"}, "sha256": "0" * 64})
     with pytest.raises(NielsCacheError, match="tokenizer"):

@@ -123,6 +123,7 @@ def test_without_a_blend_all_pretrain_sets_are_read_once_by_size(project: SmallP
     assert "not built" in mixture.left_out["python_docs"]
     planned = only(replace(registry, reports=ReportsSettings(sequence_length=T, steps=100, batch_size=8)), project.root)
     assert (planned.samples, planned.steps) == (800, 100)
+    assert all_mixtures(replace(registry, pretrain={}), root=project.root) == []
 
 
 def test_what_cannot_be_read_is_left_out_with_its_reason(project: SmallProject) -> None:
@@ -145,10 +146,6 @@ def test_the_picture_of_a_mixture_has_the_largest_sources(project: SmallProject)
         many = tuple(replace(mixture.sources[0], name=f"data set {index}") for index in range(count))
         shares, times = mixture_picture(replace(mixture, sources=many)).panels
         assert len(shares.names) == len(times.labels) == min(count, MAX_MIXED)
-
-
-def test_there_is_no_mixture_without_a_pretrain_set(project: SmallProject) -> None:
-    assert all_mixtures(replace(project.registry, pretrain={}, blend={}), root=project.root) == []
 
 
 @pytest.mark.parametrize(
@@ -212,32 +209,26 @@ def test_checks_of_what_is_off_are_not_counted_as_passed(project: SmallProject) 
     assert check.said not in Page(render_page(replace(report, items=(next(i for i in items if i.name == "chats"),)), {}, now=NOW)).text
 
 
-def test_a_revision_that_has_moved_and_a_check_that_failed_need_attention(project: SmallProject) -> None:
+def test_what_moved_failed_or_ended_before_its_budget_needs_attention_once(project: SmallProject) -> None:
     report = reported(project)
     letters = next(item for item in report.items if item.name == "letters")
     assert letters.revision is not None
-    recorded = Recorded(newest_revision="abc", checks=(Check(name="whole", outcome="failed", said="no", when=NOW),))
-    report = replace(report, history=History(source="here", folders={letters.state.directory.absolute(): recorded}))
-    texts = [notice.text for notice in report.notices if notice.name == "letters"]
-    assert texts[0] == "whole: no"
-    assert missing(texts[1], f"revision {letters.revision}", "upstream", "at abc") == []
 
+    def said(recorded: Recorded | None = None, item: Any = letters) -> list[str]:
+        folders = {letters.state.directory.absolute(): recorded} if recorded else {}
+        shown = replace(report, items=(item,), history=History(source="here", folders=folders))
+        return [notice.text for notice in shown.notices if notice.name == "letters"]
 
-def test_a_source_that_ended_before_its_budget_needs_attention_once(project: SmallProject) -> None:
-    def said(report: CacheReport) -> list[str]:
-        return [notice.text for notice in report.notices if notice.name == "letters"]
-
-    report = reported(project)
-    assert said(report) == []
+    assert said() == []
+    failed, moved = said(Recorded(newest_revision="abc", checks=(Check(name="whole", outcome="failed", said="no", when=NOW),)))
+    assert failed == "whole: no"
+    assert missing(moved, f"revision {letters.revision}", "upstream", "at abc") == []
     rule = budget_rule(train_tokens=10_000_000_000, val_tokens=0)
-    items = tuple(replace(item, meta={**item.meta, "split_rule": rule}) if item.name == "letters" else item for item in report.items)
-    report = replace(report, items=items)
-    (short,) = said(report)  # built before there was a check
+    ended = replace(letters, meta={**letters.meta, "split_rule": rule})
+    (short,) = said(item=ended)  # built before there was a check
     assert missing(short, "<0.1%", "train_tokens") == []
-    letters = next(item for item in items if item.name == "letters")
     recorded = Recorded(checks=(Check(name="budgets_met", outcome="warning", said=short, when=NOW),))
-    report = replace(report, history=History(source="here", folders={letters.state.directory.absolute(): recorded}))
-    assert said(report) == [f"budgets met: {short}"]
+    assert said(recorded, ended) == [f"budgets met: {short}"]
 
 
 # The page
@@ -285,6 +276,9 @@ def test_the_page_holds_all_it_shows_and_asks_for_nothing(project: SmallProject,
     policy = next(each["content"] or "" for each in page.all("meta") if each.get("http-equiv") == "Content-Security-Policy")
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert "unsafe" not in policy
+    documents = [json.loads(line)["text"] for line in (project.root.parent / "letters.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(documents) > 50
+    assert not [document for document in documents if document[:40] in content], "no text of a document"
 
 
 def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[CacheReport, Drawings]:
@@ -298,9 +292,8 @@ def hostile_strings(text: str, project: SmallProject, tmp_path: Path) -> tuple[C
     recorded = Recorded(newest_revision=f"now {text}", checks=(check,))
     history = History(source=text, folders={(tmp_path / text).absolute(): recorded}, checks=(check,))
     (mixture,) = report.mixtures
-    mixture = replace(
-        mixture, name=text, note=text, left_out={text: text}, sources=(replace(mixture.sources[0], name=text, repeats_from=1),)
-    )
+    sources = (replace(mixture.sources[0], name=text, repeats_from=1),)
+    mixture = replace(mixture, name=text, note=text, left_out={text: text}, sources=sources)
     report = replace(report, root=tmp_path / text, settings=text, items=tuple(items), mixtures=(mixture,), history=history)
     return report, {items[0].state.directory: text}
 
@@ -342,32 +335,13 @@ def test_masked_places_are_in_the_page_as_text(project: SmallProject) -> None:
         assert re.search(rf"{kind}\s*{count}", page.text)
 
 
-def test_no_text_of_a_document_is_in_the_page(project: SmallProject, drawings: Drawings) -> None:
-    content = render_page(reported(project), drawings, now=NOW)
-    documents = [json.loads(line)["text"] for line in (project.root.parent / "letters.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert len(documents) > 50
-    assert not [document for document in documents if document[:40] in content]
-
-
-def odd_import(root: Path, meta: dict[str, Any]) -> dict[str, Any]:
-    """Write a hashed meta.json of an imported data set `odd` with these keys besides the usual; "left out" takes one out."""
-    folder = root / "pretrain/odd"
-    folder.mkdir(parents=True, exist_ok=True)
-    usual = {
-        "kind": "pretrain",
-        "built": True,
-        "fingerprint": "x",
-        "dataset_revision": None,
-        "tokenizer_sha256": None,
-        "vocab_size": None,
-        "files": {},
-        "content_sha256": "0" * 64,
-        "train_tokens": 1,
-        "val_tokens": 0,
-        "dropped": {},
-    }
-    write_meta(str(folder / "meta.json"), {key: value for key, value in {**usual, **meta}.items() if value != "left out"})
-    return read_meta(str(folder / "meta.json"))
+def odd_import(registry: Registry, root: Path, meta: dict[str, Any]) -> CacheReport:
+    """Report an imported data set `odd` whose hashed meta.json has these keys besides the usual. "left out" takes one out."""
+    (root / "pretrain/odd").mkdir(parents=True)
+    usual: dict[str, Any] = {"kind": "pretrain", "built": True, "fingerprint": "x", "files": {}, "content_sha256": "0" * 64, "dropped": {}}
+    usual |= {"train_tokens": 1, "val_tokens": 0} | dict.fromkeys(["dataset_revision", "tokenizer_sha256", "vocab_size"])
+    write_meta(str(root / "pretrain/odd/meta.json"), {key: value for key, value in {**usual, **meta}.items() if value != "left out"})
+    return cache_report(registry, find_items(registry, root=root), root=root, history=NO_HISTORY)
 
 
 @pytest.mark.parametrize(
@@ -382,8 +356,7 @@ def odd_import(root: Path, meta: dict[str, Any]) -> dict[str, Any]:
 def test_a_meta_json_of_another_form_is_broken_and_the_problem_is_shown(
     project: SmallProject, tmp_path: Path, meta: dict[str, Any], said: str
 ) -> None:
-    odd_import(tmp_path, meta)
-    report = cache_report(project.registry, find_items(project.registry, root=tmp_path), root=tmp_path, history=NO_HISTORY)
+    report = odd_import(project.registry, tmp_path, meta)
     (odd,) = (item for item in report.items if item.name == "odd")
     assert (odd.state.condition, odd.bytes) == ("broken", 0)
     assert said in odd.state.advice
@@ -391,11 +364,7 @@ def test_a_meta_json_of_another_form_is_broken_and_the_problem_is_shown(
     report.as_json()
     assert "| odd |" in cache_markdown(report)
     assert said in Page(render_page(report, {}, now=NOW)).text
-
-
-def test_without_what_plots_are_made_of_there_are_none_and_the_page_says_so(project: SmallProject, tmp_path: Path) -> None:
-    odd_import(tmp_path, {"dropped": "left out", "vocab_size": "left out"})
-    report = cache_report(project.registry, find_items(project.registry, root=tmp_path), root=tmp_path, history=NO_HISTORY)
+    report = odd_import(project.registry, tmp_path / "plots", {"dropped": "left out", "vocab_size": "left out"})
     [problem] = draw_report(project.registry, report).values()
     assert missing(problem, "plots", "meta.json has no 'vocab_size'") == []
 
@@ -406,15 +375,8 @@ def test_without_what_plots_are_made_of_there_are_none_and_the_page_says_so(proj
 @pytest.fixture
 def command(project: SmallProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "nowhere"))
-    return [
-        "report",
-        "--profile",
-        "quickstart",
-        "--config",
-        str(project.root.parent / "niels_cache.toml"),
-        "--cache-dir",
-        str(project.root),
-    ]
+    config = str(project.root.parent / "niels_cache.toml")
+    return ["report", "--profile", "quickstart", "--config", config, "--cache-dir", str(project.root)]
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -422,16 +384,11 @@ def contents(root: Path) -> dict[str, bytes]:
 
 
 def test_the_command_writes_the_page_and_changes_no_cache(
-    command: list[str],
-    project: SmallProject,
-    drawings: Drawings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: list[str], project: SmallProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", lambda address: bool(opened.append(address)) or True)
-    monkeypatch.setattr("niels_cache_assets.show.reports.drawings.draw_report", lambda *given, **more: drawings)
+    monkeypatch.setattr("niels_cache_assets.show.reports.drawings.draw_report", lambda *given, **more: {})
     before = contents(project.root)
     assert main([*command, "--open"]) == 0
     path = project.root / "reports/cache.html"
@@ -480,27 +437,20 @@ def test_a_page_replaces_only_a_page(tmp_path: Path) -> None:
         assert (tmp_path / "page.html").read_text() == "new"
 
 
-def rows_of(path: Path) -> int:
-    return int(pyarrow.parquet.read_metadata(path).num_rows)
-
-
 def test_the_counts_of_every_item_add_up_and_are_those_of_its_files(project: SmallProject) -> None:
     report = reported(project)
     by_name = {item.name: item for item in report.items}
-    judged = 0
-    for item in report.items:
-        if not item.is_built or item.state.kind not in ("pretrain", "sft"):
-            continue
-        judged += 1
-        noun, table = ("documents", "documents") if item.state.kind == "pretrain" else ("examples", "examples")
+    built = [item for item in report.items if item.is_built and item.state.kind in ("pretrain", "sft")]
+    assert len(built) >= 3
+    for item in built:
+        noun = "documents" if item.state.kind == "pretrain" else "examples"
         row = next(row for row in item.splits if row.unit == noun)
-        lineage = {split: item.state.directory / f"{split}_{table}.parquet" for split in ("train", "val")}
-        assert (row.train, row.val) == tuple(rows_of(lineage[split]) for split in ("train", "val"))
+        lineage = [pyarrow.parquet.read_metadata(item.state.directory / f"{split}_{noun}.parquet") for split in ("train", "val")]
+        assert [row.train, row.val] == [each.num_rows for each in lineage]
         dropped = sum(item.dropped.values())
-        said = f"{row.total:,} {noun} kept and {dropped:,} dropped: {row.total + dropped:,} in all"
-        assert item.balance == said
+        assert item.balance == f"{row.total:,} {noun} kept and {dropped:,} dropped: {row.total + dropped:,} in all"
         page = Page(render_page(replace(report, items=(item,), mixtures=()), {}, now=NOW)).text
-        assert said in page
+        assert item.balance in page
         for each in item.splits:
             assert re.search(rf"\b{each.unit}\s*{each.train:,}\s*{each.val:,}\s*{each.total:,}\b", page)
         tokens = next(row for row in item.splits if row.unit == "tokens")
@@ -511,12 +461,8 @@ def test_the_counts_of_every_item_add_up_and_are_those_of_its_files(project: Sma
             kept = corpus.counts["documents"]
             assert corpus.balance == f"{kept:,} documents kept and {read - kept:,} dropped: {read:,} in all"
             assert row.total + dropped == read, "what cleaning dropped, and duplicates, is dropped here"
-    assert judged >= 3
-    duplicates = by_name["corpus/duplicates"].counts["duplicates"]
-    assert duplicates == sum(
-        item.dropped.get("exact_duplicate", 0) + item.dropped.get("near_duplicate", 0)
-        for item in report.items
-        if item.state.kind == "pretrain"
-    )
+    pretrain = [item for item in report.items if item.state.kind == "pretrain"]
+    duplicates = sum(item.dropped.get(reason, 0) for item in pretrain for reason in ("exact_duplicate", "near_duplicate"))
+    assert by_name["corpus/duplicates"].counts["duplicates"] == duplicates
     page = Page(render_page(report, {}, now=NOW)).text
-    assert f"{sum(item.counts.get('train_tokens', 0) for item in report.items if item.state.kind == 'pretrain'):,}" in page
+    assert f"{sum(item.counts.get('train_tokens', 0) for item in pretrain):,}" in page

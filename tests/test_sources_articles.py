@@ -13,7 +13,7 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.places import RowsPass
-from niels_cache_assets.sources.roam import Roam
+from niels_cache_assets.sources.roam import Roam, _outline
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Row, Wikitext, articles
@@ -172,6 +172,15 @@ def test_roam_blocks_that_are_none_are_counted(tmp_path: Path) -> None:
     documents, context = read(Roam(path=str(tmp_path / "graph.json")))
     assert [document.text for document in documents] == ["A\n\n- good\n- also"]
     assert context.report.dropped == {"malformed_block": 5, "empty": 1}
+
+
+def test_a_roam_outline_may_be_as_long_as_the_limit_with_its_indents_and_no_longer() -> None:
+    page = {"children": [{"string": "one\ntwo", "children": [{"string": "three"}]}]}
+    outline = "- one\n  two\n  - three"
+    length = len("one\ntwo") + 2 * 2 + len("three") + 4
+    assert _outline(page, where="a.json", limit=length) == (outline, 0)
+    with pytest.raises(NielsCacheError, match=r"^a\.json"):
+        _outline(page, where="a.json", limit=length - 1)
 
 
 def test_names_and_ids_that_utf8_cannot_hold_are_repaired(tmp_path: Path) -> None:

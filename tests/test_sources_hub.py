@@ -262,3 +262,10 @@ def test_files_of_another_kind_are_an_error_that_names_the_kinds(tmp_path: Path,
     (tmp_path / name).write_bytes(b"text\nwords\n")
     with pytest.raises(NielsCacheError, match=r"^a\.\w+: .*\.parquet, \.jsonl"):
         read(Huggingface(dataset="a/b", files=[str(tmp_path / name)]))
+
+
+def test_files_of_two_kinds_are_an_error_that_names_both(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet([{"text": "a"}]))
+    (tmp_path / "b.jsonl.gz").write_bytes(b"")
+    with pytest.raises(NielsCacheError, match=r"^files: json and parquet files .*globs"):
+        read(Huggingface(dataset="a/b", files=[str(tmp_path / "*")]))

@@ -58,16 +58,8 @@ def noise(seed: int, words: int = 400) -> str:
 
 @pytest.mark.parametrize("name", ["w.xml", "w.xml-p1p41242.bz2", "W.XML.GZ"])
 def test_the_articles_of_a_dump_are_read_whatever_its_compression(tmp_path: Path, name: str) -> None:
-    pages = [
-        page(0, "An '''[[oak|Oak]]''' & < more."),
-        page(1, "Talk.", namespace=1),
-        page(2, "#REDIRECT [[Oak]]", redirect=True),
-        page(3, None),
-        page(4, "  \n"),
-        page(5, "a {", model="json"),
-        page(6, "{{Stub}}"),
-        page(7, "Elms."),
-    ]
+    pages = [page(0, "An '''[[oak|Oak]]''' & < more."), page(1, "Talk.", namespace=1), page(2, "#REDIRECT [[Oak]]", redirect=True)]
+    pages += [page(3, None), page(4, "  \n"), page(5, "a {", model="json"), page(6, "{{Stub}}"), page(7, "Elms.")]
     suffix = next(suffix for suffix in (".gz", ".bz2", ".zst", "") if name.lower().endswith(suffix))
     documents, context = read(Wikipedia(files=one_file(tmp_path, name, COMPRESS.get(suffix, bytes)(dump(pages)))))
     assert [(one.text, one.title, one.source_id, one.file, one.row) for one in documents] == [
@@ -80,9 +72,8 @@ def test_the_articles_of_a_dump_are_read_whatever_its_compression(tmp_path: Path
 @pytest.mark.parametrize("prepare", [(), ("clean",)])
 def test_redirects_are_facts_and_not_documents_even_without_their_element(tmp_path: Path, prepare: tuple[str, ...]) -> None:
     texts = ["#REDIRECT [[Oak]]", "#Weiterleitung: [[Oak]]", "\n#перенаправление [[Oak]]", "#転送[[Oak]]", "#one [[oak]]\n#two", "Oaks."]
-    files = one_file(
-        tmp_path, "w.xml", dump([page(9, "A pointer.", redirect=True), *(page(number, text) for number, text in enumerate(texts))])
-    )
+    pages = [page(9, "A pointer.", redirect=True), *(page(number, text) for number, text in enumerate(texts))]
+    files = one_file(tmp_path, "w.xml", dump(pages))
     documents, context = read(Wikipedia(files=files, prepare=prepare))
     assert [document.text for document in documents] == ["- one oak\n- two", "Oaks."]
     assert context.report.dropped == {}
@@ -237,21 +228,6 @@ def test_wikitext_becomes_text(wikitext: str, text: str | None) -> None:
         ),
         ("({{frac|3}}) 1{{sfrac|1|4}} {{frac|2|3|4}} 5.9{{e|24}} 10{{sup|6}}", "(1/3) 1 1/4 2 3/4 5.9×10^24 10^6"),
         ("${{formatnum:3003}} {{circa|1900}} {{lang|la|1=a=b}} {{age|1969|7|20}}x", "$3003 c. 1900 a=b x"),
-    ],
-)
-def test_templates_that_are_prose_show_their_text(wikitext: str, text: str) -> None:
-    assert plain_text(wikitext) == text
-
-
-def test_a_month_of_thousands_of_digits_ends_no_build() -> None:
-    number = "1" * 5_000
-    assert number in plain_text(f"{{{{as of|2020|{number}}}}} oak")
-    assert number in plain_text(f"{{{{birth date|2000|{number}|3}}}} oak")
-
-
-@pytest.mark.parametrize(
-    ("calls", "texts"),
-    [
         ("{{math|E {{=}} mc<sup>2</sup>}} ~ {{math|{{nowrap|1=a=b}} c}} ~ {{=}}", "E = mc2 ~ a=b c ~ ="),
         ("{{langx|de|Eiche|lit=oak}} ~ {{lang-de|Eiche}} ~ {{wikt-lang|en|oak}}", "Eiche ~ Eiche ~ oak"),
         ("{{nihongo|Tokyo|東京|Tōkyō|capital}} ~ {{nihongo|Oak||Ōku}} ~ {{nihongo|Oak}}", "Tokyo (東京, Tōkyō, capital) ~ Oak (Ōku) ~ Oak"),
@@ -280,8 +256,14 @@ def test_a_month_of_thousands_of_digits_ends_no_build() -> None:
         ("{{unknown|x}}a {{usa|x}}b {{pi|x}} {{ordinal|}}c", "a b π c"),
     ],
 )
-def test_the_table_of_templates(calls: str, texts: str) -> None:
-    assert plain_text(calls) == texts
+def test_templates_that_are_prose_show_their_text(wikitext: str, text: str) -> None:
+    assert plain_text(wikitext) == text
+
+
+def test_a_month_of_thousands_of_digits_ends_no_build() -> None:
+    number = "1" * 5_000
+    assert number in plain_text(f"{{{{as of|2020|{number}}}}} oak")
+    assert number in plain_text(f"{{{{birth date|2000|{number}|3}}}} oak")
 
 
 def test_end_matter_and_sections_that_only_list_names_are_left_out() -> None:

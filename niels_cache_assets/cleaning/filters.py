@@ -109,8 +109,8 @@ def empty(facts: Facts) -> Rejection | None:
 
 
 def disambiguation(facts: Facts) -> Rejection | None:
-    """Reject a disambiguation page. Its title says so, or a line near its beginning ends with a phrase such as "may refer to:" or "can
-    stand for:". Such a line counts only before a bullet, before a line of fewer than 80 characters, or at the end of the text.
+    """Reject a page whose title ends with "(disambiguation)", or in which a line near the beginning ends with a phrase such as "may refer
+    to:" or "can stand for:". A bullet, a line of fewer than 80 characters, or the end of the text must follow this line.
     """
     titled = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
     start = facts.text[:_DISAMBIGUATION_CHARACTERS]
@@ -121,15 +121,15 @@ def disambiguation(facts: Facts) -> Rejection | None:
 
 
 def too_short(facts: Facts) -> Rejection | None:
-    """Reject a text with too few characters or too few words. The value is the number of characters or of words."""
+    """Reject a text with too few characters or too few words. The value is the number of characters or words."""
     if len(facts.text) < facts.settings.min_characters:
         return Rejection(float(len(facts.text)))
     return Rejection(float(facts.word_count)) if facts.word_count < facts.settings.min_words else None
 
 
 def list_page(facts: Facts) -> Rejection | None:
-    """Reject a text in which too many lines begin with a bullet: *, •, or one of - – — + and a space. The measure is the smaller of two
-    shares: that of bulleted lines, and that of characters in bulleted lines shorter than 100 characters.
+    """Reject a text in which too many lines begin with a bullet: *, •, or one of - – — + followed by a space. The value is the share of
+    bulleted lines or of characters in bulleted lines of fewer than 100 characters, whichever is smaller.
     """
     return _above(bullet_share(facts), facts.settings.max_bullet_share)
 
@@ -156,15 +156,15 @@ def high_symbol_ratio(facts: Facts) -> Rejection | None:
 
 
 def no_stopwords(facts: Facts) -> Rejection | None:
-    """Reject a text with too few different stop words of its language, in upper or lower case. If the language is unknown, the language
-    of `languages` with the most stop words counts. Languages without a list of stop words are exempt.
+    """Reject a text with too few distinct stop words of its language, ignoring case. If the language is unknown, the one of `languages`
+    with the most stop words in the text is used. Languages without a stop word list are exempt.
     """
     return _below(stop_words_found(facts), facts.settings.min_stopwords)
 
 
 def repetitive(facts: Facts) -> Rejection | None:
-    """Reject a text in which one pair of words makes up too large a share of all pairs. Pairs are in lower case and must occur twice. In a
-    script without spaces, runs of three characters are counted.
+    """Reject a text in which one word pair accounts for too large a share of all pairs. Pairs ignore case and must occur at least twice.
+    In a script without spaces, runs of three characters are counted instead.
 
     Further rules of Gopher apply if their limits are set: the share of characters in the most frequent 2-, 3- and 4-gram, and the share of
     repeated lines and repeated paragraphs.
@@ -183,8 +183,8 @@ def language_error(facts: Facts) -> Rejection | None:
 
 
 def not_english(facts: Facts) -> Rejection | None:
-    """Reject a text if neither its first characters, nor its middle, nor a longer excerpt is in one of the `languages`. The value is the
-    probability of the identified language.
+    """Reject a text unless its beginning, its middle or a longer excerpt is in one of `languages`. The value is the probability of the
+    identified language.
     """
     code, share = facts.language()
     return Rejection(share) if code is not None and code not in facts.settings.languages else None

@@ -114,49 +114,51 @@ def replace_unreadable(text: str) -> str:
 
 
 def decode_entities(text: str) -> str:
-    """Decode HTML entities that end with a semicolon, including nested ones: `&amp;lt;` becomes `<`. Unknown names stay."""
+    """Decode HTML entities that end with a semicolon, including nested ones: `&amp;lt;` becomes `<`. Unknown names are kept."""
     return _settle(text, "entities", "&", lambda text: rewritten(text, _ENTITY, _in_place_of_entity))
 
 
 def remove_file_links(text: str) -> str:
-    """Remove `[[File:...|caption]]` with its caption, and `[[Category:...]]` and similar links that show no text."""
+    """Remove `[[File:...|caption]]` with its caption, and links that display no text, such as `[[Category:...]]`."""
     return _settle(text, "file_links", "[[", _without_file_links)
 
 
 def remove_templates(text: str) -> str:
-    """Remove `{{...}}`, including nested templates and `{{{parameters}}}`. A template begins with a name. Other braces (`{{.Name}}`, `{{1,
-    2}, {3, 4}}`) and unmatched ones stay.
+    """Remove `{{...}}`, including nested templates and `{{{parameters}}}`. Unmatched braces, and braces that are not followed by a name
+    (`{{.Name}}`, `{{1, 2}, {3, 4}}`), are kept.
     """
     return _settle(text, "templates", "{{", lambda text: without(text, templates(text, LONGEST_TEMPLATE, _TEMPLATE_NAME)))
 
 
 def remove_tables(text: str) -> str:
-    """Remove `{| ... |}`, including nested tables. Both marks must begin a line, and only attributes may follow the opening mark."""
+    """Remove `{| ... |}`, including nested tables. Both delimiters must begin a line, and only attributes may follow the opening one."""
     return _settle(text, "tables", "{|", lambda text: without(text, paired(text, _table_marks(text), LONGEST_TABLE)))
 
 
 def remove_tags(text: str) -> str:
-    """Remove HTML and MediaWiki tags. A tag that breaks lines becomes a line break. Comments and elements without prose (ref, script, ...)
-    are removed with their content. Text that only looks like a tag stays: `<stdio.h>`, `a < b`, `x <b && y> c`, and a `<title>` without
-    attributes or `</title>`. `10<sup>6</sup>` becomes `10^6`.
+    """Remove HTML and MediaWiki tags, or replace them with a line break if they break lines. Comments and elements without prose (ref,
+    script, ...) are removed with their content. Text that merely looks like a tag is kept: `<stdio.h>`, `a < b`, `x <b && y> c`, and
+    `<title>` without attributes or a closing `</title>`. `10<sup>6</sup>` becomes `10^6`.
     """
     return _settle(text, "tags", "<", _without_tags)
 
 
 def keep_link_labels(text: str) -> str:
-    """Replace `[[target|label]]` with its label, and `[[target]]` with its target. A link must be on one line. Code with such brackets
-    (`[[1], [2]]`, `x[["name"]]`, `[[ -f $x ]]`) stays.
+    """Replace `[[target|label]]` with its label, and `[[target]]` with its target, if the link is on one line. Code with double brackets
+    (`[[1], [2]]`, `x[["name"]]`, `[[ -f $x ]]`) is kept.
     """
     return _settle(text, "links", "[[", lambda text: rewritten(text, _WIKI_LINK, _label))
 
 
 def keep_external_labels(text: str) -> str:
-    """Replace `[https://... label]` with its label, or remove the link if it has none. An address without brackets stays."""
+    """Replace `[https://... label]` with its label, or remove the link if it has none. URLs without brackets are kept."""
     return _settle(text, "external_links", "[", lambda text: rewritten(text, _EXTERNAL_LINK, lambda found: found[1] or ""))
 
 
 def unmark_headings(text: str) -> str:
-    """Replace `== Heading ==` with `Heading` if the line begins and ends with the same number of `=`. Lines of only `=` stay."""
+    """Replace `== Heading ==` with `Heading` if the line begins and ends with the same number of `=`. Lines that consist only
+    of `=` are kept.
+    """
     kept, place = [], 0
     start = 0 if text.startswith("=") else _line_with_equals_sign(text, 0)
     while start is not None:
@@ -168,7 +170,7 @@ def unmark_headings(text: str) -> str:
 
 
 def collapse_blanks(text: str) -> str:
-    """Replace every kind of line ending with a newline, runs of spaces with one space, and three or more newlines with two."""
+    """Replace every line ending with a newline, each run of spaces with one space, and three or more newlines with two."""
     return _collapsed(text, _NEWLINES, _BLANKS)
 
 

@@ -21,8 +21,8 @@ WHERE = "command line"
 HOME_VARIABLE = "DAGSTER_HOME"
 MAX_SEED = 2**63 - 1
 
-ALL_HELP = "also list switched-off data sets; without a niels_cache.toml, list the whole default profile"
-SEED_HELP = "the same seed gives the same selection (default: a new one every time)"
+ALL_HELP = "also list disabled data sets; without a niels_cache.toml, list the whole default profile"
+SEED_HELP = "seed for a reproducible selection (default: a new seed every time)"
 
 Choice = TypeVar("Choice", bound=str)
 Offered = Callable[[argparse.Namespace], Iterable[str]]  # called with the options that are typed already

@@ -11,12 +11,12 @@ TERMINATED = 143  # 128 + SIGTERM
 
 MEANINGS = {
     DONE: "success",
-    FAILED: "a data set failed; a disk, a database or an object store refused an operation; `verify`, `doctor` or `diff` found "
-    "something; or `status` shows something incomplete",
-    WRONG_USE: "wrong use or configuration, or an input that the command needs is missing; nothing was changed",
-    BUG: "a bug in niels-cache; the traceback shows where",
-    BUSY: "another process is building this part (`part --no-wait`); try again later",
+    FAILED: "a data set failed; a disk, database or object store operation failed; `verify`, `doctor` or `diff` found a problem or "
+    "difference; or `status` lists something incomplete",
+    WRONG_USE: "wrong usage, invalid configuration or a missing input; nothing was changed",
+    BUG: "a bug in niels-cache; the traceback shows its location",
+    BUSY: "another process is building this part (only with `part --no-wait`); try again later",
     INTERRUPTED: "interrupted by Ctrl-C; finished caches are unchanged",
-    BROKEN_PIPE: "the program that reads the output, such as `head`, stopped early",
+    BROKEN_PIPE: "the program that reads the output, such as `head`, exited early",
     TERMINATED: "terminated by SIGTERM; finished caches are unchanged",
 }

@@ -19,40 +19,40 @@ from niels_cache_runtime.errors import NielsCacheError
 
 COMMANDS: dict[str, dict[str, str]] = {
     "set up": {
-        "init": "write a niels_cache.toml with comments, or list the data sets that ship with niels-cache",
-        "doctor": "check this environment, and print how to fix problems",
+        "init": "write a commented niels_cache.toml, or list the data sets that ship with niels-cache",
+        "doctor": "check your environment and show how to fix any problems",
     },
     "build": {
         "build-all": "build the tokenizer and every data set",
-        "part": "build, join, add or remove parts of a data set, under any scheduler",
-        "prebuild-index": "build the indices of a blend before training",
+        "part": "build, join, add or remove parts of a data set under any scheduler",
+        "prebuild-index": "build the indices of a blend before training starts",
     },
-    "see the status": {
-        "status": "list the caches, their counts, and what is incomplete, and why",
-        "verify": "hash every file again and check the invariants of the format",
-        "report": "write an HTML page about all caches, or about the limits of a corpus",
-        "ui": "serve the web UI on this machine",
+    "check the status": {
+        "status": "list all caches with their counts, and explain what is incomplete",
+        "verify": "rehash every file and check the invariants of the format",
+        "report": "write an HTML report on all caches, or on the cleaning thresholds of a corpus",
+        "ui": "start the web UI on this machine",
     },
-    "see the content": {
+    "inspect the content": {
         "show": "show the counts, dropped documents, revision and files of a cache",
         "sample": "print random windows (pretrain), examples (SFT) or documents as text",
-        "trace": "show the documents of a batch of a training run",
-        "diff": "compare two builds: settings, documents, first different token",
+        "trace": "show which documents a training batch came from",
+        "diff": "compare the settings, documents and tokens of two builds",
     },
     "clean text": {
-        "clean": "run the cleaning chain on files, or show what it dropped from a data set, and why",
-        "duplicates": "show duplicates, and the words that differ",
+        "clean": "run the cleaning chain on files, or show what it dropped from a data set and why",
+        "duplicates": "show duplicate documents and the words in which they differ",
     },
     "choose a tokenizer": {
-        "tokenizer": "compare tokenizers by characters per token, or prove that fast engines give the same ids",
+        "tokenizer": "compare tokenizers by characters per token, or prove that fast engines produce the same ids",
     },
     "share a cache": {
-        "push": "publish a cache in an object store",
-        "pull": "download a published cache, or show the local copy of a loader",
+        "push": "publish a cache to an object store or the hub",
+        "pull": "download a published cache, or inspect the local copy of a loader",
     },
-    "exchange with other projects": {
-        "export": "write a cache as files of Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",
-        "import": "make a cache from tokens of Megatron-LM",
+    "exchange data with other projects": {
+        "export": "export a cache for Megatron-LM, nanoGPT, llm.c, datatrove, OLMo-core or NumPy",
+        "import": "create a cache from Megatron-LM token files",
     },
 }
 
@@ -61,14 +61,14 @@ Turn text into token caches, with lineage and sha256 for every file, and inspect
 
 Your niels_cache.toml names the data sets; `niels-cache init` writes one. More data sets ship with the
 package; `niels-cache init --list` shows them. Without that file, build-all uses a profile (default:
-gigabytes from the hub; quickstart: the documentation of Python, without network)."""
+gigabytes from the hub; quickstart: Python's documentation, without network access)."""
 
 _EXAMPLES = """\
 examples:
   niels-cache init data/                               write a niels_cache.toml for your data
-  niels-cache build-all --profile quickstart           build a small cache in about a minute, without network
+  niels-cache build-all --profile quickstart           build a small cache offline in about a minute
   niels-cache build-all                                build everything that niels_cache.toml names
-  niels-cache status                                   show what is complete, and why something is not
+  niels-cache status                                   show which caches are complete, and why others are not
   niels-cache sample python_docs --profile quickstart  show the text that training will see
   niels-cache trace --state checkpoint.pt --step 1200  show the documents that training saw in that batch
 
@@ -200,11 +200,11 @@ def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> No
         )
     output = parser.add_argument_group("output")
     if command.has_json:
-        output.add_argument("--json", action="store_true", help="print JSON, for programs")
+        output.add_argument("--json", action="store_true", help="print JSON for use by programs")
     loudness = output.add_mutually_exclusive_group()
     loudness.add_argument("-q", "--quiet", action="store_true", help="print only results, warnings and errors")
     loudness.add_argument(
-        "-v", "--verbose", action="store_true", help="also print the settings in use, time and memory, and the traceback of an error"
+        "-v", "--verbose", action="store_true", help="also print the settings in use, time and memory, and a traceback for errors"
     )
 
 

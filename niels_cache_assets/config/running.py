@@ -17,13 +17,13 @@ _CORES_OF_A_PART = 8  # above this number, more threads in one process gain litt
 
 
 class NotifySettings(Table):
-    """[notify]: a command that gets a message when a build fails, makes no progress for 30 minutes, or completes a data set."""
+    """[notify]: a command that receives a message when a build fails, makes no progress for 30 minutes, or completes a data set."""
 
     model_config = ConfigDict(hide_input_in_errors=True)  # arguments may be secrets
     command: Words = Field(
         (),
-        description="A program and its arguments, as a list or a shell-quoted line. It gets a JSON object with `event`, `host`, `name` and "
-        "`text` on stdin",
+        description="A program and its arguments, as a list or a shell-quoted line. It receives a JSON object with `event`, `host`, "
+        "`name` and `text` on stdin",
         repr=False,
     )
 
@@ -34,25 +34,24 @@ class NotifySettings(Table):
 
 
 class ClusterSettings(Table):
-    """[cluster]: where the parts of a data set are built, how many at a time, and how processes on several machines share them."""
+    """[cluster]: where parts of a data set are built, how many at a time, and how processes on several machines share them."""
 
     command: Words = Field(
         (),
-        description='Words before the command of a part, such as ["srun", "-c16"]; `{host}` stands for one of `hosts`. By default, parts '
-        "are built on this machine",
+        description='Prefix for the command that builds a part, such as ["srun", "-c16"]; `{host}` is replaced by one of `hosts`. By '
+        "default, parts are built on this machine",
     )
-    hosts: Words = Field((), description="Names for `{host}`. Each builds one part at a time, or two if it is listed twice")
+    hosts: Words = Field((), description="Values for `{host}`. Each host builds one part at a time, or two if it is listed twice")
     at_once: int | None = Field(
         None,
         ge=1,
         le=10_000,
-        description=f"Parts built at a time, the limit of the pool `parts`; by default one per host, or one for every {_CORES_OF_A_PART} "
-        "cores of this machine",
+        description=f"Parts built at a time; by default one per host, or one per {_CORES_OF_A_PART} cores of this machine",
     )
     program: Words = Field(
         (),
-        description='The program after `command`, such as ["niels-cache"] in a container; by default this process\'s Python at the same '
-        "path",
+        description='The program that `command` runs, such as ["niels-cache"] in a container; by default this process\'s Python '
+        "interpreter",
     )
 
     renew_seconds: float = Field(
@@ -61,7 +60,7 @@ class ClusterSettings(Table):
         le=3_600,
         allow_inf_nan=False,
         strict=False,
-        description="Seconds after which the process that builds a part renews its lease",
+        description="How often the process that builds a part renews its lease, in seconds",
     )
     lease_seconds: float = Field(
         120.0,
@@ -69,7 +68,7 @@ class ClusterSettings(Table):
         le=86_400,
         allow_inf_nan=False,
         strict=False,
-        description="Seconds without a renewal after which a waiting process takes over a part",
+        description="How long a lease may go without renewal, in seconds, before a waiting process takes over the part",
     )
 
     @field_validator("hosts")
@@ -103,13 +102,13 @@ class ClusterSettings(Table):
 
 
 class PublishSettings(Table):
-    """[publish]: where the assets `published/pretrain` and `published/sft` put caches, and the licences in data cards."""
+    """[publish]: where the assets `published/pretrain` and `published/sft` upload caches, and which licences data cards name."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
     address: str | None = Field(
         None,
         repr=False,  # not in messages, because it may hold a password by mistake
-        description="An address such as `s3://bucket/caches`; caches go to ADDRESS/pretrain/NAME and ADDRESS/sft/NAME",
+        description="Target address, such as `s3://bucket/caches`; caches are uploaded to ADDRESS/pretrain/NAME and ADDRESS/sft/NAME",
     )
     data_sets: Words | None = Field(None, description="The data sets to publish; by default all")
     licenses: dict[str, str] = Field({}, description='Licences for data cards on the hub, such as `{ wikitext = "cc-by-sa-3.0" }`')

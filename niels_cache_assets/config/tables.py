@@ -72,27 +72,29 @@ class Table(BaseModel):
 class BuildSettings(Table):
     """[build]: settings that all data sets share."""
 
-    cache_dir: ConfigPath = Field("cache", description="Root of all caches")
-    seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed of shuffles and splits")
+    cache_dir: ConfigPath = Field("cache", description="Root folder of all caches")
+    seed: int = Field(defaults.SEED, ge=0, lt=2**63, description="Seed for shuffles and splits")
     shard_bytes: int = Field(defaults.SHARD_BYTES, ge=2, multiple_of=2, description="Exact size of a full shard, in bytes")
     token_dtype: Literal["uint16-le", "uint32-le"] | None = Field(
-        None, description="Type of a token on disk; by default uint16-le for up to 65,536 ids, otherwise uint32-le"
+        None, description="On-disk token type; by default uint16-le for up to 65,536 ids, otherwise uint32-le"
     )
-    threads: int | None = Field(None, ge=1, le=256, description="Encoding threads; by default one per core. The bytes do not depend on it")
+    threads: int | None = Field(
+        None, ge=1, le=256, description="Number of encoding threads; by default one per core. Does not affect the bytes"
+    )
     verify_parts: Literal["size", "sha256"] = Field(
-        "size", description="How joining parts checks each part against its meta.json: by size, or by content"
+        "size", description="How each part is checked against its meta.json before parts are joined: by size, or by content"
     )
     network_patience: float = Field(
         defaults.NETWORK_PATIENCE,
         ge=0,
         allow_inf_nan=False,
         strict=False,
-        description="Seconds to retry a failed request before the build fails",
+        description="How long to retry a failed request, in seconds, before the build fails",
     )
 
 
 class TokenizerSettings(Table):
-    """[tokenizer]: a model to import, or the settings to train one."""
+    """[tokenizer]: a model to import, or the settings for training one."""
 
     model_config = ConfigDict(protected_namespaces=())
     model: ConfigPath | None = Field(
@@ -102,34 +104,34 @@ class TokenizerSettings(Table):
     )
     kind: defaults.ModelKind | None = Field(
         None,
-        description="Kind of the model, if its name does not show it; files other than .json and .tiktoken count as SentencePiece",
+        description="Model kind, if the file name does not show it; files other than .json and .tiktoken are assumed to be SentencePiece",
     )
     encoding: Literal[defaults.ENCODINGS] | None = Field(  # type: ignore[valid-type]
-        None, description="For a tiktoken rank file: its encoding, if tiktoken knows it"
+        None, description="For a tiktoken rank file: the name of its encoding, if tiktoken defines it"
     )
     pattern: str | None = Field(
         None, min_length=1, description="For any other tiktoken rank file: the regular expression that splits text into words"
     )
     normalize: Literal["nfc"] | None = Field(
         None,
-        description="For a tiktoken rank file whose model first normalizes text to Unicode NFC, such as Qwen's",
+        description="For a tiktoken rank file whose model normalizes text to Unicode NFC before encoding, such as Qwen's",
     )
     engine: Literal["auto", "reference"] = Field(
-        "auto", description="The encoder: 'auto' is a fast engine that gave the same ids as 'reference', the library that defines them"
+        "auto", description="The encoder: 'auto' uses a fast engine if its ids equal those of 'reference', the library that defines them"
     )
-    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE, description="Number of pieces, including special tokens")
+    vocab_size: int = Field(defaults.VOCAB_SIZE, ge=1, le=MAX_VOCAB_SIZE, description="Vocabulary size, including special tokens")
     model_type: Literal["unigram", "bpe", "bytelevel_bpe"] = Field(
         "unigram",
-        description="Type of the model to train: 'unigram' and 'bpe' are SentencePiece, 'bytelevel_bpe' is a tokenizer.json",
+        description="Type of model to train: 'unigram' and 'bpe' produce a SentencePiece model, 'bytelevel_bpe' a tokenizer.json",
     )
     character_coverage: float = Field(
-        1.0, gt=0, le=1, description="For SentencePiece: share of characters that get a piece; all others become bytes"
+        1.0, gt=0, le=1, description="For SentencePiece: share of characters that get their own piece; all others are encoded as bytes"
     )
     train_on: Words | None = Field(None, description="Data sets to train on; by default all")
     sample_bytes: int = Field(defaults.TOKENIZER_SAMPLE_BYTES, ge=1, description="Bytes of text to take from the start of each data set")
     special_tokens: dict[str, str] = Field(
         defaults.SPECIAL_TOKENS,
-        description="The strings of eot and, for SFT data, of sys, usr and asst; if bos is set, each pretraining document begins with it",
+        description="Strings for eot and, for SFT data, for sys, usr and asst; if bos is set, every pretraining document begins with it",
     )
 
     @field_validator("special_tokens")
@@ -185,52 +187,67 @@ def kind_of_model(path: str | os.PathLike[str]) -> defaults.ModelKind:
 
 
 class CleaningSettings(Table):
-    """[cleaning]: thresholds of the filters, for every data set with `prepare = ["clean", ...]`. Documents beyond a
-    threshold are dropped for the reason named below.
+    """[cleaning]: filter thresholds for every data set with `prepare = ["clean", ...]`. Drop reasons are in
+    parentheses.
 
     `cleaning = {...}` in the table of a data set replaces keys. The page docs/cleaning.md gives the source of each threshold.
     """
 
     skip: Words = Field(
         (),
-        description="Filters and normalizers to skip; a filter is named after its reason, such as 'not_english'; 'tags' and 'blanks' are "
-        "normalizers",
+        description="Filters to skip, by drop reason, such as 'not_english', and normalizers, such as 'tags' and 'blanks'",
     )
     mask: tuple[Literal["email", "ip", "phone", "key"], ...] = Field(
         (),
         strict=False,
-        description="Personal data and secrets to replace: 'email' becomes [email], and likewise 'ip', 'phone' and 'key'",
+        description="Personal data and secrets to mask: 'email' replaces addresses with [email]; 'ip', 'phone' and 'key' work the same way",
     )
-    min_characters: int = Field(400, ge=0, description="too_short: fewer characters")
-    min_words: int = Field(50, ge=0, description="too_short: fewer words")
+    min_characters: int = Field(400, ge=0, description="Drop documents with fewer characters (too_short)")
+    min_words: int = Field(50, ge=0, description="Drop documents with fewer words (too_short)")
     max_bullet_share: Share = Field(
-        0.5, description="list_page: lines with bullets are a larger share of lines and of characters than this"
+        0.5, description="Drop documents in which bulleted lines make up a larger share of both lines and characters (list_page)"
     )
-    min_alpha_word_share: Share = Field(0.8, description="low_alpha_ratio: a smaller share of words has a letter")
-    min_mean_word_length: float = Field(3, ge=0, description="bad_mean_word_len: words have fewer characters on average")
-    max_mean_word_length: float = Field(12, ge=0, description="bad_mean_word_len: words have more characters on average")
-    max_symbols_per_word: float = Field(0.1, ge=0, description="high_symbol_ratio: more # and ellipses per word")
-    min_stopwords: int = Field(2, ge=0, description="no_stopwords: fewer different stop words of the document's language")
-    max_bigram_share: Share = Field(0.05, description="repetitive: one pair of words is a larger share of all pairs")
+    min_alpha_word_share: Share = Field(
+        0.8, description="Drop documents in which a smaller share of words contains a letter (low_alpha_ratio)"
+    )
+    min_mean_word_length: float = Field(
+        3, ge=0, description="Drop documents with a lower mean word length, in characters (bad_mean_word_len)"
+    )
+    max_mean_word_length: float = Field(
+        12, ge=0, description="Drop documents with a higher mean word length, in characters (bad_mean_word_len)"
+    )
+    max_symbols_per_word: float = Field(0.1, ge=0, description="Drop documents with more # signs and ellipses per word (high_symbol_ratio)")
+    min_stopwords: int = Field(2, ge=0, description="Drop documents with fewer distinct stop words of their language (no_stopwords)")
+    max_bigram_share: Share = Field(
+        0.05, description="Drop documents in which a single word pair makes up a larger share of all word pairs (repetitive)"
+    )
     max_top_2gram_characters: Share | None = Field(
-        None, description="repetitive: the most frequent pair of words is a larger share of the characters"
+        None, description="Drop documents in which the most frequent word pair makes up a larger share of characters (repetitive)"
     )
-    max_top_3gram_characters: Share | None = Field(None, description="repetitive: the same for three words")
-    max_top_4gram_characters: Share | None = Field(None, description="repetitive: the same for four words")
-    max_duplicate_lines: Share | None = Field(None, description="repetitive: repeated lines are a larger share of all lines")
-    max_duplicate_paragraphs: Share | None = Field(None, description="repetitive: repeated paragraphs are a larger share of all paragraphs")
+    max_top_3gram_characters: Share | None = Field(
+        None, description="Drop documents in which the most frequent three-word phrase makes up a larger share of characters (repetitive)"
+    )
+    max_top_4gram_characters: Share | None = Field(
+        None, description="Drop documents in which the most frequent four-word phrase makes up a larger share of characters (repetitive)"
+    )
+    max_duplicate_lines: Share | None = Field(
+        None, description="Drop documents in which duplicate lines make up a larger share of all lines (repetitive)"
+    )
+    max_duplicate_paragraphs: Share | None = Field(
+        None, description="Drop documents in which duplicate paragraphs make up a larger share of all paragraphs (repetitive)"
+    )
     languages: Words = Field(("en",), min_length=1, description="Languages to keep, as ISO 639-1 codes")
     language_characters: int = Field(
         400,
         ge=1,
         le=1_000,
-        description="Characters at the start that identify the language; if it is not in `languages`, the middle and ten times as many "
-        "characters are tried too",
+        description="Number of characters at the start of a document from which to identify its language. If that language is not in "
+        "`languages`, the middle and ten times as many characters are also tried",
     )
-    max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a reason drops a larger share of documents")
+    max_reason_share: float = Field(0.5, gt=0, le=1, description="Warn if a single reason drops a larger share of the documents")
     min_language_share: Share = Field(
         0.5,
-        description="Warn if a smaller share of the documents with an identified language is in `languages`",
+        description="Warn if `languages` covers a smaller share of the documents whose language was identified",
     )
 
     @field_validator("skip")
@@ -275,20 +292,22 @@ class CleaningSettings(Table):
 
 
 class DedupSettings(Table):
-    """[dedup]: the definition of near duplicates, and which copy to keep, for every data set with `prepare = [..., "dedup"]`."""
+    """[dedup]: how near duplicates are defined, and which copy is kept, for every data set with `prepare = [..., "dedup"]`."""
 
     threshold: float = Field(0.85, gt=0, lt=1, description="Minimum Jaccard similarity of the word n-grams of near duplicates")
-    num_perm: int = Field(128, ge=16, le=1024, description="Hashes in a MinHash signature")
-    ngram: int = Field(5, ge=1, le=32, description="Words in an n-gram")
-    bands: int | None = Field(None, ge=1, description="LSH bands; by default chosen for the threshold. Set it together with `rows`")
-    rows: int | None = Field(None, ge=1, description="Hashes in a band; by default chosen for the threshold")
-    verify: Literal["none", "jaccard"] = Field("none", description="'jaccard': also compare the texts of documents that share a band")
-    priority: Words = Field((), description="Data sets whose copies are kept, best first; the rest follow in table order")
+    num_perm: int = Field(128, ge=16, le=1024, description="Number of hashes per MinHash signature")
+    ngram: int = Field(5, ge=1, le=32, description="Number of words per n-gram")
+    bands: int | None = Field(
+        None, ge=1, description="Number of LSH bands; by default chosen to fit the threshold. Must be set together with `rows`"
+    )
+    rows: int | None = Field(None, ge=1, description="Number of hashes per band")
+    verify: Literal["none", "jaccard"] = Field("none", description="'jaccard' also compares the texts of documents that share a band")
+    priority: Words = Field((), description="Data sets whose copies are kept, highest priority first; the rest follow in table order")
     ranges: int = Field(
         1,
         ge=1,
         le=1024,
-        description="Ranges of hashes, each of which can be a job. More ranges need less memory and drop the same documents",
+        description="Number of hash ranges. More ranges need less memory and drop the same documents",
     )
 
     @model_validator(mode="after")
@@ -303,12 +322,16 @@ class DedupSettings(Table):
 class BlendSettings(Table):
     """[blend.NAME]: a weighted blend of pretrain data sets in Megatron-LM's order, with indices built in advance."""
 
-    weights: dict[str, PositiveFloat] = Field(min_length=1, description="Weight of each member, the name of a pretrain table; any scale")
-    sequence_length: int = Field(ge=1, description="Tokens in a sample: Megatron-LM's --seq-length")
-    num_samples: int = Field(ge=1, le=2**60, description="Samples in the run: --train-iters times --global-batch-size, or --train-samples")
+    weights: dict[str, PositiveFloat] = Field(
+        min_length=1, description="Weight of each member, by the name of its pretrain table, on any scale"
+    )
+    sequence_length: int = Field(ge=1, description="Number of tokens per sample: Megatron-LM's --seq-length")
+    num_samples: int = Field(
+        ge=1, le=2**60, description="Number of samples in the run: --train-iters times --global-batch-size, or --train-samples"
+    )
     seed: int = Field(MEGATRON_SEED, ge=0, lt=2**32, description="Megatron-LM's --seed")
     split: str = Field(ALL_TRAIN, description='Megatron-LM\'s --split: shares of train, valid and test, such as "99,1,0"')
-    part: Literal["train", "valid", "test"] = Field("train", description="The part to blend: train, valid or test")
+    part: Literal["train", "valid", "test"] = Field("train", description="The split to blend: train, valid or test")
 
     @field_validator("weights")
     @classmethod
@@ -328,30 +351,32 @@ class BlendSettings(Table):
 
 
 class ReportsSettings(Table):
-    """[reports]: the run with all pretrain data sets that `reports/mixture` plans if there is no [blend.NAME]."""
+    """[reports]: the training run over all pretrain data sets that `reports/mixture` assumes if there is no [blend.NAME]."""
 
-    steps: int | None = Field(None, ge=1, le=2**40, description="Steps of the run; by default enough to read everything once")
-    batch_size: int = Field(32, ge=1, le=2**20, description="Samples per step on all ranks together, also for blends")
-    sequence_length: int = Field(1024, ge=1, lt=2**31, description="Tokens in a sample")
+    steps: int | None = Field(None, ge=1, le=2**40, description="Number of training steps; by default enough to read everything once")
+    batch_size: int = Field(32, ge=1, le=2**20, description="Number of samples per step across all ranks; also applies to blends")
+    sequence_length: int = Field(1024, ge=1, lt=2**31, description="Number of tokens per sample")
     max_epochs: float = Field(
-        MAX_EPOCHS, gt=0, le=2**20, strict=False, description="Warn if a data set is read more often, also for blends"
+        MAX_EPOCHS, gt=0, le=2**20, strict=False, description="Warn if a data set is read for more epochs; also applies to blends"
     )
 
 
 class DagsterSettings(Table):
-    """[dagster]: additions to the UI, which never change the bytes of a cache."""
+    """[dagster]: settings for Dagster and its UI, which never change the bytes of a cache."""
 
-    owners: Words = Field((), description='Owners of assets: addresses ("ada@example.org") and teams ("team:data")')
-    tags: dict[str, str] = Field({}, description='Tags of assets, such as { project = "tiny" }')
+    owners: Words = Field((), description='Owners of the assets: email addresses ("ada@example.org") and teams ("team:data")')
+    tags: dict[str, str] = Field({}, description='Tags for the assets, such as { project = "tiny" }')
     plots: bool = Field(
         False,
-        description="Draw PNGs of each build, which take time and space in Dagster's database. `niels-cache report` has the same pictures",
+        description="Draw PNG plots of each build, at the cost of time and database space",
     )
     upstream_builds: bool = Field(
         False,
-        description="Let `upstream_revision_sensor` request a new build, even an expensive one, when upstream has changed",
+        description="Let `upstream_revision_sensor` request a new build when upstream has changed",
     )
-    notes_quiet_seconds: int = Field(300, ge=0, description="Seconds without a change after which a folder of notes is built")
+    notes_quiet_seconds: int = Field(
+        300, ge=0, description="How long a folder of notes must stay unchanged, in seconds, before it is built"
+    )
 
     @field_validator("owners")
     @classmethod

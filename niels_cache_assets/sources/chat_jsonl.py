@@ -84,7 +84,7 @@ Example = tuple[list[Message], list[Message] | None]  # the messages, and those 
 
 
 class ChatJsonl(FileSource, SftSource):
-    """Your JSON Lines or Parquet files: rows with messages, with fields for instruction, input and output, or with preference pairs.
+    """Your JSON Lines or Parquet files. Rows contain messages, fields for instruction, input and output, or preference pairs.
 
     A prompt and its completion are in the fields for instruction and output, as text or as messages.
 
@@ -96,43 +96,46 @@ class ChatJsonl(FileSource, SftSource):
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
-    messages_field: str = Field("messages", description="Field of the list of messages")
+    messages_field: str = Field("messages", description="Field with the list of messages")
     instruction_field: str | None = Field(
         None,
-        description="Field of the instruction (text) or the prompt (messages), for rows that keep the answer in a separate field",
+        description="Field with the instruction (text) or the prompt (messages), for rows with the answer in a separate field",
     )
     input_field: str | None = Field(
-        None, description="Field of further input, which follows the instruction, or a pair's prompt, after a blank line"
+        None, description="Field with additional input, added to the instruction or a pair's prompt after a blank line"
     )
-    history_field: str | None = Field(None, description="Field of earlier turns: a list of [instruction, answer]")
-    output_field: str | None = Field(None, description="Field of the answer (text or messages), required with instruction_field")
-    system_field: str | None = Field(None, description="Field of a system message")
+    history_field: str | None = Field(None, description="Field with earlier turns: a list of [instruction, answer]")
+    output_field: str | None = Field(None, description="Field with the answer (text or messages); required with instruction_field")
+    system_field: str | None = Field(None, description="Field with a system message")
     tools_field: str | None = Field(
-        None, description="With a template: field of the tools (a list or JSON); by default `tools` if it exists"
+        None, description="With a template: field that contains the tools (a list or JSON); by default `tools` if it exists"
     )
     kind: Literal["chat", "preference"] = Field(
-        "chat", description="'preference' reads pairs of a chosen and a rejected answer, for DPO and similar training"
+        "chat", description="'preference' reads pairs of a chosen and a rejected answer, for DPO and similar methods"
     )
     prompt_field: str | None = Field(
-        None, description="For pairs: field of the prompt (text or messages); by default `prompt` if it exists; '' uses no prompt field"
+        None,
+        description="For pairs: field with the prompt (text or messages); by default `prompt` if it exists; '' means no prompt field",
     )
-    chosen_field: str = Field("chosen", description="For pairs: field of the chosen side (text or messages)")
-    rejected_field: str = Field("rejected", description="For pairs: field of the rejected side")
-    max_tokens: PositiveInt | None = Field(None, description="For pairs: drop and count pairs with a longer side")
+    chosen_field: str = Field("chosen", description="For pairs: field that contains the chosen side (text or messages)")
+    rejected_field: str = Field("rejected", description="For pairs: field that contains the rejected side")
+    max_tokens: PositiveInt | None = Field(
+        None, description="For pairs: maximum number of tokens per side; pairs with a longer side are dropped and counted"
+    )
     split_by: Literal["prompt", "conversation"] = Field(
         "prompt",
-        description="For pairs: 'prompt' keeps all pairs of a prompt in one split; 'conversation' keeps all pairs together whose prompts "
-        "have the same messages up to the first user message",
+        description="For pairs: 'prompt' keeps all pairs with the same prompt in one split; 'conversation' keeps pairs together if "
+        "their prompts are identical up to the first user message",
     )
     kto: Kto | None = Field(
         None,
-        description="For rows whose `label` or `kto_tag` is true or false: 'positives' keeps those with true and counts the others as "
-        "dropped; 'drop' drops both. By default, such a row is an error",
+        description="For rows whose `label` or `kto_tag` is true or false: 'positives' keeps the true rows and drops the false ones; "
+        "'drop' drops both. By default, such a row is an error",
     )
     on_broken: OnBroken | None = Field(
         None,
         description="For rows with an unknown role, no assistant message, an unclear message weight, or broken JSON in calls or tools: "
-        "'stop' ends the build, 'drop' drops and counts the row. By default 'stop' with a chat template, 'drop' with sentinels",
+        "'stop' fails the build, 'drop' drops and counts the row. Default: 'stop' with a chat template, 'drop' with sentinels",
     )
 
     @model_validator(mode="after")

@@ -70,8 +70,8 @@ LearnedTurns = Annotated[
     Turns,
     AfterValidator(_with_a_template),
     Field(
-        description="With a template: 'all' trains on all assistant turns in one example; 'each' makes one example per turn, after the "
-        "messages that the model would see; 'last' makes only that of the last turn"
+        description="With a template: 'all' makes one example that trains on all assistant turns; 'each' makes one example per "
+        "assistant turn; 'last' makes one example, for the last turn"
     ),
 ]
 """The key `turns`. The key `template` must come before it."""

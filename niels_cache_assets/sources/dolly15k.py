@@ -19,11 +19,11 @@ _COLUMNS = (*_TEXTS, "category")
 
 
 class Dolly15k(HubData, SftSource):
-    """Databricks' Dolly: one turn in each row. A `context` is added to the instruction."""
+    """Databricks' Dolly, with one turn per row. A `context` is added to the instruction."""
 
     source: Literal["dolly15k"] = "dolly15k"
     dataset: str = "databricks/databricks-dolly-15k"
-    system_message: str | None = Field(None, description="System message before each example; by default none")
+    system_message: str | None = Field(None, description="System message to put before each example; by default none")
 
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
         return valid_batches(self._conversations(context), context.report)

@@ -9,7 +9,7 @@ from niels_cache_assets.sources.huggingface import HubText
 
 
 class FinewebEdu(HubText):
-    """FineWeb-Edu with token budgets, by default from one crawl."""
+    """FineWeb-Edu with token budgets, by default from a single crawl."""
 
     source: Literal["fineweb_edu"] = "fineweb_edu"
     dataset: str = "HuggingFaceFW/fineweb-edu"

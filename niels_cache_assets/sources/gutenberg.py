@@ -32,13 +32,13 @@ _PHRASE_DISTANCE = 500  # the phrase may come this many characters before the en
 
 
 class Gutenberg(HubData, PretrainSource):
-    """Books of a hub data set, or all *.txt below `path`."""
+    """Books from Project Gutenberg."""
 
     endings: ClassVar[tuple[str, ...]] = (".txt",)
 
     source: Literal["gutenberg"] = "gutenberg"
     dataset: str = "nikolina-p/gutenberg_clean_en_splits"
-    path: ConfigPath | None = Field(None, description="Folder of *.txt books to read instead of the hub")
+    path: ConfigPath | None = Field(None, description="Folder of *.txt books to read instead of the hub data set")
 
     def input_files(self) -> list[SourceFile]:
         return files_of_folder(self.path, self.endings) if self.path else super().input_files()

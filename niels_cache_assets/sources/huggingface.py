@@ -48,7 +48,9 @@ class HubText(HasColumns, HubData, SourceWithParts):
 
     shuffles_itself: ClassVar[bool] = True
 
-    shuffle_buffer: NonNegativeInt = Field(defaults.SHUFFLE_BUFFER, description="Documents in Hugging Face's shuffle buffer; 0: no shuffle")
+    shuffle_buffer: NonNegativeInt = Field(
+        defaults.SHUFFLE_BUFFER, description="Size of Hugging Face's shuffle buffer in documents; 0 disables shuffling"
+    )
     added: tuple[AddedOfHub, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
 
     @model_validator(mode="after")
@@ -202,6 +204,6 @@ def _patterns_of(files: Iterable[ListedFile]) -> list[str]:
 
 
 class Huggingface(HubText):
-    """Any text data set of the hub."""
+    """Any text data set on the hub."""
 
     source: Literal["huggingface"] = "huggingface"

@@ -27,7 +27,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class Interleave(PretrainSource):
-    """Documents of several data sets, drawn with the given weights.
+    """Documents from several data sets, drawn with the given weights.
 
     `all_exhausted` restarts members that end early. Their documents repeat, so there can be no val split. The documents that a member keeps
     for val, by upstream's split, val_frac or token budgets, are left out and counted (`member_val`). The other documents are split by the
@@ -38,9 +38,9 @@ class Interleave(PretrainSource):
     """
 
     source: Literal["interleave"] = "interleave"
-    members: dict[str, FiniteFloat] = Field(min_length=1, description="Weight of each member, the name of another pretrain table")
+    members: dict[str, FiniteFloat] = Field(min_length=1, description="Weight of each member, by the name of its pretrain table")
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = Field(
-        "first_exhausted", description="End when the first member ends, or with 'all_exhausted' when all have ended"
+        "first_exhausted", description="'first_exhausted' stops when the first member runs out of documents, 'all_exhausted' when all have"
     )
 
     @model_validator(mode="after")

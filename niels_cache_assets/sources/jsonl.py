@@ -20,8 +20,8 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class Jsonl(KeepsDamaged, RowFileSource):
-    """JSON Lines: one object per line. A string `title` becomes the document's title. The cache records as `row` the index of the
-    line, counting blank lines.
+    """JSON Lines: one object per line. A string `title` becomes the document's title. `row` in the lineage is the index of the
+    line, including blank lines.
     """
 
     endings: ClassVar[tuple[str, ...]] = with_compressions(".jsonl", ".ndjson", ".json")

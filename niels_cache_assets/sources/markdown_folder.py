@@ -44,7 +44,7 @@ class Notes(DecodesText, PretrainSource):
 
 
 class MarkdownFolder(Notes):
-    """All *.md below `path`."""
+    """All *.md files under `path`."""
 
     endings: ClassVar[tuple[str, ...]] = (".md",)
 

@@ -43,15 +43,15 @@ class Node(NamedTuple):
 
 
 class Oasst1(HubData, SftSource):
-    """OpenAssistant's trees of messages. Each path from the root to a leaf (a thread) becomes one conversation, without a system
+    """OpenAssistant's message trees. Each path from the root to a leaf (a thread) becomes one conversation, without a system
     message.
     """
 
     source: Literal["oasst1"] = "oasst1"
     dataset: str = "OpenAssistant/oasst1"
-    languages: list[str] = Field(default=["en"], description="Languages of messages to keep; [] keeps all")
-    max_messages: int = Field(32, ge=2, description="Maximum messages of a thread; later ones are cut")
-    split_by: Literal["example", "tree"] = Field("example", description="'tree' keeps all threads of a tree in one split")
+    languages: list[str] = Field(default=["en"], description="Languages of the messages to keep; [] keeps all languages")
+    max_messages: int = Field(32, ge=2, description="Maximum number of messages per thread; later messages are cut")
+    split_by: Literal["example", "tree"] = Field("example", description="'tree' keeps all threads of a tree in the same split")
 
     @property
     def split_unit(self) -> Literal["example", "group"]:

@@ -23,7 +23,7 @@ MOST_ROWS = 2048  # of a joined batch: as many short documents as one task of th
 
 
 class Parquet(RowFileSource):
-    """Parquet files. Reads only the text and id columns, a string column `title`, and the columns of `where` and `keep`."""
+    """Parquet files. Only the text and id columns, a string column `title`, and the columns in `where` and `keep` are read."""
 
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
 

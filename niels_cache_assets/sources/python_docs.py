@@ -40,7 +40,7 @@ class DocumentedObject(NamedTuple):
 
 
 class PythonDocs(PretrainSource):
-    """One document per module, class, function and method: its qualified name, a blank line, its docstring."""
+    """One document per module, class, function or method: its qualified name, a blank line and its docstring."""
 
     source: Literal["python_docs"] = "python_docs"
 

@@ -22,12 +22,12 @@ from niels_cache_runtime.format.meta import unique_keys
 
 
 class Roam(Notes):
-    """A Roam graph: *.md and JSON exports below `path`, or one JSON export."""
+    """A Roam graph."""
 
     endings: ClassVar[tuple[str, ...]] = (".md", ".json")
 
     source: Literal["roam"] = "roam"
-    path: ConfigPath | None = Field(None, description="Folder of *.md files or JSON exports, or one JSON export")
+    path: ConfigPath | None = Field(None, description="Folder of *.md files or JSON exports, or a single JSON export")
 
     def missing_setting(self) -> str | None:
         return "path (the folder of the exported notes, or a Roam JSON export)" if self.path is None else None

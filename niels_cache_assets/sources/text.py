@@ -17,14 +17,14 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 
 class Text(KeepsDamaged, FileSource, PretrainSource):
-    """Plain text files: one document per file, per paragraph (between blank lines) or per line. The cache records as
-    `row` the document's number within the file.
+    """Plain text files: one document per file, per paragraph (separated by blank lines) or per line.
+    `row` in the lineage is the number of the document within the file.
     """
 
     endings: ClassVar[tuple[str, ...]] = with_compressions(".txt", ".md", ".rst")
 
     source: Literal["text"] = "text"
-    sample_by: Literal["document", "paragraph", "line"] = Field("document", description="The unit that becomes one document")
+    sample_by: Literal["document", "paragraph", "line"] = Field("document", description="The unit of text that becomes a document")
 
     def documents(self, context: StreamContext) -> Iterator[list[Document]]:
         files = FilePass(self.input_files(), context, one_item_each=self.sample_by == "document")

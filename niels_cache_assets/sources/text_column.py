@@ -19,7 +19,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 
 TEXT = "text"
-TEXT_FIELD_HELP = "Field of the text; by default `text` if it exists, else the only field that can hold text"
+TEXT_FIELD_HELP = "Field with the text; by default `text` if it exists, otherwise the only field that could contain text"
 ROWS = 256  # number of rows that decide
 MISSING = "missing_text_field"
 FACT = "text_field"  # the fact of a pass that names the column; meta.json has it in `source`

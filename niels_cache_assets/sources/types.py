@@ -28,7 +28,7 @@ from niels_cache_runtime.format.layout import Family, Split
 PrepareStep = Literal["clean", "dedup"]
 _DECONTAMINATION = {f"decontaminate{key}" for key in ("", "_threshold", "_against", "_share", "_words")}
 
-FILES_HELP = "Globs or folders, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst are decompressed"
+FILES_HELP = "Globs or folders, as local paths or fsspec URLs; .gz, .bz2, .xz and .zst files are decompressed"
 PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the data, not its identity: the revision is a digest of the content
 
 
@@ -100,11 +100,9 @@ class Added(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    files: list[str] = Field(min_length=1, description="Globs of the new files, which then no longer belong to the table above")
-    parts: PositiveInt = Field(1, description="Number of parts for the new files")
-    train_tokens: PositiveInt | None = Field(
-        None, description="Token budget of train for the new files, if the data set has token budgets; by default all"
-    )
+    files: list[str] = Field(min_length=1, description="Globs of the new files; the globs of the main table no longer match these files")
+    parts: PositiveInt = Field(1, description="Number of parts to add for the new files")
+    train_tokens: PositiveInt | None = Field(None, description="Token budget for train from the new files; by default all tokens")
 
 
 class AddedFiles(Added):
@@ -116,7 +114,7 @@ class AddedFiles(Added):
 class AddedOfHub(Added):
     """The keys of added files of the hub. A pattern counts from the right: `CC-MAIN-2026-05/*` names `data/CC-MAIN-2026-05/0.parquet`."""
 
-    revision: str | None = Field(None, description="Hub commit that has the new files; by default that of the data set")
+    revision: str | None = Field(None, description="Hub commit that contains the new files; by default the commit of the data set")
 
 
 def patterns_without_folders(added: Added) -> list[str]:
@@ -174,7 +172,7 @@ class Source(BaseModel):
     endings: ClassVar[tuple[str, ...]] = ()  # a folder in `files` stands for all files below it with one of these endings
 
     source: str
-    enabled: bool = Field(True, description="False: the data set is not built or checked, and only `status --all` shows it")
+    enabled: bool = Field(True, description="False disables the data set; only `status --all` lists it")
 
     @model_validator(mode="before")
     @classmethod
@@ -278,35 +276,36 @@ class PretrainSource(Source):
     )
     shuffles_itself: ClassVar[bool] = False  # True: the stream applies shuffle_buffer (Hugging Face); False: the builder does
 
-    train_tokens: PositiveInt | None = Field(None, description="Token budget of train, after which reading ends")
-    val_tokens: NonNegativeInt | None = Field(None, description="Token budget of val, which is filled first; 0: no val")
+    train_tokens: PositiveInt | None = Field(None, description="Token budget for train; reading stops when it is met")
+    val_tokens: NonNegativeInt | None = Field(None, description="Token budget for val, which is filled first; 0 means no val")
     val_frac: float | None = Field(None, ge=0, lt=1, description=f"Share of documents that go to val (default {defaults.VAL_FRAC})")
-    shuffle_buffer: NonNegativeInt = Field(0, description="Documents in the shuffle buffer; 0: keep the input order")
+    shuffle_buffer: NonNegativeInt = Field(0, description="Size of the shuffle buffer in documents; 0 keeps the input order")
     prepare: tuple[PrepareStep, ...] = Field(
-        (), strict=False, description="'clean', 'dedup' or both, for the whole source, before tokenization and token budgets"
+        (), strict=False, description="'clean', 'dedup' or both, applied to the whole source before tokenization and token budgets"
     )
-    cleaning: dict[str, Any] | None = Field(None, description="Keys that override [cleaning]")
+    cleaning: dict[str, Any] | None = Field(None, description="Keys that override [cleaning] for this data set")
     decontaminate: Literal["off", "exact", "near"] = Field(
         "off",
-        description="'exact' drops train documents that equal a val document; 'near' also drops near duplicates of val documents",
+        description="'exact' drops train documents that are equal to a val document; 'near' also drops near duplicates of val documents",
     )
     decontaminate_threshold: float = Field(0.8, gt=0, lt=1, description="Minimum Jaccard similarity of near duplicates")
     decontaminate_against: tuple[NameOrPath, ...] = Field(
-        (), strict=False, description="Data sets whose val to keep out of this train, and JSON Lines files of evaluation questions"
+        (), strict=False, description="Texts to keep out of train: val of these data sets, and evaluation questions in JSON Lines files"
     )
-    decontaminate_share: float = Field(0.5, gt=0, le=1, description="Drop a document that has this share of the 13-grams of such a text")
-    decontaminate_words: int = Field(50, ge=13, description="Drop a document that has this many consecutive words of such a text")
-    parts: PositiveInt = Field(1, description="Number of parts, which several processes can build at the same time")
+    decontaminate_share: float = Field(
+        0.5, gt=0, le=1, description="Drop train documents that contain this share of the 13-grams of a text in `decontaminate_against`"
+    )
+    decontaminate_words: int = Field(
+        50, ge=13, description="Drop train documents that contain this many consecutive words of a text in `decontaminate_against`"
+    )
+    parts: PositiveInt = Field(1, description="Number of parts, which several processes can build in parallel")
     tokens_in_parts: bool = Field(
         False,
-        description="With `parts` and `prepare`: also build the cache in parts, one per part of the corpus. Needs val_frac or upstream "
-        "splits",
+        description="With `parts` and `prepare`: also build the cache in parts, one per corpus part. Requires val_frac or upstream splits",
     )
-    exclude: ConfigPath | None = Field(
-        None, description="A file with one source id or JSON string per line: documents to leave out, such as for a takedown"
-    )
-    exclude_must_match: bool = Field(False, description="True: an id in `exclude` that matches no document is an error, not a note")
-    added: tuple[Added, ...] = Field((), strict=False, description="Files added later: tables `[[pretrain.NAME.added]]`")
+    exclude: ConfigPath | None = Field(None, description="File that lists documents to leave out: one source id or JSON string per line")
+    exclude_must_match: bool = Field(False, description="Treat an id in `exclude` that matches no document as an error")
+    added: tuple[Added, ...] = Field((), strict=False, description="Files added later, in tables `[[pretrain.NAME.added]]`")
 
     _plan: MemberPlan | None = PrivateAttr(None)
 
@@ -512,11 +511,11 @@ class SftSource(Source):
 
     family: ClassVar[Family] = "sft"
     never_counts: ClassVar[frozenset[str]] = frozenset({"template"})  # a fingerprint has the text of the template instead
-    val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val; the seed decides which ones")
+    val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val")
     template: TemplateName = Field(
         SENTINELS,
-        description="Format of conversations: 'sentinels' are the special tokens of [tokenizer], 'chatml' is ChatML, 'model' is the "
-        "chat template in the folder of the tokenizer's model, and a path names a .jinja file",
+        description="Conversation format: 'sentinels' for the special tokens in [tokenizer], 'chatml' for ChatML, 'model' for the "
+        "chat template in the folder of the tokenizer model, or the path of a .jinja file",
     )
     turns: LearnedTurns = "all"
 

@@ -32,17 +32,17 @@ _COLUMNS = ("text", "id", "title")
 
 
 class Wikipedia(KeepsDamaged, HubData, PretrainSource):
-    """Wikipedia: a hub data set of its text, or `files`: XML dumps (.xml, .xml.bz2)."""
+    """Wikipedia articles from a hub data set, or from the XML dumps (.xml, .xml.bz2) in `files`."""
 
     source: Literal["wikipedia"] = "wikipedia"
     dataset: str = "wikimedia/wikipedia"
     config: str | None = "20231101.en"
-    files: list[ConfigPath] | None = Field(None, min_length=1, description="Globs of XML dumps, instead of the hub")
+    files: list[ConfigPath] | None = Field(None, min_length=1, description="Globs of XML dumps to read instead of the hub data set")
 
     headings: Literal["plain", "markdown"] = Field(
-        "plain", description="'markdown' keeps heading levels of a dump: `== A ==` becomes `## A`"
+        "plain", description="'markdown' preserves the heading levels of a dump: `== A ==` becomes `## A`"
     )
-    title: bool = Field(False, description="True: put the title before each article, as `# Title` if headings are Markdown")
+    title: bool = Field(False, description="True puts the title before each article, as `# Title` if headings are Markdown")
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 class Wikitext(HubData, PretrainSource):
-    """WikiText, with upstream's train and validation splits. With `files` but no `val_files`, val_frac splits."""
+    """WikiText with the upstream train and validation splits. With `files` but no `val_files`, val_frac determines val."""
 
     source: Literal["wikitext"] = "wikitext"
     dataset: str = "Salesforce/wikitext"

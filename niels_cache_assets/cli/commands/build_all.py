@@ -44,11 +44,11 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {  # by field of an esti
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", metavar="NAME", nargs="+", help="build only these data sets (and a missing tokenizer)")
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="build only these data sets (and the tokenizer, if it is missing)")
     parser.add_argument("--force", action="store_true", help="rebuild finished data sets")
     parser.add_argument("--dry-run", action="store_true", help="print what would be built, why, and the estimated cost; write nothing")
     parser.add_argument(
-        "--wait", action="store_true", help="if a process with another Dagster home is building a data set, wait instead of failing"
+        "--wait", action="store_true", help="wait instead of failing if a process with a different Dagster home is building a data set"
     )
     parser.add_argument(
         "--set",
@@ -67,29 +67,25 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 COMMAND = Command(
     description="""\
-Build the tokenizer and every data set that niels_cache.toml names; without that file, those of the
-default profile. Dagster runs the builds, so its UI shows the same runs. Before it trains a tokenizer,
-build-all checks all inputs and reports every one that it cannot read. Data sets with `prepare` are
-cleaned and deduplicated first, and the tokenizer is trained on the remaining documents
-(docs/cleaning.md).
+Build the tokenizer and every data set that niels_cache.toml lists, or, without that file, the data sets
+of the default profile. Before it trains a tokenizer, build-all checks all inputs and reports every
+input that it cannot read. Data sets with `prepare` are cleaned and deduplicated first, and the
+tokenizer is trained on the remaining documents (docs/cleaning.md).
 
-A data set that was built from the same settings, tokenizer and upstream revision is a cache hit. A
-failed data set does not stop the others, and its last good cache stays unchanged. A data set that lacks
-a setting (roam without a folder) is skipped.
+A data set already built from the same settings, tokenizer and upstream revision is a cache hit. If a
+data set fails, the others are still built, and its last good cache stays unchanged. A data set with a
+missing setting (such as roam without a folder) is skipped.
 
-With --only, a tokenizer whose settings have changed is replaced only if no other cache uses it, or with
---force; the other caches then become stale.
+With --only, a tokenizer whose settings have changed is replaced only if no other cache uses it. With
+--force, it is always replaced, and the other caches become stale.
 
---dry-run shows which steps would be built and why, and estimates bytes to read, tokens, disk space and
-time from file sizes, token budgets and a short sample of local files; "-" means unknown. It does not
-notice newer revisions on the hub. The exit code is 1 if a step would fail.""",
+--dry-run shows which steps would run and why, and estimates bytes to read, tokens, disk space and time
+from file sizes, token budgets and a short sample of local files; "-" means unknown. It does not check
+for newer revisions on the hub. The exit code is 1 if a step would fail.""",
     examples="""\
   niels-cache build-all
   niels-cache build-all --dry-run
-  niels-cache build-all --profile quickstart
-  niels-cache build-all --only fineweb_edu --fineweb-train-tokens 10_000_000 --fineweb-val-tokens 100_000
-  niels-cache build-all --set pretrain.books.val_frac=0.05
-  niels-cache build-all --only oasst1 --force --set sft.oasst1.split_by=tree""",
+  niels-cache build-all --set pretrain.books.val_frac=0.05""",
     offers={"only": CACHES},
 )
 

@@ -44,14 +44,14 @@ Example = Mapping[str, Any]  # a row of corpus.layout.REJECTED
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="*", help="files and folders")
-    parser.add_argument("--dropped", metavar="NAME", help="show what cleaning dropped from this built data set, instead of FILE")
+    parser.add_argument("--dropped", metavar="NAME", help="instead of cleaning FILE, show what cleaning dropped from this built data set")
     parser.add_argument(
         "-n", metavar="N", dest="count", type=at_least(0), help="examples to print for each reason (default: 3 with --dropped or --reason)"
     )
-    parser.add_argument("--reason", metavar="REASON", help="print examples of this reason only")
-    parser.add_argument("--limit", metavar="N", type=at_least(1), help="read the first N documents only")
+    parser.add_argument("--reason", metavar="REASON", help="only print examples of this reason")
+    parser.add_argument("--limit", metavar="N", type=at_least(1), help="only read the first N documents")
     parser.add_argument(
-        "--text-field", metavar="FIELD", help="field with the text in .jsonl and .parquet (default: text, else the only one that can be it)"
+        "--text-field", metavar="FIELD", help="text field of .jsonl and .parquet files (default: text, else the only possible field)"
     )
     parser.add_argument(
         "--set",
@@ -66,21 +66,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="[FILE ...] ",
     description="""\
-Run the cleaning chain on files and show which documents it drops. Nothing is registered or written.
+Run the cleaning chain on files and show which documents it drops, without registering or writing
+anything.
 
 --dropped NAME shows what cleaning dropped from a built data set: counts by reason, and examples with the
-measured value. A build saves 50 randomly sampled examples of each reason.
+measured value. A build saves 50 randomly sampled examples per reason.
 
 The extension of FILE determines its format: .txt, .md and .rst (one document per file), .jsonl (one per
-line), .parquet (one per row), .xml (a MediaWiki dump), each also compressed as .gz, .bz2, .xz or .zst.
-A folder stands for all such files in it. The thresholds come from [cleaning] in your configuration.""",
+line), .parquet (one per row) or .xml (a MediaWiki dump). Files may be compressed as .gz, .bz2, .xz or
+.zst. For a folder, all such files in it are read. The thresholds come from [cleaning] in your
+configuration.""",
     examples="""\
   niels-cache clean notes/ articles.jsonl.gz                   counts by reason
   niels-cache clean dump.xml.bz2 --limit 1000 -n 2             two examples of each reason
-  niels-cache clean a.jsonl -n 20 --reason list_page           twenty of one reason
   niels-cache clean a.jsonl --set min_words=20 --set 'skip=["not_english"]'
   niels-cache clean --dropped wikipedia                        what a build dropped
-  niels-cache clean --dropped wikipedia --reason list_page -n 20
 
 docs/cleaning.md explains each reason and its threshold.""",
     offers={"dropped": PRETRAIN},

@@ -46,13 +46,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="A B ",
     description="""\
-Compare two builds: the settings that differ, the documents that only one of them has, and the first
-token that differs, with its document and the surrounding text on both sides. Like diff(1), it exits with
-0 if nothing differs, 1 if something differs, and 2 for wrong use.
+Compare two builds: show the settings that differ, the documents that only one build contains, and the
+first token that differs, with its document and the surrounding text in both builds. Like diff(1), the
+command exits with 0 if nothing differs, 1 if something differs, and 2 for wrong usage.
 
-A and B are two cache roots, compared data set by data set, or two data sets of one family. A document is
-identified by its id at the source, its file and its row. Corpora, duplicates and indices are not
-compared.""",
+A and B are two cache roots, which are compared data set by data set, or two data sets of the same
+family. A document is identified by its id, file and row at the source. Corpora, duplicates and indices
+are not compared.""",
     examples="""\
   niels-cache diff cache old/cache
   niels-cache diff cache/pretrain/wikitext old/cache/pretrain/wikitext -n 20""",

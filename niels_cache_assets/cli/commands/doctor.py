@@ -38,26 +38,25 @@ _NETWORK = "check the network and its proxy (HTTPS_PROXY); to use a mirror, set 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--offline", action="store_true", help="use no network: skip the hub and remote files")
-    parser.add_argument("--text", action="store_true", help="list every location that holds text of documents; check nothing")
+    parser.add_argument("--offline", action="store_true", help="do not use the network: skip the hub and remote files")
+    parser.add_argument("--text", action="store_true", help="list every location that contains document text; check nothing")
 
 
 COMMAND = Command(
     description="""\
-Check everything that a build needs: the system, installed packages, the configuration, the files that
-data sets name, the cache directory, DAGSTER_HOME, and each data set on the hub. doctor prints a fix for
-every problem. It builds nothing and leaves no file behind.
+Check everything that a build needs: the system, installed packages, the configuration, the input files,
+the cache directory, DAGSTER_HOME, and each data set on the hub. doctor suggests a fix for every problem.
+It builds nothing and leaves no files behind.
 
---text lists every location that holds text of documents, for example before a takedown: caches,
-unfinished builds, original files, copies of the hub's files, published caches, pages of `report NAME`. It
-cannot know where you put exports, pulled caches and local copies. Dagster's home and logs hold no text.
+--text lists every location that contains document text, for example before a takedown: caches,
+unfinished builds, original files, copies of hub files, published caches, and the output of `report
+NAME`. It cannot know where you put exports, pulled caches and local copies. Dagster's home and logs
+contain no document text.
 
 exit codes: 0 no problem (notes are allowed), 1 at least one problem.""",
     examples="""\
   niels-cache doctor
-  niels-cache doctor --offline
-  niels-cache doctor --text
-  niels-cache doctor --profile quickstart --json""",
+  niels-cache doctor --offline""",
 )
 
 

@@ -41,8 +41,8 @@ Part = tuple[bool, list[str]]  # (whether the other text lacks these words, the 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="a deduplicated data set (default: the counts of all of them)")
-    parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="number of pairs (default: 3)")
-    parser.add_argument("--kind", metavar="KIND", help="exact or near (default: near, if there are any)")
+    parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="number of pairs to show (default: 3)")
+    parser.add_argument("--kind", metavar="KIND", help="exact or near duplicates (default: near, if there are any)")
     parser.add_argument("--closest-call", action="store_true", help="show the least similar pairs instead of random ones")
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
 
@@ -50,8 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="[NAME] ",
     description="""\
-Show duplicates of a data set, each with the document that is kept, which may be in another data set, in
-the other split, or earlier in the same one. Without NAME, show counts for every data set.""",
+Show the duplicates in a data set, each next to the document that is kept, which may be in a different
+data set, in the other split, or earlier in the same split. Without NAME, show counts for every data set.""",
     examples="""\
   niels-cache duplicates                                counts of every data set
   niels-cache duplicates wikipedia -n 5                 five random near duplicates

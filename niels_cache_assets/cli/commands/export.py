@@ -32,16 +32,16 @@ TEXT = "text"
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("format", metavar="FORMAT", help="megatron, nanogpt, llmc, datatrove, olmo, npy or text")
     parser.add_argument("name", metavar="NAME", help="a built pretrain data set")
-    parser.add_argument("--out", metavar="PATH", required=True, help="folder to write to; for megatron, PREFIX of the files")
+    parser.add_argument("--out", metavar="PATH", required=True, help="folder to write to; for megatron, the PREFIX of the files")
     parser.add_argument("--split", metavar="SPLIT", default="all", help="train, val or all (default: all splits that are not empty)")
     parser.add_argument(
         "--max-bytes",
         metavar="N",
         type=whole_number,
-        help="maximum size of the tokens in one file "
-        "(default: megatron 512 GB, datatrove 200 GB, olmo 1 GiB, llmc and npy 100 million tokens)",
+        help="maximum size of the tokens per file (default: megatron 512 GB, datatrove 200 GB, olmo 1 GiB, llmc and npy 100 "
+        "million tokens)",
     )
-    parser.add_argument("--key", metavar="KEY", help="megatron: name the files PREFIX_KEY_document, like its preprocess_data.py")
+    parser.add_argument("--key", metavar="KEY", help="megatron: name the files PREFIX_KEY_document, as preprocess_data.py does")
     parser.add_argument(
         "--link",
         metavar="HOW",
@@ -83,17 +83,15 @@ Write a pretrain cache as the files that other projects train from. FORMAT is on
 
   text       the documents of a data set with `prepare`, cleaned and without duplicates:
              NAME-00000.jsonl.zst, ... (or .parquet) with id, text, title, file, row and split,
-             and NAME.json with counts and sha256; after a kill, the same command continues
+             and NAME.json with counts and sha256; if interrupted, the same command resumes
 
 EOT follows each document, as in the cache; for llm.c, EOT precedes each document. The files appear only
-when all of them are complete. A list of them (*.files) tells --force which files to replace. For nanogpt
-and olmo, export prints lines to add to the code of that project.""",
+when all of them are complete. The list in *.files tells --force which files to replace. For nanogpt and
+olmo, export prints the lines to add to the code of that project.""",
     examples="""\
   niels-cache export megatron wikitext --split train --out data/wikitext --key text
   niels-cache export nanogpt wikitext --out ../nanoGPT/data/wikitext
-  niels-cache export llmc wikitext --out data/llmc --dry-run
-  niels-cache export text books --out data/books --file-type parquet
-  niels-cache export npy wikitext --out data/npy --max-bytes 20_000_000 --force""",
+  niels-cache export text books --out data/books --file-type parquet""",
     offers={
         "format": _formats,
         "name": PRETRAIN,

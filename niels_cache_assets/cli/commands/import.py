@@ -29,25 +29,28 @@ FORMATS = ("megatron",)
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("format", metavar="FORMAT", help="megatron")
     parser.add_argument("prefix", metavar="PREFIX", help="path of the train files without .bin and .idx")
-    parser.add_argument("--name", metavar="NAME", required=True, help="name of the new data set; it must not be configured")
+    parser.add_argument("--name", metavar="NAME", required=True, help="name of the new data set, which must not be in the configuration")
     parser.add_argument("--val", metavar="PREFIX", help="path of the val files (default: val is empty)")
-    parser.add_argument("--tokenizer", metavar="FILE", help="the model that made the tokens: SentencePiece, tokenizer.json, tiktoken ranks")
-    parser.add_argument("--tokenizer-sha256", metavar="HEX", help="sha256 of the tokenizer that made the tokens")
-    parser.add_argument("--vocab-size", metavar="N", type=whole_number, help="number of token ids")
-    parser.add_argument("--eot", metavar="ID", type=whole_number, help="the id that ends a document")
+    parser.add_argument(
+        "--tokenizer", metavar="FILE", help="the model that produced the tokens: SentencePiece, tokenizer.json or tiktoken ranks"
+    )
+    parser.add_argument("--tokenizer-sha256", metavar="HEX", help="sha256 of the tokenizer that produced the tokens")
+    parser.add_argument("--vocab-size", metavar="N", type=whole_number, help="number of token ids in the vocabulary")
+    parser.add_argument("--eot", metavar="ID", type=whole_number, help="token id that ends each document")
     parser.add_argument("--force", action="store_true", help="replace an imported data set with this name")
 
 
 COMMAND = Command(
     usage="FORMAT PREFIX --name NAME ",
     description="""\
-Make a pretrain cache from tokens of another project. `import megatron PREFIX` reads PREFIX.bin and
+Create a pretrain cache from another project's tokens. `import megatron PREFIX` reads PREFIX.bin and
 PREFIX.idx into the train split of a new cache NAME, with the same documents in the same order, and
 verifies the result.
 
-Megatron-LM's files do not record the tokenizer. Give --tokenizer or --tokenizer-sha256; if it is the
-tokenizer of the cache directory, its vocabulary and EOT are known too. Or give --vocab-size and --eot.
-Otherwise the cache records both as unknown, and commands show token ids instead of text.""",
+Megatron-LM's files do not record the tokenizer. Pass --tokenizer or --tokenizer-sha256; if this is the
+tokenizer of the cache directory, its vocabulary size and EOT are also known. Alternatively, pass
+--vocab-size and --eot. Otherwise, the cache records both as unknown, and commands show token ids instead
+of text.""",
     examples="""\
   niels-cache import megatron data/pile_text_document --name pile --vocab-size 50257 --eot 50256
   niels-cache import megatron data/wiki_train --val data/wiki_val --name wiki --tokenizer cache/tokenizer/spm.model""",

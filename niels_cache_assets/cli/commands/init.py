@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("data", metavar="PATH", nargs="*", help="your data: files, folders or globs")
-    parser.add_argument("--out", metavar="FILE", default="niels_cache.toml", help="the file to write (default: niels_cache.toml)")
+    parser.add_argument("--out", metavar="FILE", default="niels_cache.toml", help="configuration file to write (default: niels_cache.toml)")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
     start = parser.add_argument_group("what to build")
     start.add_argument(
@@ -39,12 +39,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         nargs="*",
         dest="listed",
-        help="list the data sets that ship with niels-cache, or print the tables of NAME; write no file",
+        help="list the data sets that ship with niels-cache, or print the tables for NAME; write no file",
     )
     start.add_argument(
         "--profile",
         metavar="PROFILE",
-        help="all of a profile: default (fineweb_edu, wikitext, dolly15k, oasst1) or quickstart (Python's own documentation)",
+        help="all data sets of a profile: default (fineweb_edu, wikitext, dolly15k, oasst1) or quickstart (Python's own documentation)",
     )
     start.add_argument(
         "--hub",
@@ -57,33 +57,31 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--text-field",
         metavar="FIELD",
-        help="field with the text in .jsonl and .parquet, which are then not conversations (default: text, else the only one possible)",
+        help="text field of .jsonl and .parquet files, which are then not conversations (default: text, else the only possible field)",
     )
     how = parser.add_argument_group("how")
-    how.add_argument("--cache-dir", metavar="DIR", help="root of the caches (default: cache, beside the file)")
+    how.add_argument("--cache-dir", metavar="DIR", help="root folder of the caches (default: cache, next to the configuration file)")
     how.add_argument(
         "--tokenizer",
         metavar="FILE",
         help="a model to use instead of training one: SentencePiece, tokenizer.json or its folder, tiktoken ranks",
     )
-    how.add_argument("--vocab-size", metavar="N", type=whole_number, help="number of pieces of the trained tokenizer")
+    how.add_argument("--vocab-size", metavar="N", type=whole_number, help="vocabulary size of the trained tokenizer")
 
 
 COMMAND = Command(
     description="""\
-Write a niels_cache.toml that names the data sets to build, with a comment for every key. init inspects
-your data: it finds the field with the text, and the form of conversations (lists of messages,
-instruction and answer, OpenAssistant trees). It checks the configuration like `doctor` first, and
-writes no file if a source cannot be read.
+Write a niels_cache.toml that lists the data sets to build, with a comment for every key. init inspects
+your data to find the text field and the format of conversations (lists of messages, instruction and
+answer, OpenAssistant trees). It writes no file if a source cannot be read.
 
---list shows the data sets that ship with niels-cache, with download size, licence and origin. A data
-set is built only if niels_cache.toml names it or sets profile = "default".""",
+--list shows the data sets that ship with niels-cache, with their download size, licence and origin. A
+data set is built only if niels_cache.toml lists it or sets profile = "default".""",
     usage="[PATH ...] ",
     examples="""\
   niels-cache init data/ chats.jsonl                     your data
   niels-cache init --list                                data sets that ship with niels-cache
   niels-cache init --list wikitext                       the table of wikitext
-  niels-cache init --from fineweb_edu wikitext           a file with these data sets
   niels-cache init --hub allenai/c4:en --vocab-size 32_000 --cache-dir /data/cache""",
     offers={"catalog": catalog_names, "listed": catalog_names},
     has_caches=False,

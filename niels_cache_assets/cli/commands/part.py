@@ -23,7 +23,7 @@ NUMBER_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm's
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a pretrain data set in parts")
+    parser.add_argument("name", metavar="NAME", help="a pretrain data set that is built in parts")
     parser.add_argument(
         "number",
         metavar="NUMBER",
@@ -32,22 +32,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"the part, from 0 (default: the number in {' or '.join(NUMBER_VARIABLES)})",
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--val", action="store_true", help="build the val of all parts, which data sets with val_tokens or decontaminate need first"
-    )
+    what.add_argument("--val", action="store_true", help="first build the val of all parts, for data sets with val_tokens or decontaminate")
     what.add_argument("--corpus", action="store_true", help="clean this part of the corpus and compute its signatures")
     what.add_argument("--range", action="store_true", help="find duplicates in this range of hashes, if [dedup] sets ranges")
     what.add_argument("--seal", action="store_true", help="join the finished parts")
     what.add_argument("--add", metavar="PATTERN", nargs="+", help="add new files to the data set; PATTERN as in the key `files`")
     what.add_argument("--prune", action="store_true", help="remove parts of earlier plans")
     parser.add_argument("--parts", type=int, metavar="N", help="with --add: the number of parts for the new files (default: 1)")
-    parser.add_argument("--train-tokens", type=int, metavar="N", help="with --add: a token budget for the new files (default: all of them)")
-    parser.add_argument("--no-wait", action="store_true", help="exit with 75 instead of waiting for another process that builds this part")
-    parser.add_argument("--threads", metavar="N", type=at_least(1), help="encoding threads; the bytes do not depend on it")
-    parser.add_argument("--launch", type=_launch, help=argparse.SUPPRESS)  # a program that starts this command stops it by this name
     parser.add_argument(
-        "--no-notify", action="store_true", help="send no [notify] message, for example because the program that starts the command does"
+        "--train-tokens", type=int, metavar="N", help="with --add: a token budget for the new files (default: all their tokens)"
     )
+    parser.add_argument("--no-wait", action="store_true", help="exit with 75 instead of waiting if another process is building this part")
+    parser.add_argument("--threads", metavar="N", type=at_least(1), help="number of encoding threads; does not affect the bytes")
+    parser.add_argument("--launch", type=_launch, help=argparse.SUPPRESS)  # a program that starts this command stops it by this name
+    parser.add_argument("--no-notify", action="store_true", help="send no [notify] messages")
 
 
 def _launch(text: str) -> str:
@@ -60,32 +58,31 @@ COMMAND = Command(
     usage="NAME [NUMBER] ",
     description="""\
 Build one part of a data set in this process, without Dagster or a database. Any number of machines that
-share the cache directory can do this at the same time, under any scheduler. The first command also makes
-the tokenizer and the plan. If another process is building the part, the command waits for it, and takes
-over if that process dies.
+share the cache directory can do this at the same time, under any scheduler. The first command to run
+also creates the tokenizer and the plan. If another process is building the part, the command waits for
+that process, and takes over if it dies.
 
---corpus builds a part of the corpus, for a data set with prepare. --range finds duplicates in one range
-of hashes, across all data sets with dedup.
+For a data set with prepare, --corpus builds one part of the corpus. --range finds duplicates in one
+range of hashes, across all data sets with dedup.
 
 --seal joins the parts into the cache with hard links, so no shard is copied. With prepare, the first
-call joins the corpus and the second the cache.
+call joins the corpus, and the second joins the cache.
 
-Stdout of all these has one JSON object per line: log, progress, result or error (docs/cluster.md).
+All of these commands write one JSON object per line to stdout: log, progress, result or error
+(docs/cluster.md).
 
---add writes a table [[pretrain.NAME.added]] into the configuration file and keeps everything else in
-it. The next build reads only the new files: existing tokens keep their positions, and val keeps its
-documents.
+--add appends a [[pretrain.NAME.added]] table to the configuration file and leaves the rest of the file
+unchanged. The next build reads only the new files: existing tokens keep their positions, and val keeps
+its documents.
 
---prune removes parts of earlier plans, and all parts if the data set is no longer in parts. It keeps
-the parts of the current plan, which repair and growth need; their shards are hard links.""",
+--prune removes the parts of earlier plans, or all parts if the data set is no longer built in parts. It
+keeps the parts of the current plan, which are needed to repair or extend the cache; their shards are
+hard links.""",
     examples="""\
-  niels-cache part web --val                           build the val of all parts
   niels-cache part web 17
-  niels-cache part wiki 17 --corpus                    build a part of the corpus
   niels-cache part wiki 3 --range                      find duplicates in one range of hashes
   niels-cache part web --seal                          join the parts
-  niels-cache part web --add 'CC-MAIN-2026-05/*' --parts 8   add a crawl as 8 more parts
-  niels-cache part web --prune                         remove parts of earlier plans""",
+  niels-cache part web --add 'CC-MAIN-2026-05/*' --parts 8   add a crawl as 8 more parts""",
     offers={"name": PRETRAIN},
 )
 

@@ -22,9 +22,9 @@ _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a table [blend.NAME] of the configuration")
-    parser.add_argument("--blend", metavar="FILE", help="file with weights and paths of a blend that is not configured")
-    parser.add_argument("--sequence-length", metavar="L", type=whole_number, help="tokens in a sample")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a [blend.NAME] table in the configuration")
+    parser.add_argument("--blend", metavar="FILE", help="file with the weights and paths of a blend that is not in the configuration")
+    parser.add_argument("--sequence-length", metavar="L", type=whole_number, help="number of tokens per sample")
     parser.add_argument(
         "--num-samples", metavar="N", type=whole_number, help="samples in the run; required with weights (default: every sample once)"
     )
@@ -37,19 +37,17 @@ COMMAND = Command(
     usage="[NAME] ",
     description="""\
 Build the GPT and blend indices of a training run in advance, on a CPU machine. An index lists the
-samples in the order of Megatron-LM. The command prints the folder and hash of each index. Without NAME,
-give --blend FILE and the settings of the run.
+samples in Megatron-LM's order. Without NAME, pass --blend FILE and the settings of the run.
 
-FILE has the form of Megatron-LM's --data-args-path: WEIGHT PATH WEIGHT PATH ..., or only paths, each
-read once. PATH is the prefix of a .bin and an .idx, or a split of a cache, such as
-cache/pretrain/wikitext/train.
+FILE has the format of Megatron-LM's --data-args-path: WEIGHT PATH WEIGHT PATH ..., or just paths, each
+of which is read once. PATH is the common prefix of a .bin and an .idx file, or a split of a cache, such
+as cache/pretrain/wikitext/train.
 
-MegatronGPTDataset and open_blend of niels_cache_runtime.megatron find the indices in index/ of the cache
-directory. megatron-core looks elsewhere: examples/megatron_core_indices.py builds indices for it.""",
+MegatronGPTDataset and open_blend in niels_cache_runtime.megatron find the indices in index/ of the cache
+directory. megatron-core looks elsewhere; examples/megatron_core_indices.py builds its indices.""",
     examples="""\
   niels-cache prebuild-index mix                                              [blend.mix] of niels_cache.toml
-  niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234
-  niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 50_000 --split 99,1,0 --part valid""",
+  niels-cache prebuild-index --blend blend.txt --sequence-length 4096 --num-samples 10_000_000 --seed 1234""",
     offers={"name": configured(lambda registry: registry.blend), "part": ("train", "valid", "test")},
 )
 

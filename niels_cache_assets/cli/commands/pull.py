@@ -34,36 +34,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME",
     )
     parser.add_argument("--out", metavar="DIR", help="the cache directory to write to, such as cache")
-    parser.add_argument("--split", metavar="SPLIT", help="download train or val only; the other split is empty (default: both)")
+    parser.add_argument("--split", metavar="SPLIT", help="download only train or only val, and leave the other split empty (default: both)")
     parser.add_argument("--replace", action="store_true", help="replace another build of this data set in DIR")
     copy = parser.add_argument_group("the local copy of a loader")
-    copy.add_argument("--copy", metavar="DIR", help="show the content of DIR, the folder of Copy(dir=DIR)")
+    copy.add_argument("--copy", metavar="DIR", help="show the content of DIR, the folder given to Copy(dir=DIR)")
     doing = copy.add_mutually_exclusive_group()
-    doing.add_argument(
-        "--trim", metavar="SIZE", type=byte_count, help="remove files that no process uses until SIZE is left, such as 100GB"
-    )
+    doing.add_argument("--trim", metavar="SIZE", type=byte_count, help="remove unused files until at most SIZE remains, such as 100GB")
     doing.add_argument("--check", action="store_true", help="hash every file, and remove damaged files from the copy")
 
 
 COMMAND = Command(
     usage="ADDRESS --out DIR ",
     description="""\
-Download a published cache and its tokenizer into a cache directory. Needs obstore: pip install
+Download a published cache and its tokenizer to a cache directory. Requires obstore: pip install
 "niels-cache[remote]". Credentials come from the environment, as for push.
 
-pull hashes each file while it writes, and moves the cache into place when all files are complete. If pull
-is interrupted, run it again: it downloads only what is missing.
+pull hashes each file as it is written, and moves the cache into place once all files are complete. If
+pull is interrupted, run it again: it downloads only the missing data.
 
 --copy shows the builds in a loader's local copy: their addresses, files and bytes, and whether a process
-uses them. --trim removes the least recently used files, but never a file that a process uses or that the
-copy did not download. A loader downloads a removed file again when it needs it.""",
+is using them. --trim removes the least recently used files, but never files that are in use or were not
+downloaded by the loader. A loader downloads a removed file again when it needs the file.""",
     examples="""\
   niels-cache pull s3://bucket/caches/wikitext --out cache                download the cache
   niels-cache pull s3://bucket/caches/wikitext --out cache --split train  only train
-  niels-cache pull s3://bucket/caches/wikitext --out cache --replace      replace an older build
   niels-cache pull hf://datasets/ours/wikitext --out cache                from the hub
-  niels-cache pull --copy /local/tokens                                   show a local copy
-  niels-cache pull --copy /local/tokens --trim 100GB                      make room""",
+  niels-cache pull --copy /local/tokens --trim 100GB                      free up disk space""",
     offers={"split": ("train", "val")},
     has_caches=False,
 )

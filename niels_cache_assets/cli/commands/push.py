@@ -21,29 +21,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="a built data set")
     parser.add_argument("address", metavar="ADDRESS", help="s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME")
     parser.add_argument("--replace", action="store_true", help="replace another build of this data set at the address")
-    parser.add_argument("--repair", action="store_true", help="also read the objects at the address, and send damaged ones again")
-    parser.add_argument("--prune", action="store_true", help="then delete older builds at the address")
+    parser.add_argument("--repair", action="store_true", help="also read the objects at the address, and upload damaged ones again")
+    parser.add_argument("--prune", action="store_true", help="afterwards, delete older builds at the address")
 
 
 COMMAND = Command(
     usage="NAME ADDRESS ",
     description="""\
-Publish a cache and its tokenizer in an object store. Needs obstore: pip install "niels-cache[remote]".
+Publish a cache and its tokenizer to an object store. Requires obstore: pip install
+"niels-cache[remote]".
 
 Credentials and endpoint come from the variables that obstore reads, such as AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT. s3:// and gs:// are tested with local servers;
 az:// is untested.
 
-push sends each file with its sha256, and writes meta.json at the address last, so readers see the whole
-build or nothing. If push is interrupted, run it again: it sends only the missing files. With --replace,
-the old build stays until --prune, because a job may still read it.
+push uploads each file with its sha256, and writes meta.json last, so readers see either the whole build
+or nothing. If push is interrupted, run it again: it uploads only the missing files. With --replace, the
+old build is kept until --prune, because a job may still be reading it.
 
-For hf://datasets/OWNER/NAME, push makes one commit with the cache and a data card. It creates a missing
-repository as private. The token comes from HF_TOKEN or the login of huggingface_hub.""",
+For hf://datasets/OWNER/NAME, push makes one commit with the cache and a data card. If the repository
+does not exist, push creates a private one. The token comes from HF_TOKEN or the huggingface_hub login.""",
     examples="""\
   niels-cache push wikitext s3://bucket/caches/wikitext            publish a cache
-  niels-cache push wikitext s3://bucket/caches/wikitext --replace  replace it by a newer build
-  niels-cache push wikitext s3://bucket/caches/wikitext --prune    also delete older builds there
+  niels-cache push wikitext s3://bucket/caches/wikitext --replace  replace it with a newer build
   niels-cache push wikitext hf://datasets/ours/wikitext            publish it on the hub, with a data card""",
     offers={"name": DATA_SETS},
 )

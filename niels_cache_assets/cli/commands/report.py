@@ -19,31 +19,27 @@ Report = tuple[Path, Any, Callable[[], str], list[str]]  # its path, its data, t
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="a data set with a corpus: write the page about its limits")
-    parser.add_argument("--out", metavar="FILE", help="the page to write (default: reports/cache.html or reports/tune/NAME.html)")
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a data set with a corpus: write a report on its thresholds")
+    parser.add_argument("--out", metavar="FILE", help="HTML file to write (default: reports/cache.html or reports/tune/NAME.html)")
+    parser.add_argument("--open", action="store_true", help="open the report in a browser")
 
 
 COMMAND = Command(
     usage="[NAME] ",
     description="""\
-Write one self-contained HTML page about all caches: status, counts, sizes, sha256, results of checks
-from Dagster's records (DAGSTER_HOME), and plots. The page also shows how much of each data set a
-training run would read: for every [blend.NAME], or without a blend for a run over all pretrain data sets
-by size. [reports] sets the length of that run. The command builds nothing, hashes no file and contacts
-no upstream.
+Write a self-contained HTML report on all caches: status, counts, sizes, sha256, plots, and check
+results from Dagster's records (DAGSTER_HOME). The report also shows how much of each data set a
+training run would read: for every [blend.NAME], or, without a blend, for a run over all pretrain data
+sets by size. [reports] sets the length of that run.
 
-With NAME, write a page that helps to choose the limits of [cleaning] and the threshold of [dedup]. For
-each, the page has a histogram, the documents that another value would keep or drop, and examples on both
-sides of the limit. It also counts the languages of all documents. Everything comes from measures that the
-corpus stored; no text is cleaned again. This page holds excerpts of documents.
+With NAME, write a report that helps you choose the thresholds in [cleaning] and [dedup]. For each
+threshold, it shows a histogram, how many documents a different value would keep or drop, and examples
+on both sides. It also shows the languages of all documents. This report contains excerpts of documents.
 
---json prints the same data without plots, and writes the page only if you give --out.""",
+--json prints the same data without plots, and writes the report only if you also pass --out.""",
     examples="""\
-  niels-cache report --open             open the page in the browser
-  niels-cache report --out caches.html
-  niels-cache report --json             for programs: sizes, hashes, checks, shares, epochs
-  niels-cache report wikipedia --open   the limits of cleaning and of duplicates""",
+  niels-cache report --json             for programs: sizes, hashes, checks, shares and epochs
+  niels-cache report wikipedia --open   the thresholds of cleaning and deduplication""",
     offers={"name": PRETRAIN},
 )
 

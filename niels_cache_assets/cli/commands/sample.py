@@ -43,11 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", metavar="SPLIT", help="train or val (default: train; not for a corpus)")
     parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="number of samples (default: 3)")
     parser.add_argument(
-        "--notable", action="store_true", help="show the first, a fixed random, the longest and the shortest one; ignores -n"
+        "--notable", action="store_true", help="show the first, the longest, the shortest and one fixed random sample; ignores -n"
     )
     parser.add_argument("--seed", metavar="N", type=whole_number, help=SEED_HELP)
     parser.add_argument(
-        "--tokens", metavar="N", type=at_least(1), default=128, help="tokens to print of each sample (default: 128; estimated for a corpus)"
+        "--tokens", metavar="N", type=at_least(1), default=128, help="tokens to print per sample (default: 128; estimated for a corpus)"
     )
 
 
@@ -56,7 +56,6 @@ COMMAND = Command(
     examples="""\
   niels-cache sample wikitext                   three random windows of train
   niels-cache sample dolly15k --split val -n 5  five examples; the assistant's targets are marked
-  niels-cache sample wikitext --notable         the first, a random, the longest and the shortest document
   niels-cache sample wikipedia --stage corpus   random documents after cleaning
   niels-cache sample s3://bucket/caches/wikitext  windows of a published cache; fetches only their shards""",
     offers={"stage": STAGES, "split": ("train", "val")},

@@ -47,7 +47,6 @@ COMMAND = Command(
     examples="""\
   niels-cache show wikitext
   niels-cache show tokenizer --cache-dir cache/quickstart
-  niels-cache show ./pretrain/wikitext   the folder at this path, under any name
   niels-cache show s3://bucket/caches/wikitext""",
     offers={"name": CACHES},
 )

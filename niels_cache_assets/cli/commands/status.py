@@ -38,29 +38,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="[NAME ...] ",
     description="""\
-List the tokenizer, corpora, duplicates and caches: counts, status, the reason, and what to do. status
-does not contact upstream; build-all checks whether upstream text has changed.
+List the tokenizer, corpora, duplicates and caches, each with counts, status, the reason for that status,
+and what to do. status does not contact upstream; build-all checks whether upstream text has changed.
 
   complete      built with the current settings; every file has the size in meta.json
-  stale         built with other settings, another tokenizer or another corpus
+  stale         built with different settings, a different tokenizer or a different corpus
   missing       not built yet
-  broken        meta.json is unreadable or belongs to another data set, or a file is missing or has
+  broken        meta.json is unreadable or belongs to a different data set, or a file is missing or has
                 the wrong size; `niels-cache verify` also reads the content of files
-  off           a setting is missing, or enabled = false (with --all)
+  off           a setting is missing, or enabled = false (listed with --all)
   resumable     the next build resumes an unfinished build
   stale build   the settings, tokenizer, data (local files of up to 256 MB) or code version of an
                 unfinished build changed; the next build starts again
   being built   another process is building it (process id, machine and start time are shown)
 
-Data sets that niels_cache.toml does not name are listed if their cache exists. The columns train and val
-show a percentage if the source ended before its token budget was met. For a corpus, train counts the
-documents after cleaning. For the tokenizer, status shows which data sets it was trained on.
+Data sets that are not in niels_cache.toml are listed if their cache exists. The columns train and val
+show a percentage if the source ended before its token budget was met. For a corpus, the train column is
+the number of documents after cleaning.
 
 exit codes: 0 everything is complete or off, 1 otherwise.""",
     examples="""\
   niels-cache status                  everything
-  niels-cache status wikitext         one data set and its corpus
-  niels-cache status --json           the same for programs""",
+  niels-cache status wikitext         one data set and its corpus""",
     offers={"names": CACHES},
 )
 

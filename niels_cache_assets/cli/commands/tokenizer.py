@@ -49,10 +49,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "models",
         metavar="MODEL",
         nargs="+",
-        help="two or more models: SentencePiece .model, tokenizer.json or its folder, tiktoken ranks; `cache`: that of the cache directory",
+        help="two or more models (SentencePiece, tokenizer.json or its folder, tiktoken ranks); `cache` is the one in the cache directory",
     )
-    parser.add_argument("--only", metavar="NAME", nargs="+", help="use the text of these data sets only")
-    parser.add_argument("--files", metavar="PATH", nargs="+", default=[], help="also use your text: files and folders, as for `clean`")
+    parser.add_argument("--only", metavar="NAME", nargs="+", help="use only the text of these data sets")
+    parser.add_argument("--files", metavar="PATH", nargs="+", default=[], help="also use your own text: files and folders, as for `clean`")
     parser.add_argument(
         "--characters",
         metavar="N",
@@ -64,19 +64,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="compare|prove MODEL ... ",
     description="""\
-compare: compare characters per token on the same text, by source. Higher is better: the same text needs
-fewer tokens. Newlines and spaces count as characters; special tokens such as EOT do not count. The text
-is decoded from the built data sets; --files adds more.
+compare: show characters per token on the same text, by source. Higher is better: the same text needs
+fewer tokens. Spaces and newlines count as characters; special tokens do not. The text is decoded from
+the built data sets; --files adds more text.
 
-prove: compare the ids of every installed fast engine with those of the reference library for a
-tokenizer.json or tiktoken ranks, on difficult texts and on the text of --only and --files. If ids differ,
-the command shows the first such text and exits with 1. A build makes the same comparison before it uses
-an engine ([tokenizer] engine = "auto").""",
+prove: for a tokenizer.json or tiktoken ranks, compare the ids of every installed fast engine with those
+of the reference library, on difficult texts and on the text of --only and --files. If ids differ, the
+command shows the first such text and exits with 1. A build runs the same comparison before it uses a
+fast engine ([tokenizer] engine = "auto").""",
     examples="""\
   niels-cache tokenizer compare cache new.model
   niels-cache tokenizer compare 16k.model 32k.model --only wikitext dolly15k
-  niels-cache tokenizer compare a.model b.model --files books/ --characters 10_000_000
-  niels-cache tokenizer prove cache --files books/       do fast engines give the ids of the reference?""",
+  niels-cache tokenizer prove cache --files books/       check whether fast engines match the reference""",
     offers={"action": ACTIONS},
 )
 

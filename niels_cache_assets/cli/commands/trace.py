@@ -35,10 +35,12 @@ NEIGHBOURHOOD_TOKENS = 48  # on each side of a token
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--state", metavar="FILE", required=True, help="JSON file or torch checkpoint with the state of the loader")
-    parser.add_argument("--step", metavar="N", type=whole_number, required=True, help="number of the batch, from 0, like loader.step")
-    parser.add_argument("--rank", metavar="R", type=whole_number, default=0, help="rank that got the batch (default: 0)")
-    parser.add_argument("--row", metavar="I", type=whole_number, help="show only this row, with its whole text")
+    parser.add_argument("--state", metavar="FILE", required=True, help="JSON file or torch checkpoint that contains the loader state")
+    parser.add_argument(
+        "--step", metavar="N", type=whole_number, required=True, help="number of the batch, counted from 0 like loader.step"
+    )
+    parser.add_argument("--rank", metavar="R", type=whole_number, default=0, help="rank that received the batch (default: 0)")
+    parser.add_argument("--row", metavar="I", type=whole_number, help="show only this row, with its full text")
     parser.add_argument("--column", metavar="J", type=whole_number, help="show only this token of the row: x[I, J], which is y[I, J - 1]")
     parser.add_argument("--side", metavar="SIDE", help="for preference pairs: chosen (the default) or rejected")
     parser.add_argument(
@@ -49,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         dest="sources",
-        help="the new folder of a split that moved since training",
+        help="new folder of a split that was moved after training",
     )
 
 
@@ -63,17 +65,16 @@ def _name_and_folder(text: str) -> tuple[str, str]:
 COMMAND = Command(
     usage="--state FILE --step N ",
     description="""\
-Show the origin of a batch of a training run: data set, epoch, sample, shard and offset of every row, and
-for every document in the row its text and its id, file and row at the source.
+Show the origin of a training batch: the data set, epoch, sample, shard and offset of every row, and, for
+every document in the row, its text and its id, file and row at the source.
 
-FILE holds a saved loader.state_dict(): a JSON file, or a torch checkpoint with the state at any level.
-From it, trace computes any step of the run, with the run's batch size and ranks. It refuses a cache that
-changed after the state was saved.""",
+FILE contains a saved loader.state_dict(): either a JSON file, or a torch checkpoint with the state at
+any nesting level. From this state, trace computes any step of the run, with the run's batch size and
+ranks. trace rejects a cache that changed after the state was saved.""",
     examples="""\
   niels-cache trace --state checkpoint.pt --step 1200                    every row of rank 0
   niels-cache trace --state checkpoint.pt --step 1200 --rank 3 --row 5   one row, with its whole text
-  niels-cache trace --state loader.json --step 0 --row 0 --column 17     one token and the surrounding text
-  niels-cache trace --state loader.json --step 0 --source notes=/mnt/cache/pretrain/notes/train""",
+  niels-cache trace --state loader.json --step 0 --row 0 --column 17     one token and the surrounding text""",
     has_caches=False,
 )
 

@@ -25,7 +25,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", metavar="N", type=_port, default=DEFAULT_PORT, help=f"port to listen on (default: {DEFAULT_PORT})")
-    parser.add_argument("--read-only", action="store_true", help="allow no changes; may run beside another UI")
+    parser.add_argument("--read-only", action="store_true", help="allow no changes; can run alongside another UI")
 
 
 def _port(text: str) -> int:
@@ -36,13 +36,13 @@ def _port(text: str) -> int:
 
 COMMAND = Command(
     description="""\
-Serve the Dagster UI on this machine: assets, lineage, counts, sha256, checks, live logs, and buttons
-to build. The UI has no login, but other web pages in the same browser can neither start nor read
-anything. docs/ui.md explains this protection, and how to reach the UI from another machine.""",
+Start the Dagster UI on this machine, with assets, lineage, counts, sha256, checks, live logs, and
+buttons to start builds. The UI requires no login, but other web pages in the same browser can neither
+start nor read anything. docs/ui.md explains this protection, and how to reach the UI from a different
+machine.""",
     examples="""\
   niels-cache ui                        on http://127.0.0.1:3000, until Ctrl-C
-  niels-cache ui --profile quickstart --port 3001
-  niels-cache ui --read-only            watch a build of the command line; no button works
+  niels-cache ui --read-only            watch a build from the command line; all buttons are inactive
 
 Ctrl-C cancels the runs that you started in this UI; the next build resumes them.""",
     has_json=False,

@@ -34,23 +34,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     usage="[NAME ...] ",
     description="""\
-Hash every file again and check the invariants of the format. verify prints one line for each finding,
-a note for each harmless difference, and a table with the result of each folder.
+Rehash every file and check the invariants of the format. verify prints one line per finding, a note for
+each harmless difference, and a table with the result for each folder.
 
-unverifiable: another program wrote the meta.json of a cache, so there are no hashes to compare with;
-verify checks only the tokens against that meta.json. The exit code does not depend on this, but
-`unverifiable` of --json lists such caches.
+unverifiable: the meta.json of a cache was written by a different program, so there are no hashes to
+compare with, and verify only checks the tokens against that meta.json. This does not affect the exit
+code.
 
-ADDRESS, such as s3://bucket/prefix: verify compares the sizes and recorded hashes of a published cache
-with its meta.json. Only --download reads the content and proves it.
+With an ADDRESS, such as s3://bucket/prefix, verify compares the sizes and recorded hashes of a published
+cache with its meta.json. Only --download reads and verifies the content.
 
 not verified: reports/, unfinished builds (.NAME.partial), locks, other names with a leading dot,
 Dagster's home (.dagster), exports, and any other file in the cache directory""",
     examples="""\
   niels-cache verify                    everything, including corpora and indices
   niels-cache verify wikitext dolly15k  two data sets, and their corpora
-  niels-cache verify --quick            only names and sizes
-  niels-cache verify --against-dagster  also compare with Dagster's records of the builds
   niels-cache verify s3://bucket/caches/wikitext --download  read and hash a published cache
 
 on training machines, without the dependencies of this package: python -m niels_cache_runtime.verify cache/""",

@@ -57,12 +57,14 @@ class HubData(DecodesText):
     """
 
     dataset: str = Field(description="Hub data set: owner/name")
-    config: str | None = Field(None, description="Configuration (subset) of the data set")
+    config: str | None = Field(None, description="Configuration of the data set")
     split: str = Field("train", description="Upstream split to read")
-    val_split: str | None = Field(None, description="Upstream split that becomes val; by default, val_frac or budgets decide")
-    pinned_revision: str | None = Field(None, description="Commit, tag or branch; by default the newest commit of main")
-    files: list[ConfigPath] | None = Field(None, description="Globs of local .parquet, .jsonl or text files to read instead")
-    val_files: list[ConfigPath] | None = Field(None, description="Globs of local files that become val; requires `files`")
+    val_split: str | None = Field(None, description="Upstream split to use as val")
+    pinned_revision: str | None = Field(None, description="Commit, tag or branch to read; by default the newest commit on main")
+    files: list[ConfigPath] | None = Field(
+        None, description="Globs of local .parquet, .jsonl or text files to read instead of the hub data set"
+    )
+    val_files: list[ConfigPath] | None = Field(None, description="Globs of local files to use as val; requires `files`")
 
     def missing_setting(self) -> str | None:
         return "files (val_files alone has no train split)" if self.val_files and not self.files else None

@@ -67,18 +67,18 @@ class DecodesText(Source):
 
     max_document_mib: PositiveInt = Field(
         MAX_DOCUMENT_MIB,
-        description="Maximum size in MiB of a document, a line, or a file that is one document; the build fails above it",
+        description="Maximum size in MiB of a document or line; the build fails if it is exceeded",
     )
     encoding: str = Field(
         UTF8,
-        description="Python's name of the encoding, which a byte order mark overrides; in Parquet, only for strings that are not UTF-8",
+        description="Python name of the encoding, which a byte order mark overrides; for Parquet, it applies only to non-UTF-8 strings",
     )
     max_replaced_share: float = Field(
         MAX_REPLACED_SHARE,
         ge=0,
         le=1,
         strict=False,
-        description="Documents with a NUL or a larger share of replaced characters are dropped (`not_text`)",
+        description="Maximum share of replacement characters; documents above it, or with a NUL, are dropped (`not_text`)",
     )
 
     def describe(self) -> dict[str, Any]:

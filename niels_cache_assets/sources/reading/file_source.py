@@ -34,7 +34,7 @@ from niels_cache_runtime.format.layout import Split
 class KeepsDamaged(Source):
     """The key of the kinds that read files line by line or page by page."""
 
-    keep_damaged: bool = Field(False, description="True: keep the data before the damage in a damaged file; otherwise the build fails")
+    keep_damaged: bool = Field(False, description="True keeps the intact start of a damaged file; by default, the build fails")
 
     def on_damage(self, context: StreamContext, files: FilePass) -> OnDamage | None:
         """Return None if damage is an error. Otherwise return a function that logs a damaged file and counts it as dropped

@@ -29,7 +29,7 @@ class KeepsColumns(Source):
     keep: tuple[str, ...] = Field(
         (),
         strict=False,
-        description='Columns to keep, such as ["url", "score"], in the corpus, the lineage, `trace` and `export text`',
+        description='Columns to keep in the corpus, the lineage, `trace` and `export text`, such as ["url", "score"]',
     )
 
     @field_validator("keep")
@@ -72,7 +72,7 @@ class HasColumns(ChoosesRows, KeepsColumns):
     """The keys that name columns of rows."""
 
     text_field: str | None = Field(None, description=TEXT_FIELD_HELP)
-    id_field: str | None = Field(None, description="Field of the source id; by default `id` if it exists, else file#row")
+    id_field: str | None = Field(None, description="Field with the source id; by default `id` if it exists, otherwise file#row")
 
     def require_columns(self, columns: Iterable[str], place: str) -> None:
         """Raise NielsCacheError if a column of `where`, `keep` or `id_field` is missing. The message names the place."""

@@ -64,7 +64,7 @@ class ChoosesRows(Source):
 
     where: str | None = Field(
         None,
-        description='A condition on columns that rows must meet, such as "int_score >= 3 and language_score > 0.9"',
+        description='A condition on columns that each row must meet, such as "int_score >= 3 and language_score > 0.9"',
     )
 
     @field_validator("where")
