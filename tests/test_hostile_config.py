@@ -121,6 +121,7 @@ def test_a_byte_order_mark_that_an_editor_wrote_is_no_part_of_the_file(tmp_path:
         ("a.b" * 3000 + " = 1", "not valid TOML|unknown table"),
         ("[pretrain.mix]\nsource = 'interleave'\nmembers = { wikitext = inf }", "finite|infinity"),
         ("[pretrain.mix]\nsource = 'interleave'\nmembers = { wikitext = nan }", "nan|finite"),
+        ("[build]\nnetwork_patience = inf", r"build\.network_patience|network_patience = inf"),
     ],
 )
 def test_a_value_that_would_be_found_out_late_is_refused_at_once(tmp_path: Path, text: str, message: str) -> None:
