@@ -34,6 +34,7 @@ import numpy as np
 import rensa
 import torch
 
+import repository_path  # noqa: F401
 from dedup_pairs import (
     book_windows,
     bulk_texts,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+import repository_path  # noqa: F401
 from tests.plain_signatures import canonical_text
 
 NGRAM = 5

@@ -171,6 +171,7 @@ def record_parts(work: Path, partitions: list[str]) -> float:
 def page(work: Path, partitions: list[str], rounds: int, recorded: int) -> Iterator[Row]:
     from playwright.sync_api import sync_playwright
 
+    import repository_path  # noqa: F401
     from tests.ui.browser import BROWSER_ARGUMENTS, browser_path
 
     size = record_parts(work, partitions[:recorded])
