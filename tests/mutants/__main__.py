@@ -123,8 +123,7 @@ def try_all(
     for tree in trees:
         free.put(tree)
 
-    def tried(mutant: Mutant) -> tuple[Mutant, bool, str]:
-        tests = {test: lines.patience(test) for test in lines.covering(mutant, sources)}
+    def tried(mutant: Mutant, tests: dict[str, float]) -> tuple[Mutant, bool, str]:
         log = logs / f"{mutant.path.replace('/', '.')}.{mutant.line}.log"
         tree = free.get()
         try:
@@ -132,9 +131,11 @@ def try_all(
         finally:
             free.put(tree)
 
+    # not in the threads: ast.parse of Python 3.11 fails if threads call it at once
+    covering = [{test: lines.patience(test) for test in lines.covering(mutant, sources)} for mutant in drawn]
     with ThreadPoolExecutor(len(trees)) as threads:
         try:
-            for done in as_completed([threads.submit(tried, mutant) for mutant in drawn]):
+            for done in as_completed([threads.submit(tried, *each) for each in zip(drawn, covering, strict=True)]):
                 yield done.result()
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
