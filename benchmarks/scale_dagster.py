@@ -206,7 +206,6 @@ def main() -> None:
     settings = parser.parse_args()
     parts, runs = (40, 10) if settings.quick else (settings.parts, settings.runs)
     print("| what | measured | wanted |\n|---|---|---|", flush=True)
-    sys.path.insert(0, str(Path(__file__).parent.parent))
     for step in settings.only:
         with tempfile.TemporaryDirectory() as temporary:
             work = Path(temporary)
