@@ -113,6 +113,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
 }
 # By page: how a snippet begins that needs an optional package, and the package. It is not run where that is not installed.
 NEEDS: dict[str, dict[str, str]] = {
+    "docs/megatron.md": {"python examples/megatron_core_indices.py": "megatron"},
     "docs/recipes.md": {"import lightning": "lightning", "from accelerate": "accelerate"},
 }
 # Names that stand for the reader's own.
