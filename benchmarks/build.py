@@ -45,14 +45,14 @@ import pyarrow
 import pyarrow.parquet
 
 from niels_cache_assets.artifacts.builds import build_tokenizer
+from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
-from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter
 from niels_cache_assets.disk.journal import Journal
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.pretrain_writer import PretrainWriter
-from niels_cache_assets.strings import Strings
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, SentencePieceTokenizer
 from niels_cache_runtime.format.reading import available_threads
 

@@ -28,11 +28,11 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from build import base_texts
+from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats.rendering import Chat, Refusal, Rendering
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.config.tables import TokenizerSettings
-from niels_cache_assets.documents import Conversation
+from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.sources import SFT_SOURCES
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.feed import Feed

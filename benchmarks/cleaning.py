@@ -26,11 +26,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import plain_cleaning
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.normalizers import normalize
-from niels_cache_assets.config.tables import CleaningSettings
-from niels_cache_assets.documents import Document
+from niels_cache_assets.project.tables import CleaningSettings
 
 CHUNK = 256
 Chunk = tuple[int, list[Document]]

@@ -29,9 +29,9 @@ import torch
 
 from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.build_cache import build_pretrain_cache
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.dedup.text_set import TextSet
-from niels_cache_assets.streaming.disjoint import splits_disjoint
+from niels_cache_assets.inspection.disjoint import splits_disjoint
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.format.reading import available_threads

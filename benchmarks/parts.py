@@ -42,11 +42,11 @@ from loader import Row, Scale, get_batch_way, loader_way, mean_seconds, times
 from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.base.toml import as_toml
 from niels_cache_assets.cluster.child import PartCommand, build_apart
-from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.config.toml import as_toml
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.seal import Member, seal
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_runtime.format.layout import (
     DOC_ENDS_DTYPE,
     META_NAME,

@@ -35,13 +35,13 @@ from build import base_texts, documents
 from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.dedup import ranges as in_ranges
 from niels_cache_assets.dedup.greedy import drop_later
 from niels_cache_assets.dedup.signatures import Signatures
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import MOST_SHARDS
 from niels_cache_assets.parts.seal import seal
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_runtime.format.layout import META_NAME, shard_name
 from niels_cache_runtime.format.meta import MOST_META_BYTES, read_meta, write_meta
 

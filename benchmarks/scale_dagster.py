@@ -41,9 +41,9 @@ from pyarrow.parquet import write_table
 from build import base_texts, documents
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.home.instance import ensure_instance
+from niels_cache_assets.project.registry import load_registry
 from scale import Row
 
 DEFINITIONS = "from niels_cache_assets.defs.assembly import build_defs\n\ndefs = build_defs()\n"

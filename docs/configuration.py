@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from niels_cache_assets.config.running import ClusterSettings, NotifySettings, PublishSettings
-from niels_cache_assets.config.tables import (
+from niels_cache_assets.project.running import ClusterSettings, NotifySettings, PublishSettings
+from niels_cache_assets.project.tables import (
     BlendSettings,
     BuildSettings,
     CleaningSettings,

@@ -1,3 +1,3 @@
-"""The documented import path for the names that `niels_cache_assets.config.registry` defines."""
+"""The documented import path for the names that `niels_cache_assets.project.registry` defines."""
 
-from niels_cache_assets.config.registry import *  # noqa: F403
+from niels_cache_assets.project.registry import *  # noqa: F403

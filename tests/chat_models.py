@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.config.tables import TokenizerSettings
+from niels_cache_assets.project.registry import Registry, load_registry
+from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from tests.tiny import sentences
 

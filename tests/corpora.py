@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.documents import Document, Drops
+from niels_cache_assets.base.documents import Document, Drops
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError

@@ -18,11 +18,11 @@ from alembic.script import ScriptDirectory
 from dagster._core.definitions.data_version import CachingStaleStatusResolver  # the states that the UI shows as "unsynced"
 from dagster._core.loader import LoadingContextForTest
 
-from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.keys import FAMILY_JOBS, STREAM_OPS, TOKENIZER_JOB
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_runtime.format.layout import Family, dataset_dir
 from tests.tiny import sentences
 

@@ -23,8 +23,8 @@ import yaml
 
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.parser import build_parsers, parse_arguments
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.project.registry import load_registry
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = (

@@ -42,7 +42,7 @@ def _build(root: Path, table: dict[str, Any], name: str, patience: float, others
     from huggingface_hub import HfFileSystem
 
     from niels_cache_assets.artifacts.builds import build_dataset
-    from niels_cache_assets.config.registry import load_registry
+    from niels_cache_assets.project.registry import load_registry
     from niels_cache_assets.sources import PRETRAIN_SOURCES
     from niels_cache_assets.sources.errors import SourceUnavailable
     from niels_cache_runtime.errors import NielsCacheError

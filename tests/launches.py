@@ -9,7 +9,7 @@ import pytest
 
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.listening import LaunchFamily, LaunchListener, LaunchResult
-from niels_cache_assets.show.progress import HowFar
+from niels_cache_assets.facts.progress import HowFar
 from tests.dagster_tools import Project
 
 

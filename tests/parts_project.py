@@ -9,8 +9,8 @@ from pathlib import Path
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.documents import Document, DocumentBatch
+from niels_cache_assets.base.documents import Document, DocumentBatch
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.format.layout import SPLITS, list_shards
 from tests.tiny import sentences

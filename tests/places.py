@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from niels_cache_assets.documents import Place, SourceReport
+from niels_cache_assets.base.documents import Place, SourceReport
 from niels_cache_assets.sources.types import SftSource, Source, StreamContext
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.exchange.formats import ExportSettings, plan_export
 from niels_cache_assets.exchange.writing import write_export
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_runtime.format.layout import dataset_dir
 from tests.corpora import articles, write_jsonl
 from tests.tiny import sentences

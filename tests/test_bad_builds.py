@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.disk.staging import atomic_directory
-from niels_cache_assets.documents import Document
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.show.contents import budget_rule, shares_met, shortfall
+from niels_cache_assets.facts.contents import budget_rule, shares_met, shortfall
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_runtime.format.meta import read_meta
 from tests.corpora import write_jsonl

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.base.documents import Document, SourceReport
 from niels_cache_assets.build_cache import Message, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
-from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import read_meta
 from tests.docs_reader import COMMANDS, blocks_of

@@ -15,16 +15,16 @@ import pytest
 
 from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.artifacts.input_problems import input_problems
+from niels_cache_assets.base.documents import Message
 from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.documents import Message
+from niels_cache_assets.inspection.samples import notable
+from niels_cache_assets.plots.measures import measure_cache
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.publish.hub import data_card
 from niels_cache_assets.publish.pull import only_split
-from niels_cache_assets.show.plots.measures import measure_cache
-from niels_cache_assets.show.samples import notable
-from niels_cache_assets.sources.inputs import input_problems
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.cache import targets as target_spans

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.cli.recognizing import recognize
-from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.messages import template_messages
 from niels_cache_assets.sources.pairs import continued

@@ -8,14 +8,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.chats.arguments import json_text, json_value
+from niels_cache_assets.artifacts.tokenizer_sample import raw_texts
+from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.rendering import Chat, Rendering
 from niels_cache_assets.cli.recognizing import recognize
-from niels_cache_assets.corpus.tokenizer_sample import raw_texts
-from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.messages import template_messages, tools_of
+from niels_cache_assets.sources.tool_arguments import json_text, json_value
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime import NielsCacheError
 from tests.chat_models import opened_model, template_of

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats import rendering
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, Refusal
 from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.config.tables import TokenizerSettings
-from niels_cache_assets.documents import Conversation
+from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.tokenizer.kinds import open_model

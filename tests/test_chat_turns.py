@@ -7,10 +7,10 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
+from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, Refusal
 from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
-from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer

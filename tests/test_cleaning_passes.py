@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning import proofs
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.filters import BULLETS, Rejected
-from niels_cache_assets.config.tables import CleaningSettings
-from niels_cache_assets.documents import Document
+from niels_cache_assets.project.tables import CleaningSettings
 from tests.depth import cases
 from tests.prose import PARAGRAPHS, UNSPACED, unspaced_documents
 

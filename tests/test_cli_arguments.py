@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from niels_cache_assets.base import defaults
 from niels_cache_assets.build_cache import Progress
 from niels_cache_assets.cli import exit_codes, main, parser
 from niels_cache_assets.cli.overrides import FLAGS, parse_value
 from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.cli.progress import LineListener
-from niels_cache_assets.config import defaults
-from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.project.registry import Registry, load_registry
 from tests.hand_made import write_cache
 from tests.messages import missing
 

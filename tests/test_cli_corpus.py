@@ -19,7 +19,7 @@ from niels_cache_assets.cli.commands import clean
 from niels_cache_assets.cli.commands.clean import spread
 from niels_cache_assets.cli.commands.duplicates import mark_differences
 from niels_cache_assets.cli.console import excerpt
-from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_runtime.format.meta import Meta, read_meta
 from tests.corpora import articles, corpus_registry, nearly, write_jsonl
 from tests.messages import missing

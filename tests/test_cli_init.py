@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.cli import exit_codes, main
-from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.reading.files import find_files
 from tests.messages import missing
 

@@ -19,7 +19,7 @@ from niels_cache_assets.cli import exit_codes, main, progress
 from niels_cache_assets.cli.console import diagnostics, new_table, speaking
 from niels_cache_assets.cli.parser import build_parsers, load
 from niels_cache_assets.cli.progress import BarListener, build_listener, transfer_progress
-from niels_cache_assets.show.progress import HowFar, Pace, describe
+from niels_cache_assets.facts.progress import HowFar, Pace, describe
 from tests import programs
 from tests.messages import missing
 

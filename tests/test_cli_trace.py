@@ -17,10 +17,10 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cli import main
-from niels_cache_assets.disk.lineage import Lineage, read_lineage
-from niels_cache_assets.documents import Document
-from niels_cache_assets.show.loader_states import read_loader_state
+from niels_cache_assets.facts.lineage import Lineage, read_lineage
+from niels_cache_assets.inspection.loader_states import read_loader_state
 from niels_cache_assets.tokenizer.decoding import as_text
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError

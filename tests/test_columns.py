@@ -15,16 +15,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from niels_cache_assets.base.documents import Document, DocumentBatch
+from niels_cache_assets.base.random_numbers import TorchRandom
+from niels_cache_assets.base.strings import Strings, as_objects, join_strings, repeated
 from niels_cache_assets.build_cache import build_pretrain_cache
-from niels_cache_assets.documents import Document, DocumentBatch
-from niels_cache_assets.random_numbers import TorchRandom
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.reading import columns
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming import shuffle_buffers
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.shuffle import shuffled
-from niels_cache_assets.strings import Strings, as_objects, join_strings, repeated
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from tests.test_cache_determinism import digests
 from tests.tiny import sentences
@@ -210,8 +210,8 @@ def test_random_numbers_are_those_of_torch(seed: int) -> None:
 def test_long_permutations_come_from_torch_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = []
     for most in (1_000, 10):
-        monkeypatch.setattr("niels_cache_assets.random_numbers._MOST_OWN", most)
-        monkeypatch.setattr("niels_cache_assets.random_numbers._SKIPPED_TOGETHER", 4)
+        monkeypatch.setattr("niels_cache_assets.base.random_numbers._MOST_OWN", most)
+        monkeypatch.setattr("niels_cache_assets.base.random_numbers._SKIPPED_TOGETHER", 4)
         random = TorchRandom(5)
         random.below(10, 9)
         ours.append(random.permutation(50).tolist())

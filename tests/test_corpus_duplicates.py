@@ -13,14 +13,14 @@ import torch
 from niels_cache_assets.artifacts import duplicates
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared, prepared_documents
 from niels_cache_assets.corpus import near_val, order, store
 from niels_cache_assets.corpus.identity import dedup_order
 from niels_cache_assets.corpus.layout import DUPLICATES, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.order import ArrayRows
-from niels_cache_assets.corpus.reading import open_prepared, prepared_documents
 from niels_cache_assets.dedup import greedy
 from niels_cache_assets.dedup.signatures import Signer, jaccard
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta

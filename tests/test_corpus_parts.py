@@ -19,15 +19,15 @@ from niels_cache_assets.artifacts.corpus import CorpusPart, CorpusProgress, Join
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
+from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
 from niels_cache_assets.cli import exit_codes, main
-from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_parts_dir, ranges_dir
-from niels_cache_assets.corpus.reading import prepared_documents
 from niels_cache_assets.disk.attempts import attempt_record, recorded_attempts
 from niels_cache_assets.parts import seal
 from niels_cache_assets.parts.layout import parts_dir
 from niels_cache_assets.parts.lease import Holder
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, Writer

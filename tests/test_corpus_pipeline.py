@@ -10,9 +10,9 @@ import pytest
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.reading import open_prepared, with_prepared
-from niels_cache_assets.show.corpora import sample_corpus
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_prepared
+from niels_cache_assets.inspection.corpora import sample_corpus
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import documents_name

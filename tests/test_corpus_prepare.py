@@ -17,13 +17,13 @@ import pytest
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import prepare_corpus
 from niels_cache_assets.artifacts.corpus import CorpusProgress
+from niels_cache_assets.base.documents import Document
+from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.layout import DOCUMENTS, REJECTED, corpus_dir
 from niels_cache_assets.dedup.signatures import Signer
-from niels_cache_assets.documents import Document
-from niels_cache_assets.streaming.in_flight import map_in_processes
+from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import MisbehavingSource, articles, corpus_registry, with_source, write_jsonl
 from tests.messages import missing

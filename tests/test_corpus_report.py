@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus, write_report
+from niels_cache_assets.artifacts.corpus_facts import corpus_report
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.corpus.report import corpus_report
 from niels_cache_assets.dedup.bands import choose_bands
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import Project

@@ -9,16 +9,16 @@ import pytest
 
 from niels_cache_assets.artifacts import corpus, materialize
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.base.parallel import LONG_CHARACTERS
 from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, PreparedChunk
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.corpus.order import Input
 from niels_cache_assets.dedup import ranges
 from niels_cache_assets.disk.journal import Journal, partial_directory, read_journal
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.streaming import encode
-from niels_cache_assets.streaming.in_flight import LONG_CHARACTERS
 from niels_cache_runtime.errors import NielsCacheError
 from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
 from tests.messages import missing

@@ -20,13 +20,13 @@ import pytest
 from dagster._core.executor.in_process import InProcessExecutor
 from dagster._core.executor.multiprocess import MultiprocessExecutor
 
-from niels_cache_assets import processes
-from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.base import processes
+from niels_cache_assets.base.processes import Process, claimed_record, hold_record, is_held, read_record
 from niels_cache_assets.defs.home.abandoned import end_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import PARTS_POOL, STREAM_POOL
 from niels_cache_assets.defs.resources import _RecordedExecutor
-from niels_cache_assets.processes import Process, claimed_record, hold_record, is_held, read_record
+from niels_cache_assets.project.registry import load_registry
 from tests.messages import missing
 
 STARTING, STARTED, CANCELING = dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING
@@ -34,7 +34,7 @@ STARTING, STARTED, CANCELING = dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus
 HOLDING = """
 import signal, sys, time
 from pathlib import Path
-from niels_cache_assets.processes import hold_record
+from niels_cache_assets.base.processes import hold_record
 if sys.argv[2] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 Path("/proc/self/comm").write_bytes(bytes.fromhex(sys.argv[3]))

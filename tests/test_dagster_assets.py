@@ -12,13 +12,13 @@ import pytest
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.build_cache import Progress
-from niels_cache_assets.config.registry import cache_root
 from niels_cache_assets.defs.assets.upstream import REVISION, observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.metadata.builds import said_of_dropped, state_in, state_of
 from niels_cache_assets.defs.metadata.entries import fenced
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink
-from niels_cache_assets.show.progress import HowFar
+from niels_cache_assets.facts.progress import HowFar
+from niels_cache_assets.project.registry import cache_root
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime import Batch

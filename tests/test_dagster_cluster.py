@@ -19,7 +19,7 @@ from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.assets.parts import RunEnding
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
-from niels_cache_assets.defs.places import PatientClaims, limit_parts
+from niels_cache_assets.defs.part_slots import PatientClaims, limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot, _RecordedExecutor
 from tests.dagster_tools import metadata
@@ -197,7 +197,7 @@ def graph_part(home: Home) -> Artifact:
 def test_the_pool_has_as_many_places_as_the_table_says(
     project: PartsProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, places: int
 ) -> None:
-    monkeypatch.setattr("niels_cache_assets.defs.places.available_threads", lambda: 15)
+    monkeypatch.setattr("niels_cache_assets.defs.part_slots.available_threads", lambda: 15)
     home = Home(project.graph(2, build=f"[cluster]\n{table}"))
     (tmp_path / "home").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "home")) as home.instance:

@@ -10,10 +10,10 @@ from niels_cache_assets.defs.checks.cache import SPLITS_DISJOINT
 from niels_cache_assets.defs.checks.corpus import LANGUAGE_PLAUSIBLE, NOT_EMPTY, REASONS_PLAUSIBLE
 from niels_cache_assets.defs.keys import CORPUS_JOB, DOCUMENTS, DUPLICATES, DUPLICATES_JOB, KEPT, META_KEYS, REPORT, REPORT_JOB
 from niels_cache_assets.defs.metadata.builds import state_in
-from niels_cache_assets.show.reports.cache import cache_report, find_items
-from niels_cache_assets.show.reports.drawings import draw_report
-from niels_cache_assets.show.reports.history import History
-from niels_cache_assets.show.reports.page import render_page
+from niels_cache_assets.reports.cache import cache_report, find_items
+from niels_cache_assets.reports.drawings import draw_report
+from niels_cache_assets.reports.history import History
+from niels_cache_assets.reports.page import render_page
 from tests.built_project import Built
 from tests.dagster_tools import Project, checks, json_of, materializations, metadata, rows
 from tests.launches import launch, launch_in_memory

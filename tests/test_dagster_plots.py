@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from niels_cache_assets.base.documents import Message
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.cli import main
-from niels_cache_assets.documents import Message
-from niels_cache_assets.show.plots import measures as measuring
-from niels_cache_assets.show.plots.drawing import Panel, Picture, Series, as_png, as_svg
-from niels_cache_assets.show.plots.measures import CONTEXT, LENGTH_EDGES, measure_cache
-from niels_cache_assets.show.plots.pictures import MAX_SOURCES, cache_pictures, ratios_picture
-from niels_cache_assets.show.samples import notable, notable_numbers
+from niels_cache_assets.inspection.samples import notable, notable_numbers
+from niels_cache_assets.plots import measures as measuring
+from niels_cache_assets.plots.drawing import Panel, Picture, Series, as_png, as_svg
+from niels_cache_assets.plots.measures import CONTEXT, LENGTH_EDGES, measure_cache
+from niels_cache_assets.plots.pictures import MAX_SOURCES, cache_pictures, ratios_picture
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import Family
 from niels_cache_runtime.format.meta import read_meta
@@ -164,7 +164,7 @@ def test_svg_and_png_draw_every_kind_and_nothing_with_the_same_marks_inside_the_
 
 
 def test_samples_are_the_first_a_random_one_the_longest_and_the_shortest(notes: Path, chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("niels_cache_assets.show.samples._BLOCK_OFFSETS", 7)
+    monkeypatch.setattr("niels_cache_assets.inspection.samples._BLOCK_OFFSETS", 7)
     meta = read_meta(str(notes / "meta.json"))
     documents = documents_of(notes)[: meta["documents"]["train"]]
     lengths = [len(document) for document in documents]

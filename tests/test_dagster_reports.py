@@ -9,14 +9,14 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.defs.assets.reports import NOT_TOO_OFTEN
 from niels_cache_assets.defs.home.history import history_of
 from niels_cache_assets.defs.home.instance import HOME_VARIABLE, ensure_instance
 from niels_cache_assets.defs.keys import CACHE_REPORT, INDEX, INDEX_JOB, META_KEYS, MIXTURE, PUBLISH_JOBS, PUBLISHED_KEYS, UPSTREAM_KEYS
 from niels_cache_assets.defs.metadata.builds import state_in
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.publish.check import check
-from niels_cache_assets.show.reports.cache import CacheReport, cache_report, find_items
+from niels_cache_assets.reports.cache import CacheReport, cache_report, find_items
 from niels_cache_runtime import read_meta
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, open_blend

@@ -14,11 +14,11 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts.graph import Graph, graph
-from niels_cache_assets.config.registry import cache_root, load_registry
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.resources import CacheRoot
+from niels_cache_assets.project.registry import cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 from tests.dagster_tools import Project
 from tests.messages import missing

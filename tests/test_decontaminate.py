@@ -11,12 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.base.defaults import SPECIAL_TOKENS
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import build_pretrain_cache
-from niels_cache_assets.config.defaults import SPECIAL_TOKENS
-from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.dedup import text_set
 from niels_cache_assets.dedup.text_set import Match, TextSet
-from niels_cache_assets.documents import Document
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta

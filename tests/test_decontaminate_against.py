@@ -11,10 +11,10 @@ from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cleaning.filters import REASONS
-from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.dedup.text_set import Match
 from niels_cache_assets.defs.checks import cache
-from niels_cache_assets.show.shared_texts import Origin, SharedText, SharedTexts, shared_texts
+from niels_cache_assets.inspection.shared_texts import Origin, SharedText, SharedTexts, shared_texts
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.streaming.decontaminate import REASONS_OF_REFERENCES, ReferencePlace, ReferenceTexts, open_references
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta

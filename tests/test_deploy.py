@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from niels_cache_assets.base.toml import parse_toml
 from niels_cache_assets.cli.parser import build_parsers, parse_arguments
-from niels_cache_assets.config.running import ClusterSettings
-from niels_cache_assets.config.toml import parse_toml
+from niels_cache_assets.project.running import ClusterSettings
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
 READMES = sorted(DEPLOY.rglob("README.md"))

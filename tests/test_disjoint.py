@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.base.documents import Document, Message
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache, write_unbuilt_cache
-from niels_cache_assets.documents import Document, Message
-from niels_cache_assets.streaming import disjoint
-from niels_cache_assets.streaming.disjoint import SplitOverlap, splits_disjoint
+from niels_cache_assets.inspection import disjoint
+from niels_cache_assets.inspection.disjoint import SplitOverlap, splits_disjoint
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from tests.tiny import sentences

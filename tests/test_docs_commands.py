@@ -26,7 +26,7 @@ import torch
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.index import plan_of, read_blend_file
-from niels_cache_assets.config.registry import Registry, cache_root, load_registry
+from niels_cache_assets.project.registry import Registry, cache_root, load_registry
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME
 from niels_cache_runtime.megatron import IndexedWriter
 from tests.corpora import articles, nearly, write_jsonl

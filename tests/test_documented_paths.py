@@ -7,8 +7,8 @@ import pytest
 
 import niels_cache_assets
 import niels_cache_runtime
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.defs.assembly import build_defs
+from niels_cache_assets.project.registry import load_registry
 from tests.golden.imports import can_be_imported, documented_paths
 
 MODULES = (

@@ -8,15 +8,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets import drop_reasons
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.base import reasons as drop_reasons
+from niels_cache_assets.base.documents import Document, Drops, SourceReport, joined_facts
+from niels_cache_assets.base.reasons import DROP_REASONS, is_asked
 from niels_cache_assets.build_cache import build_pretrain_cache
-from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.config.tables import REASONS
-from niels_cache_assets.documents import Document, Drops, SourceReport, joined_facts
-from niels_cache_assets.drop_reasons import DROP_REASONS, is_asked
-from niels_cache_assets.show.drops import summary_of_drops
+from niels_cache_assets.facts.drops import summary_of_drops
+from niels_cache_assets.project.registry import Registry, load_registry
+from niels_cache_assets.project.tables import REASONS
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
@@ -191,8 +191,8 @@ def registry(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_build_and_a_cache_hit_and_the_status_and_the_report_say_it(registry: Registry, tmp_path: Path) -> None:
-    from niels_cache_assets.show.reports.cache import cache_report, find_items
-    from niels_cache_assets.show.reports.history import History
+    from niels_cache_assets.reports.cache import cache_report, find_items
+    from niels_cache_assets.reports.history import History
 
     root = tmp_path / "cache"
     said = [build_dataset(registry, "chats", root=root).drops.warnings for _ in range(2)]

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
-from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.corpus.report import corpus_report
+from niels_cache_assets.artifacts.corpus_facts import corpus_report
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.dolly15k import Dolly15k
@@ -339,8 +339,8 @@ def test_a_build_a_corpus_or_a_tokenizer_of_which_nothing_is_text_fails_and_name
 
 def test_a_corpus_its_report_its_cache_and_the_ui_say_what_was_replaced(tmp_path: Path, project: Project) -> None:
     from niels_cache_assets.defs.metadata.builds import family_metadata
-    from niels_cache_assets.show.reports.cache import cache_report, find_items
-    from niels_cache_assets.show.reports.history import History
+    from niels_cache_assets.reports.cache import cache_report, find_items
+    from niels_cache_assets.reports.history import History
 
     for number in range(8):
         one_file(tmp_path, f"{number}.txt", f"Fine text {number}, with words enough. ".encode() * 20)

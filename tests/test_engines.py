@@ -21,16 +21,16 @@ from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.artifacts.unfinished import unfinished_build
+from niels_cache_assets.base.documents import Document, DocumentBatch, SourceReport
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.build_cache import base as resuming
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands.tokenizer import CHARACTERS
 from niels_cache_assets.cli.overrides import collect_overrides
 from niels_cache_assets.cli.parser import parse_arguments
-from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.defs.metadata.builds import family_metadata
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, read_journal
-from niels_cache_assets.documents import Document, DocumentBatch, SourceReport
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.tokenizer import checked, engines

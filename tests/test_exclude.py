@@ -9,13 +9,13 @@ import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
+from niels_cache_assets.artifacts.corpus_facts import corpus_report
 from niels_cache_assets.artifacts.dataset import Pretrain
 from niels_cache_assets.artifacts.forecast.volumes import _documents
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.corpus.report import corpus_report
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
+from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.defs.metadata.corpora import report_metadata
-from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.excluding import identity_of_ids, require_matches, unmatched_lines
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import StreamContext

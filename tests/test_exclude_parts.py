@@ -12,13 +12,13 @@ from niels_cache_assets.artifacts.builds import find_duplicates
 from niels_cache_assets.artifacts.dataset import Pretrain
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.corpus.reading import prepared_documents
-from niels_cache_assets.disk.lineage import read_lineage
-from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
+from niels_cache_assets.base import parallel as in_flight
+from niels_cache_assets.base.documents import DocumentBatch
+from niels_cache_assets.facts.lineage import read_lineage
 from niels_cache_assets.parts.layout import parts_dir
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.streaming import in_flight
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import read_meta

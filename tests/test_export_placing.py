@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from niels_cache_assets.base.processes import Interrupted, stop_on_signals
 from niels_cache_assets.exchange import placing
 from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.exchange.writing import write_export
-from niels_cache_assets.processes import Interrupted, stop_on_signals
 from niels_cache_runtime import NielsCacheError
 from tests.exports import contents, export, planned, random_documents, write_documents_cache
 from tests.messages import missing

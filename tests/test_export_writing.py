@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from niels_cache_assets.base.processes import Interrupted
 from niels_cache_assets.cli import main
 from niels_cache_assets.disk import space
 from niels_cache_assets.exchange import writing
 from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.exchange.writing import write_export
-from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime import NielsCacheError
 from tests.exports import contents, export, planned, random_documents, write_documents_cache
 from tests.hand_made import EOT, exchange, write_cache

@@ -15,7 +15,7 @@ import pytest
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cli.recognizing import recognize
-from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.finding.globs import glob_files
 from niels_cache_assets.sources.huggingface import Huggingface

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from pydantic import Field
 
+from niels_cache_assets.artifacts.cache_identity import cache_identity
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.corpus.cache_identity import cache_identity
+from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.corpus.identity import corpus_fingerprint, dedup_identity
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import Source

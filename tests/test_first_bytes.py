@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from niels_cache_assets.base.first_bytes import content_of
 from niels_cache_assets.cli.recognizing import recognize
-from niels_cache_assets.first_bytes import content_of
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.references import questions

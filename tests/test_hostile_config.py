@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from niels_cache_assets.config import tables
-from niels_cache_assets.config.problems import explain_problems
-from niels_cache_assets.config.registry import Registry, is_valid_name, load_registry
-from niels_cache_assets.config.running import ClusterSettings, NotifySettings
-from niels_cache_assets.config.toml import parse_toml
+from niels_cache_assets.base.toml import parse_toml
+from niels_cache_assets.project import tables
+from niels_cache_assets.project.problems import explain_problems
+from niels_cache_assets.project.registry import Registry, is_valid_name, load_registry
+from niels_cache_assets.project.running import ClusterSettings, NotifySettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_runtime import NielsCacheError
 from tests.hostile import CASES, TEXTS, Draws, fuzz

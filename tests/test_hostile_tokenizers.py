@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.watch import watched
+from niels_cache_assets.artifacts.notify import watched
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import build_pretrain_cache
-from niels_cache_assets.config.running import NotifySettings
-from niels_cache_assets.documents import Document
+from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.tokenizer import limits
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors

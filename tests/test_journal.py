@@ -14,18 +14,18 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter
 
-from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
+from niels_cache_assets.base.documents import Conversation, Document, Message, SourceReport
+from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, sft_spool
 from niels_cache_assets.build_cache import base as resuming
 from niels_cache_assets.build_cache.base import open_journal
 from niels_cache_assets.disk import journal as journal_module
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
 from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, Sizes
-from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
 from niels_cache_assets.sources import chat_jsonl as chat
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.types import StreamContext
-from niels_cache_assets.streaming import encode, intake, sft_spool
+from niels_cache_assets.streaming import encode, intake
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from niels_cache_assets.base.processes import Process
 from niels_cache_assets.disk.attempts import attempt_record, lease_path, recorded_attempts
 from niels_cache_assets.parts import lease as module
 from niels_cache_assets.parts.lease import Lease, LeaseLost, Stopped, Stops, Times, builder_of, leased, mark_of_stop, request_stop
-from niels_cache_assets.processes import Process
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, lock_path
 from tests.faults.disk import Disk

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.chats.templates import Template
-from niels_cache_assets.documents import Conversation
 from niels_cache_assets.sources.messages import WEIGHT_KEYS, masked_messages, plain_messages, template_messages, weight_problem
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader

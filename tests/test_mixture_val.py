@@ -12,10 +12,10 @@ import pytest
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.config.defaults import SPECIAL_TOKENS
-from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.base.defaults import SPECIAL_TOKENS
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
-from niels_cache_assets.documents import Document
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming import encode

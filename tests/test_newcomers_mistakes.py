@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_tokenizer
+from niels_cache_assets.artifacts.input_problems import input_problems
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.sources.inputs import input_problems
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.errors import NielsCacheError

@@ -11,8 +11,8 @@ import torch
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.config.tables import TokenizerSettings
+from niels_cache_assets.project.registry import load_registry
+from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.tokenizer.engines import Fastokens, prove
 from niels_cache_assets.tokenizer.kinds import load_tokenizer, open_built_model, open_model
 from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_places

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts import watch as watching
+from niels_cache_assets.artifacts import notify as watching
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.artifacts.watch import Watch, watched
+from niels_cache_assets.artifacts.notify import Watch, watched
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.config.running import NotifySettings
+from niels_cache_assets.project.registry import load_registry
+from niels_cache_assets.project.running import NotifySettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
 from tests.launches import Recorder

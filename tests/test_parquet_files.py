@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from niels_cache_assets.base import parallel as in_flight
+from niels_cache_assets.base.parallel import results_in_order
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.dolly15k import Dolly15k
 from niels_cache_assets.sources.gutenberg import Gutenberg
@@ -25,8 +27,6 @@ from niels_cache_assets.sources.reading.parquet_files import ParquetTable, decod
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikitext import Wikitext
-from niels_cache_assets.streaming import in_flight
-from niels_cache_assets.streaming.in_flight import results_in_order
 from niels_cache_runtime.errors import NielsCacheError
 from tests import programs
 from tests.read_sources import read

@@ -15,15 +15,15 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
-from niels_cache_assets.disk.lineage import Lineage, read_lineage
+from niels_cache_assets.facts.lineage import Lineage, read_lineage
+from niels_cache_assets.inspection.differences.documents import compare_documents
+from niels_cache_assets.inspection.disjoint import splits_disjoint
 from niels_cache_assets.parts.layout import PART_KINDS
 from niels_cache_assets.parts.seal import seal
-from niels_cache_assets.show.differences.documents import compare_documents
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.val_share import HashRule
-from niels_cache_assets.streaming.disjoint import splits_disjoint
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError

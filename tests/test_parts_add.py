@@ -13,11 +13,11 @@ import pytest
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts import plan as adding
 from niels_cache_assets.artifacts.parts.plan import check_addition
+from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.toml import parse_toml
 from niels_cache_assets.cli.__main__ import main
-from niels_cache_assets.config.editing import NotAddedError, add_table, added_tables
-from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.config.toml import parse_toml
+from niels_cache_assets.project.editing import NotAddedError, add_table, added_tables
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile

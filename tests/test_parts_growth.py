@@ -15,7 +15,7 @@ from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.prune import prune_parts
-from niels_cache_assets.disk.lineage import read_lineage
+from niels_cache_assets.facts.lineage import read_lineage
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import read_meta

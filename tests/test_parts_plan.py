@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.documents import Document, DocumentBatch
+from niels_cache_assets.base.documents import Document, DocumentBatch
 from niels_cache_assets.parts.plan import MOST_SHARDS, Plan, contiguous_runs, entry_of_group, plan_parts, proposed_shard_bytes, shares
 from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface

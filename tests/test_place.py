@@ -14,8 +14,8 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import plan_of
 from niels_cache_assets.cli import main
 from niels_cache_assets.exchange.hf import to_hf_dataset
-from niels_cache_assets.show.reports.cache import cache_report, find_items
-from niels_cache_assets.show.reports.history import History
+from niels_cache_assets.reports.cache import cache_report, find_items
+from niels_cache_assets.reports.history import History
 from niels_cache_assets.tokenizer.measures import by_source
 from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_meta
 from niels_cache_runtime.verify import verify_cache, verify_dataset

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
-from niels_cache_assets.corpus.reading import open_prepared
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.dedup.bands import bands_for_recall
 from tests.corpora import articles, corpus_registry
 from tests.plain_signatures import canonical_text

@@ -11,7 +11,7 @@ import pytest
 from niels_cache_assets.artifacts.index import BlendPlan, prebuild, read_blend_file
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.progress import array_progress
-from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, gpt_dataset, open_blend, write_indexed
 from tests import megatron_core

@@ -16,13 +16,13 @@ import torch
 
 from niels_cache_assets import to_hf_dataset
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats.templates import Template
 from niels_cache_assets.cli.recognizing import recognize
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.documents import Conversation, Message
-from niels_cache_assets.show.plots.measures import measure_cache
-from niels_cache_assets.show.samples import examples, notable
+from niels_cache_assets.inspection.samples import examples, notable
+from niels_cache_assets.plots.measures import measure_cache
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.messages import template_messages
 from niels_cache_assets.sources.pairs import dialogue, prompt_hash, sides_of
 from niels_cache_runtime import SFT, NielsCacheError, PreferenceBatch, PreferenceDataset, SFTExampleDataset, TokenLoader, open_cache

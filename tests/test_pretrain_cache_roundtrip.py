@@ -8,9 +8,9 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from niels_cache_assets.base.defaults import SPECIAL_TOKENS
+from niels_cache_assets.base.documents import Document, SourceReport
 from niels_cache_assets.build_cache import build_pretrain_cache
-from niels_cache_assets.config.defaults import SPECIAL_TOKENS
-from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.sources.val_share import split_by_fraction, val_mask
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError

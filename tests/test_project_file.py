@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
+from niels_cache_assets.artifacts.input_problems import BadInputs, hub_problems, input_problems, require_inputs
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cli.new_config import catalog_table
-from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.config.shipped import ABOUT, catalog, profile_tables
+from niels_cache_assets.project.registry import Registry, load_registry
+from niels_cache_assets.project.shipped import ABOUT, catalog, profile_tables
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.inputs import BadInputs, hub_problems, input_problems, require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from tests.messages import missing

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_runtime.errors import NielsCacheError

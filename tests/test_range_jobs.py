@@ -19,13 +19,13 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cluster.child import PartCommand
-from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.corpus.layout import HASHES, duplicates_dir, ranges_dir
 from niels_cache_assets.dedup import ranges
 from niels_cache_assets.defs.side_by_side import build_part_apart
 from niels_cache_assets.disk.attempts import attempt_record
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.parts.lease import Times, leased
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import notes, verify_cache
 from tests.corpora import articles, nearly, write_jsonl

@@ -10,7 +10,7 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.packing.rows import PackedExamples

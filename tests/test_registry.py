@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.config import defaults
-from niels_cache_assets.config.registry import apply_run_settings, cache_root, load_registry
+from niels_cache_assets.base import defaults
+from niels_cache_assets.project.registry import apply_run_settings, cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 from tests.messages import missing
 

@@ -14,7 +14,7 @@ import torch
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import (
     Blocks,

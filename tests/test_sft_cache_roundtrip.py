@@ -7,9 +7,9 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from niels_cache_assets.base.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
+from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.build_cache import build_sft_cache
-from niels_cache_assets.config.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
-from niels_cache_assets.documents import Conversation, Message
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
@@ -61,7 +61,7 @@ def test_each_message_is_its_sentinel_its_content_and_eot(tmp_path: Path, tokeni
 
 def test_blocks_of_the_spool_do_not_show(tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = build(tmp_path / "whole", chats(60), tokenizer)
-    monkeypatch.setattr("niels_cache_assets.streaming.sft_spool._TOKENS_PER_BLOCK", 37)
+    monkeypatch.setattr("niels_cache_assets.build_cache.sft_spool._TOKENS_PER_BLOCK", 37)
     assert build(tmp_path / "blocks", chats(60), tokenizer)["content_sha256"] == whole["content_sha256"]
 
 

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
+from niels_cache_assets.base.documents import Document
+from niels_cache_assets.base.strings import Strings, hashes_of
 from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
-from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.documents import Document
-from niels_cache_assets.show.reports.cache import cache_report, find_items
-from niels_cache_assets.show.reports.history import History
-from niels_cache_assets.show.reports.page import render_page
-from niels_cache_assets.show.shared_texts import SharedTexts, shared_texts
-from niels_cache_assets.strings import Strings, hashes_of
+from niels_cache_assets.inspection.shared_texts import SharedTexts, shared_texts
+from niels_cache_assets.project.registry import load_registry
+from niels_cache_assets.reports.cache import cache_report, find_items
+from niels_cache_assets.reports.history import History
+from niels_cache_assets.reports.page import render_page
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset

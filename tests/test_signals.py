@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets import processes
-from niels_cache_assets.processes import Interrupted, signals_afterwards, stop_on_signals
+from niels_cache_assets.base import processes
+from niels_cache_assets.base.processes import Interrupted, signals_afterwards, stop_on_signals
 from niels_cache_assets.sources.net import network
 
 TERMINATED = 128 + signal.SIGTERM

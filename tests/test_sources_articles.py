@@ -12,7 +12,7 @@ from niels_cache_assets.sources.gutenberg import Gutenberg, strip_project_gutenb
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
 from niels_cache_assets.sources.reading.encodings import Decoding
-from niels_cache_assets.sources.reading.places import RowsPass
+from niels_cache_assets.sources.reading.positions import RowsPass
 from niels_cache_assets.sources.roam import Roam, _outline
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext

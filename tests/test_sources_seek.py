@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_prepared
 from niels_cache_assets.corpus import store
-from niels_cache_assets.corpus.reading import open_prepared, with_prepared
-from niels_cache_assets.corpus.text_export import FILE_TYPES, FileType, TextExport
+from niels_cache_assets.exchange.corpus_text import FILE_TYPES, FileType, TextExport
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
 from niels_cache_assets.exchange.writing import write_export

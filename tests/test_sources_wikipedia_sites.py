@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.mediawiki.dump import read_site
 from niels_cache_assets.sources.mediawiki.languages import END_MATTER_OF, REDIRECT_WORDS
 from niels_cache_assets.sources.mediawiki.markup import Form

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
-from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.disk import space
 from niels_cache_assets.disk.journal import partial_directory
 from niels_cache_assets.disk.space import Need, naming, pretrain_need, require_room, telling
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.exchange.megatron_import import Vocabulary, import_megatron
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import Split

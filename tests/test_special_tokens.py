@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from niels_cache_assets.artifacts.builds import build_tokenizer
+from niels_cache_assets.base.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
+from niels_cache_assets.base.documents import Conversation, Document, Message, SourceReport
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
-from niels_cache_assets.config.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
-from niels_cache_assets.config.registry import load_registry
-from niels_cache_assets.documents import Conversation, Document, Message, SourceReport
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, list_shards

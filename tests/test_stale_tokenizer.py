@@ -8,7 +8,7 @@ import pytest
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import exit_codes, main
-from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_runtime.format.meta import read_meta
 from tests.messages import missing
 from tests.parts_project import build

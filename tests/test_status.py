@@ -18,11 +18,11 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.context import find_places
-from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.corpus import store
 from niels_cache_assets.disk import staging as directories
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, partial_directory
-from niels_cache_assets.show.corpora import corpus_names
+from niels_cache_assets.inspection.corpora import corpus_names
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import lock_path, writer_lock

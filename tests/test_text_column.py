@@ -12,7 +12,7 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.exit_codes import DONE
-from niels_cache_assets.config.registry import load_registry
+from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet

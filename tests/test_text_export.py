@@ -14,12 +14,13 @@ import pytest
 import zstandard
 
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
+from niels_cache_assets.artifacts.corpus_facts import corpus_report
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus import store, text_export
-from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.corpus.report import corpus_report
-from niels_cache_assets.corpus.text_export import FILE_TYPES, FileType, TextExport
+from niels_cache_assets.corpus import store
+from niels_cache_assets.exchange import corpus_text as text_export
+from niels_cache_assets.exchange.corpus_text import FILE_TYPES, FileType, TextExport
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError

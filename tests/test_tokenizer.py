@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
-from niels_cache_assets.config.defaults import ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.corpus.reading import prepared_documents
-from niels_cache_assets.corpus.tokenizer_sample import MAX_LINE_BYTES, split_long_line, spool_sample
-from niels_cache_assets.disk.lineage import read_lineage
+from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
+from niels_cache_assets.artifacts.tokenizer_sample import MAX_LINE_BYTES, split_long_line, spool_sample
+from niels_cache_assets.base.defaults import ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_assets.facts.lineage import read_lineage
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.tokenizer import training as tokenizer_training
@@ -174,7 +174,7 @@ def test_training_ends_with_the_build_however_that_ends(tmp_path: Path, end: sig
         from pathlib import Path
         from niels_cache_assets.artifacts import tokenizer as tokenizer_artifact
         from niels_cache_assets.artifacts.builds import build_tokenizer
-        from niels_cache_assets.config.registry import load_registry
+        from niels_cache_assets.project.registry import load_registry
         def endless(registry, root, sample, beginnings, log):  # training waits for a writer of its text for ever
             os.mkfifo(sample)
             return {{"bytes": 0}}

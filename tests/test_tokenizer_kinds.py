@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import build_pretrain_cache
-from niels_cache_assets.documents import Document
 from niels_cache_assets.tokenizer.base import TextTokenizer
 from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.kinds import TiktokenTokenizer, open_model

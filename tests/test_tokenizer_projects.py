@@ -16,7 +16,7 @@ from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.tokenizer.decoding import as_text, open_tokenizer
 from niels_cache_assets.tokenizer.kinds import open_model, open_model_at
 from niels_cache_runtime import TokenLoader
@@ -178,7 +178,7 @@ def test_a_byte_level_bpe_is_trained_to_the_same_bytes_whatever_the_threads(tmp_
     project(tmp_path, TRAINED)
     program = (
         "import sys\nfrom niels_cache_assets.artifacts.builds import build_tokenizer\n"
-        "from niels_cache_assets.config.registry import load_registry\n"
+        "from niels_cache_assets.project.registry import load_registry\n"
         "from pathlib import Path\nbuild_tokenizer(load_registry(config=sys.argv[1]), root=Path(sys.argv[2]))\n"
     )
     settings = ({"RAYON_NUM_THREADS": "1"}, {"RAYON_NUM_THREADS": "4"}, {"TOKENIZERS_PARALLELISM": "false"})

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import sentencepiece
 
+from niels_cache_assets.base.defaults import SPECIAL_TOKENS
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache
-from niels_cache_assets.config.defaults import SPECIAL_TOKENS
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.tokenizer import checked, engines, unigram_words
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer

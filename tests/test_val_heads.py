@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from niels_cache_assets.documents import Document, DocumentBatch, Drops, SourceReport
+from niels_cache_assets.base.documents import Document, DocumentBatch, Drops, SourceReport
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments

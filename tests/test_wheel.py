@@ -77,7 +77,7 @@ def test_the_wheel_holds_every_file_of_both_packages_and_no_other(wheel: Path) -
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = source_files()
     assert {f"{package}/py.typed" for package in PACKAGES} <= expected
-    assert {f"niels_cache_assets/config/profiles/{profile}.toml" for profile in ("default", "quickstart")} <= expected
+    assert {f"niels_cache_assets/project/profiles/{profile}.toml" for profile in ("default", "quickstart")} <= expected
     assert packed == expected
 
 

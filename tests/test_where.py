@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.cli import main
-from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.corpus import text_export
-from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.corpus.text_export import FileType, TextExport
 from niels_cache_assets.disk.table_file import tables
+from niels_cache_assets.exchange import corpus_text as text_export
+from niels_cache_assets.exchange.corpus_text import FileType, TextExport
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet

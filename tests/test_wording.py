@@ -2,8 +2,8 @@
 
 import pytest
 
-from niels_cache_assets.show.contents import contents, counts_of
-from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, listed, share_of
+from niels_cache_assets.base.wording import abbreviated, counted, duration, file_size, listed, share_of
+from niels_cache_assets.facts.contents import contents, counts_of
 
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 tokens"), (1, "1 token"), (1_234, "1,234 tokens")])

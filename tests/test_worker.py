@@ -34,7 +34,7 @@ REPOSITORY = Path(__file__).parents[1]
 # A worker that stops after each batch until a file says that it may go on. So tests find it in the middle of a part.
 SLOWLY = """
 import os, sys, time
-from niels_cache_assets import processes
+from niels_cache_assets.base import processes
 from niels_cache_assets.cli import worker, main
 processes.STOP_SECONDS = 60
 progress = worker.Lines.progress

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.base.documents import Conversation, Document
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
-from niels_cache_assets.documents import Conversation, Document
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import sha256_file, write_meta

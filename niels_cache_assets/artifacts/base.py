@@ -15,16 +15,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache.base import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
-from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.config.running import NotifySettings
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import Journal, real_path
 from niels_cache_assets.disk.space import Need, refusal
 from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, require_target, staged, sweep_leftovers
+from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
 from niels_cache_assets.parts.lease import Lease, Stops, Times, leased
-from niels_cache_assets.show.drops import NO_DROPS, DropSummary
+from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.tokenizer.checked import EngineUse
@@ -34,7 +34,7 @@ from niels_cache_runtime.format.layout import META_NAME, Family, tokenizer_model
 from niels_cache_runtime.format.meta import Meta
 
 if TYPE_CHECKING:
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
 
 
 Log = Callable[[str], None]

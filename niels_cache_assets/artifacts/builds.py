@@ -16,7 +16,7 @@ from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.project.registry import Registry
 
 Progress = Callable[[Any], None] | None
 

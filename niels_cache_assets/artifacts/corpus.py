@@ -31,11 +31,13 @@ from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unma
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, told_of_parts
+from niels_cache_assets.base.documents import Documents, Drops, SourceReport, joined_facts
+from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.parallel import map_in_processes
 from niels_cache_assets.build_cache.base import Reached
-from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
+from niels_cache_assets.corpus.held_out import HeldOut
 from niels_cache_assets.corpus.identity import (
     cleaning_identity,
     corpus_made_of,
@@ -62,12 +64,12 @@ from niels_cache_assets.corpus.store import Written as WrittenDocuments
 from niels_cache_assets.disk.space import Need, corpus_need, require_room
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, NpyWriter
-from niels_cache_assets.documents import Documents, Drops, SourceReport, joined_facts
+from niels_cache_assets.facts.drops import DropSummary, summary_of_drops
 from niels_cache_assets.parts.excluded import ids_in_parts, removed_ids, with_held_ids, with_ids
 from niels_cache_assets.parts.layout import part_name
 from niels_cache_assets.parts.plan import Plan, PlannedPart
 from niels_cache_assets.parts.seal import Links, write_blocks
-from niels_cache_assets.show.drops import DropSummary, summary_of_drops
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.excluding import excluded_ids
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
@@ -77,8 +79,6 @@ from niels_cache_assets.sources.reading.part_stream import PartStream, require_u
 from niels_cache_assets.sources.text_column import facts_of, reading_warning, with_text_field
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE
-from niels_cache_assets.streaming.held_out import HeldOut
-from niels_cache_assets.streaming.in_flight import map_in_processes
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError

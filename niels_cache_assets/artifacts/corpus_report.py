@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.artifacts.corpus_facts import CODE_VERSION, corpus_report
 from niels_cache_assets.corpus.layout import REPORT_NAME, reports_dir
-from niels_cache_assets.corpus.report import CODE_VERSION, corpus_report
+from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 

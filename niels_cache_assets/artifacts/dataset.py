@@ -12,24 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written, with_unmatched
+from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared, val_may_come_late
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_prepared
+from niels_cache_assets.base.config_path import SENTINELS
+from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
 from niels_cache_assets.build_cache.base import CacheBuild, JournalFingerprint, Resume, chosen_token_dtype, write_unbuilt
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.sft import SftBuild
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.config.tables import BuildSettings
-from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared, val_may_come_late
+from niels_cache_assets.corpus.held_out import HeldOut, reference_texts
 from niels_cache_assets.corpus.identity import read_by_mixture
 from niels_cache_assets.corpus.prepared import PreparedCorpus
-from niels_cache_assets.corpus.reading import open_prepared, with_prepared
 from niels_cache_assets.disk.space import Need, pretrain_need, sft_need
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.documents import Document, DocumentBatch, Documents
-from niels_cache_assets.show.contents import budget_rule
-from niels_cache_assets.show.drops import DropSummary, summary_of_drops
-from niels_cache_assets.sources.config_path import SENTINELS
+from niels_cache_assets.facts.contents import budget_rule
+from niels_cache_assets.facts.drops import DropSummary, summary_of_drops
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_assets.sources.reading.keep import kept_columns
@@ -38,7 +39,6 @@ from niels_cache_assets.sources.text_column import reading_warning, with_text_fi
 from niels_cache_assets.sources.types import PretrainSource, SftSource, Source, StreamContext
 from niels_cache_assets.streaming.decontaminate import ReferenceTexts
 from niels_cache_assets.streaming.feed import Feed, ValShare
-from niels_cache_assets.streaming.held_out import HeldOut, reference_texts
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_assets.tokenizer.checked import EngineDiffers
 from niels_cache_assets.tokenizer.engines import reference_of

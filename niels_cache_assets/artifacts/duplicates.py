@@ -32,8 +32,7 @@ from niels_cache_assets.artifacts.base import Artifact, Held, Log, Reported, Wor
 from niels_cache_assets.artifacts.corpus import Corpus
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
-from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.identity import (
     DROP_LISTS_VERSION,
     dedup_order,
@@ -53,6 +52,7 @@ from niels_cache_assets.disk.table_file import TableFile, closing_table
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.parts.attempts import remove_target, targets_in
 from niels_cache_assets.parts.lease import leased
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync

@@ -22,10 +22,10 @@ from niels_cache_assets.artifacts.parts.part import Part, ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import PreparedSealed, Sealed
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
+from niels_cache_assets.artifacts.tokenizer_note import training_note
 from niels_cache_assets.corpus.layout import REPORT_NAME, corpus_dir
-from niels_cache_assets.corpus.tokenizer_note import training_note
-from niels_cache_assets.show.contents import shortfall
-from niels_cache_assets.show.drops import DropSummary, summary_of_drops
+from niels_cache_assets.facts.contents import shortfall
+from niels_cache_assets.facts.drops import DropSummary, summary_of_drops
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.cache.opening import check_sizes, listed_files, open_one_build
 from niels_cache_runtime.errors import NielsCacheError

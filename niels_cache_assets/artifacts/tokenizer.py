@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
-from niels_cache_assets.config.defaults import TOKENIZER_TRAIN_THREADS
-from niels_cache_assets.config.fingerprint import settings_that_count
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.config.tables import TokenizerSettings
+from niels_cache_assets.artifacts.tokenizer_sample import spool_sample
+from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
+from niels_cache_assets.base.fingerprint import settings_that_count
 from niels_cache_assets.corpus.identity import needs_tokenizer
-from niels_cache_assets.corpus.tokenizer_sample import spool_sample
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files

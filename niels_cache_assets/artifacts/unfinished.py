@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from niels_cache_assets.artifacts.cache_identity import is_prepared
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.prepared_corpora import with_prepared
 from niels_cache_assets.artifacts.state import CacheState
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.cache_identity import is_prepared
-from niels_cache_assets.corpus.reading import with_prepared
+from niels_cache_assets.disk.identity import differences
 from niels_cache_assets.disk.journal import Recorded, partial_directory, read_journal
-from niels_cache_assets.disk.made_of import differences
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.tokenizer.checked import why_not_resumed

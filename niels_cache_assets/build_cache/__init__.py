@@ -5,11 +5,11 @@ chunks of about a megabyte, whatever the size of the input. The same input, sett
 threads nor interruptions of a build change the bytes (see Resume).
 """
 
+from niels_cache_assets.base.documents import Message
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache.base import CODE_VERSIONS, OnProgress, Progress, Provenance, Resume, write_unbuilt_cache
 from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
 from niels_cache_assets.build_cache.sft import build_sft_cache
-from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.documents import Message
 
 __all__ = [
     "CODE_VERSIONS",

@@ -17,12 +17,12 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 from pydantic import TypeAdapter
 
-from niels_cache_assets.config.defaults import ROLE_KEYS
-from niels_cache_assets.config.fingerprint import fingerprint_of
+from niels_cache_assets.base.defaults import ROLE_KEYS
+from niels_cache_assets.base.documents import Drops, SourceReport
+from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.disk.identity import MadeOf, recordable
 from niels_cache_assets.disk.journal import Journal, clear_directory, read_journal
-from niels_cache_assets.disk.made_of import MadeOf, recordable
 from niels_cache_assets.disk.staging import atomic_directory
-from niels_cache_assets.documents import Drops, SourceReport
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.types import Mark

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from niels_cache_assets.base.defaults import ROLE_TO_KEY, TEMPLATE_ROLES, Turns
+from niels_cache_assets.base.documents import Conversation, Drops, place_of
 from niels_cache_assets.chats.encoding import NO_TARGET, UNKNOWN_TURN, ChatEncoder, EncodedChat
 from niels_cache_assets.chats.rendering import REFUSED, TOO_MANY_TURNS, Chat
-from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES, Turns
-from niels_cache_assets.documents import Conversation, Drops, place_of
 from niels_cache_assets.sources.conversations import contents, conversation_problem, example_problem, silent_turns
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, encode_texts, naming_unencodable, texts_with_special
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer

@@ -13,16 +13,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+from niels_cache_assets.base.documents import Document, DocumentBatch, Drops, SourceReport
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, Reached, Resume, dropped_note, take_up
+from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes
-from niels_cache_assets.documents import Document, DocumentBatch, Drops, SourceReport
 from niels_cache_assets.streaming.decontaminate import Decontaminate, ReferenceTexts, TrainGuard, decontamination_identity, open_guard
 from niels_cache_assets.streaming.encode import encode_apart, encode_documents
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents, in_lists, require_whole_numbers
-from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.streaming.splits import BudgetSplitter, SplitPart
 from niels_cache_assets.streaming.types import EncodedDocuments, Mark, Position

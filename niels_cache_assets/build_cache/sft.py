@@ -1,6 +1,6 @@
 """The builder of SFT caches: it writes conversations as tokens, example boundaries and lineage.
 
-All examples are stored in one spool first (streaming/sft_spool.py). At the end, they are divided between the splits, because val is a share
+All examples are stored in one spool first (build_cache/sft_spool.py). At the end, they are divided between the splits, because val is a share
 of all examples.
 """
 
@@ -15,6 +15,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from niels_cache_assets.base.defaults import ROLE_KEYS, Turns
+from niels_cache_assets.base.documents import Conversation, Drops, Message, SourceReport
+from niels_cache_assets.base.parallel import map_in_order
 from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, Reached, Resume, dropped_note, take_up
 from niels_cache_assets.build_cache.conversations import (
     ConversationEncoder,
@@ -25,21 +28,18 @@ from niels_cache_assets.build_cache.conversations import (
     problem_of_pair,
     without_text,
 )
+from niels_cache_assets.build_cache.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.templates import Template
-from niels_cache_assets.config.defaults import ROLE_KEYS, Turns
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import Files, add_file
-from niels_cache_assets.documents import Conversation, Drops, Message, SourceReport
 from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS, describe_weight_problem, masked_messages
 from niels_cache_assets.sources.pairs import prompt_hash, prompt_length
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, in_chunks
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.in_flight import map_in_order
 from niels_cache_assets.streaming.intake import as_conversations, require_whole_numbers
-from niels_cache_assets.streaming.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.streaming.types import Mark, Position
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.chats.arguments import with_arguments
 from niels_cache_assets.chats.rendering import Chat, Refusal, Rendered, Rendering, texts_of
 from niels_cache_assets.chats.templates import Template
+from niels_cache_assets.sources.tool_arguments import with_arguments
 from niels_cache_assets.streaming.encode import COLLISION, INVALID_UNICODE, has_lone_surrogate, naming_unencodable, normalize_newlines
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError

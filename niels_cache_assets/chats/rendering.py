@@ -19,9 +19,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from niels_cache_assets.chats.arguments import form_of
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.config.tables import TokenizerSettings
+from niels_cache_assets.project.tables import TokenizerSettings
+from niels_cache_assets.sources.tool_arguments import form_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_configured_model
 from niels_cache_runtime.errors import NielsCacheError
 

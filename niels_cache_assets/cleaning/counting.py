@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappush, heappushpop
 from typing import TYPE_CHECKING, Any, Self
 
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE as UNKNOWN_LANGUAGE
 from niels_cache_assets.cleaning.measures import Measures, weight_of
-from niels_cache_assets.documents import Document
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.filters import Rejected

@@ -25,10 +25,10 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 
+from niels_cache_assets.base.processes import Interrupted
 from niels_cache_assets.cli.console import Loudness, drop, explain, guarded, print_error, speaking
 from niels_cache_assets.cli.exit_codes import BROKEN_PIPE, BUG, DONE, FAILED, INTERRUPTED, WRONG_USE
 from niels_cache_assets.cli.parser import load, parse_arguments
-from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)

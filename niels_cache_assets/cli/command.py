@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
 
 WHERE = "command line"
 HOME_VARIABLE = "DAGSTER_HOME"
@@ -44,7 +44,7 @@ def configured(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
     """Return a function that offers names of the configuration to TAB. If the configuration is wrong, it offers no names."""
 
     def offered(arguments: argparse.Namespace) -> list[str]:
-        from niels_cache_assets.config.registry import load_registry
+        from niels_cache_assets.project.registry import load_registry
 
         return list(names_of(load_registry(profile=getattr(arguments, "profile", None), config=getattr(arguments, "config", None))))
 
@@ -58,14 +58,14 @@ CACHES = configured(lambda registry: ["tokenizer", *registry.pretrain, *registry
 
 def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
     """Return the names of the data sets that ship with the package."""
-    from niels_cache_assets.config.shipped import catalog
+    from niels_cache_assets.project.shipped import catalog
 
     return catalog()
 
 
 def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
     """Raise NielsCacheError for an invalid value, and suggest the nearest valid value. `option` is empty for a positional argument."""
-    from niels_cache_assets.config.problems import refuse_choice
+    from niels_cache_assets.project.problems import refuse_choice
 
     refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
 

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, explain, tell
-from niels_cache_assets.config.registry import Registry, cache_root, load_registry
 from niels_cache_assets.disk.staging import work_on
+from niels_cache_assets.project.registry import Registry, cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.described import describe
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names, dataset_dir, tokenizer_dir

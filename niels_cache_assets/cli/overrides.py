@@ -16,14 +16,14 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from niels_cache_assets.base import defaults
+from niels_cache_assets.base.defaults import BOS, ROLE_KEYS
+from niels_cache_assets.base.toml import parse_toml
 from niels_cache_assets.cli.command import WHERE, fraction, whole_number
-from niels_cache_assets.config import defaults
-from niels_cache_assets.config.defaults import BOS, ROLE_KEYS
-from niels_cache_assets.config.toml import parse_toml
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
 
 _OF_NEW_TABLES = ("source", "weights")  # the required key of a data set, or of a blend
 
@@ -192,7 +192,7 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
     If the value of a key is a table, a path may select one entry, such as `pretrain.notes.cleaning.min_words`. The remaining entries of
     this table stay unchanged.
     """
-    from niels_cache_assets.config.problems import refuse_choice
+    from niels_cache_assets.project.problems import refuse_choice
 
     parsed: dict[tuple[str, ...], Any] = {}
     for setting in settings:

@@ -32,10 +32,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.cli.console import diagnostics, is_quiet, tell, warnings
 from niels_cache_assets.defs.listening import LaunchListener, LaunchResult
-from niels_cache_assets.show.progress import HowFar, Pace, Throttle, describe
-from niels_cache_assets.show.wording import file_size
+from niels_cache_assets.facts.progress import HowFar, Pace, Throttle, describe
 
 _WARNING = "WARNING"
 

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.processes import Interrupted, stop_on_signals
+from niels_cache_assets.base.wording import listed
 from niels_cache_assets.cli.command import WHERE
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, guarded, print_error
 from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, FAILED, TERMINATED, WRONG_USE
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs.listening import LaunchListener, LaunchResult
-from niels_cache_assets.processes import Interrupted, stop_on_signals
-from niels_cache_assets.show.wording import listed
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from niels_cache_assets.artifacts.graph import Graph
     from niels_cache_assets.artifacts.parts.seal import Sealed
     from niels_cache_assets.artifacts.tokenizer import Tokenizer
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
 _SECONDS = 1.0  # between two lines of progress
@@ -173,7 +173,7 @@ def ready(found: Graph, name: str, lines: Lines) -> Sealed:
     With `prepare`, the corpus takes the place of the plan, and must be there. Raises NielsCacheError for a data set that is unknown,
     switched off or not in parts, and for a plan or a corpus of other settings. Raises Failed if the tokenizer or the plan cannot be made.
     """
-    from niels_cache_assets.sources.inputs import require_inputs
+    from niels_cache_assets.artifacts.input_problems import require_inputs
 
     registry = found.registry
     _require_switched_on(registry, name)

@@ -24,10 +24,10 @@ from niels_cache_assets.artifacts.base import Log, Outcome, Reported
 from niels_cache_assets.artifacts.corpus import CorpusPart
 from niels_cache_assets.artifacts.duplicates import HashRange
 from niels_cache_assets.artifacts.parts.part import Part
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.config.running import HOST
+from niels_cache_assets.base.processes import attended
 from niels_cache_assets.parts.lease import Stopped, builder_of, mark_of_stop, request_stop, stopped
-from niels_cache_assets.processes import attended
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.project.running import HOST
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, Busy

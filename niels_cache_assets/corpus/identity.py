@@ -8,12 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.config.problems import refuse_choice
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.config.tables import DedupSettings
+from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.corpus.layout import CODE_VERSION, DIGESTS_NAME, SIGNATURES_NAME
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
+from niels_cache_assets.project.problems import refuse_choice
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.project.tables import DedupSettings
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity, references_identity
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer

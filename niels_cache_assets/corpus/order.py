@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.base.parallel import map_in_order
 from niels_cache_assets.corpus.layout import DIGESTS_NAME, SIGNATURES_NAME, corpus_dir
 from niels_cache_assets.corpus.prepared import document_files, document_rows, document_splits
-from niels_cache_assets.streaming.in_flight import map_in_order
+from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Array, Ints, Uints
 from niels_cache_runtime.format.meta import Meta

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import PrivateAttr
 
-from niels_cache_assets.config.fingerprint import fingerprint_of
+from niels_cache_assets.base.documents import NO_SPLIT, Document, DocumentBatch, Documents, object_array
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.corpus.identity import require_unchanged, split_identity
 from niels_cache_assets.corpus.layout import documents_file, duplicates_file
 from niels_cache_assets.disk.table_file import rows_of
-from niels_cache_assets.documents import NO_SPLIT, Document, DocumentBatch, Documents, object_array
 from niels_cache_assets.sources.reading.rows import column_values
 from niels_cache_assets.sources.text_column import facts_of, field_of
 from niels_cache_assets.sources.types import PretrainSource, StreamContext

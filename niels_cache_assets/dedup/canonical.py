@@ -45,7 +45,7 @@ from html.entities import html5
 
 import numpy as np
 
-from niels_cache_assets.scripts import UNSPACED
+from niels_cache_assets.base.scripts import UNSPACED
 from niels_cache_runtime.format.layout import Uint32s
 
 REMOVED = 0

@@ -15,7 +15,6 @@ from typing import Any
 import dagster as dg
 
 import niels_cache_assets
-from niels_cache_assets.config.registry import FALLBACK_PROFILE, Registry, cache_root, load_registry
 from niels_cache_assets.defs.assets.corpus import corpus_assets
 from niels_cache_assets.defs.assets.datasets import pretrain_assets, sft_assets
 from niels_cache_assets.defs.assets.index import index_assets
@@ -29,6 +28,7 @@ from niels_cache_assets.defs.jobs import build_jobs, build_schedules
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot, recorded_executor, unconfigured
 from niels_cache_assets.defs.sensors import build_sensors
+from niels_cache_assets.project.registry import FALLBACK_PROFILE, Registry, cache_root, load_registry
 
 _LOG = logging.getLogger(__name__)
 Asset = dg.AssetsDefinition | dg.AssetSpec

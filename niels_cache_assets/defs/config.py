@@ -7,7 +7,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from niels_cache_assets.config import defaults
+from niels_cache_assets.base import defaults
 
 AS_CONFIGURED = -1  # the launchpad shows this default, but hides a default of None
 _BUDGETS = ("train_tokens", "val_tokens")

@@ -24,15 +24,15 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import ValPart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import Sealed
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.base.wording import counted
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.corpus import corpus_part_metadata
 from niels_cache_assets.defs.assets.parts import is_recorded_plan, list_of_ids, part_metadata, plan_metadata, plan_version
 from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version
 from niels_cache_assets.defs.metadata.builds import STATE
-from niels_cache_assets.defs.places import limit_parts
+from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
-from niels_cache_assets.show.wording import counted
+from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import observe_revision
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import in_one_line, log_traceback
 from niels_cache_assets.sources.net.network import briefly
 from niels_cache_runtime.format.layout import FAMILIES

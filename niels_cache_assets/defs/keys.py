@@ -2,10 +2,10 @@
 
 from dagster import AssetKey, SpecificPartitionsPartitionMapping, StaticPartitionsDefinition
 
-from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.identity import dedup_order
 from niels_cache_assets.corpus.layout import range_name
 from niels_cache_assets.parts.layout import part_name
+from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.format.layout import Family
 
 LOCATION = "niels_cache_assets"

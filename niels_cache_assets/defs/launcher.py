@@ -24,10 +24,10 @@ from dagster._core.storage.tags import MAX_RETRIES_TAG
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.duplicates import OfSearch
 from niels_cache_assets.artifacts.graph import Graph, graph
+from niels_cache_assets.artifacts.input_problems import require_inputs
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.sharing import FreeFirst
 from niels_cache_assets.cluster.child import Apart
-from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import HASHES
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
@@ -37,14 +37,14 @@ from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
 from niels_cache_assets.defs.listening import LaunchFamily, LaunchListener, LaunchResult, LaunchState
 from niels_cache_assets.defs.metadata.builds import DROPS, LEFT_OUT, state_in
-from niels_cache_assets.defs.places import limit_parts
+from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.side_by_side import build_side_by_side, told_to
+from niels_cache_assets.facts.progress import HowFar
 from niels_cache_assets.parts.layout import APART_KINDS, PART_KINDS
-from niels_cache_assets.show.progress import HowFar
-from niels_cache_assets.show.reports.page import page_path
-from niels_cache_assets.sources.inputs import require_inputs
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.reports.page import page_path
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import Meta, read_meta
@@ -100,7 +100,7 @@ def launch_builds(
     in parts: each takes parts that no one else builds, and at the end waits for the rest, even without `wait`.
 
     Raises NielsCacheError for an unknown name. Raises BadInputs before a tokenizer is trained if a data set cannot be read as configured
-    (sources/inputs.py). Raises KeyboardInterrupt when interrupted. Then the run ends as canceled, and the files on disk stay unchanged.
+    (artifacts/input_problems.py). Raises KeyboardInterrupt when interrupted. Then the run ends as canceled, and the files on disk stay unchanged.
     Raises NotWrittenError if the Dagster home cannot record a run, for example because its disk is full. This error ends the launch.
     """
     found = graph(registry, root)

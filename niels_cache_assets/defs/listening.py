@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from niels_cache_assets.show.progress import HowFar
+from niels_cache_assets.facts.progress import HowFar
 from niels_cache_runtime.format.meta import Meta
 
 LaunchFamily = Literal["tokenizer", "corpus", "parts", "pretrain", "sft", "index"]

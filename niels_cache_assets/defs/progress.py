@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.show.progress import Estimate, HowFar, Pace, Throttle, describe
+from niels_cache_assets.facts.progress import Estimate, HowFar, Pace, Throttle, describe
 from niels_cache_assets.sources.errors import DEBUG
 from niels_cache_runtime.errors import NielsCacheError
 

@@ -20,10 +20,10 @@ from dagster._core.executor import in_process  # Dagster's own executors, which 
 from dagster._core.executor.in_process import InProcessExecutor
 from dagster._core.executor.multiprocess import MultiprocessExecutor
 
-from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.home.abandoned import begin_step, ending_abandoned_runs, record_run
-from niels_cache_assets.defs.places import PatientClaims, limit_parts
+from niels_cache_assets.defs.part_slots import PatientClaims, limit_parts
+from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 
 

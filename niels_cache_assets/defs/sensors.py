@@ -23,12 +23,12 @@ from dagster._core.definitions.assets.graph.asset_graph_subset import AssetGraph
 from dagster._core.definitions.events import AssetKeyPartitionKey
 
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.base.wording import counted
 from niels_cache_assets.defs.assets.upstream import REVISION, built_versions, last_observation, observe_revision, version_of
 from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, REPORT, STREAM_OPS, UPSTREAM_KEYS, family_keys, with_plan
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
-from niels_cache_assets.show.wording import counted
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import in_one_line, log_traceback
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_cache_assets.artifacts.base import Log, Outcome
+from niels_cache_assets.artifacts.notify import watched
 from niels_cache_assets.artifacts.parts.sharing import FreeFirst
-from niels_cache_assets.artifacts.watch import watched
 from niels_cache_assets.cluster.child import Apart, PartCommand, build_apart
 from niels_cache_assets.defs.listening import LaunchListener
-from niels_cache_assets.defs.places import HostPlace
+from niels_cache_assets.defs.part_slots import HostPlace
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy
 

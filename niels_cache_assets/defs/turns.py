@@ -15,7 +15,7 @@ from pathlib import Path
 import dagster as dg
 
 from niels_cache_assets.defs.keys import STREAM_POOL
-from niels_cache_assets.disk.places import take_place
+from niels_cache_assets.disk.slots import take_place
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN
 

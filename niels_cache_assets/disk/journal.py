@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from niels_cache_assets.disk.attempts import staged_attempts
-from niels_cache_assets.disk.made_of import MadeOf, differences, recordable
+from niels_cache_assets.disk.identity import MadeOf, differences, recordable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path, sync
 from niels_cache_runtime.format.meta_keys import is_count

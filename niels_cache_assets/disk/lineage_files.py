@@ -3,7 +3,7 @@
 A build cannot continue an unfinished Parquet file, because its footer is in the writer's memory until the end. So a build also writes its
 rows to a second file, the spool, as consecutive IPC messages of Arrow. The spool may be cut after any message. A build that is resumed
 reads the spool, and writes the Parquet file again from the beginning. The row groups of the Parquet file have exactly 65,536 rows, so the
-file does not depend on the chunks of the stream. Each row is written twice. One row group is in memory. disk/lineage.py reads lineage.
+file does not depend on the chunks of the stream. Each row is written twice. One row group is in memory. facts/lineage.py reads lineage.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from niels_cache_assets.base.strings import Strings, arrow_array, int64_array
 from niels_cache_assets.disk.table_file import TableFile, arrow_schema
 from niels_cache_assets.disk.writers import Files, GrowingFile
-from niels_cache_assets.strings import Strings, arrow_array, int64_array
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from niels_cache_assets.base.processes import signals_afterwards
 from niels_cache_assets.disk.space import naming
 from niels_cache_assets.disk.writers import Files, add_file, sync_and_close
-from niels_cache_assets.processes import signals_afterwards
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Ints
 from niels_cache_runtime.format.meta import read_meta

@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from niels_cache_assets.base.defaults import ROLE_KEYS
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.build_cache.base import chosen_token_dtype, token_dtype_identity
-from niels_cache_assets.config.defaults import ROLE_KEYS
-from niels_cache_assets.config.fingerprint import fingerprint_of
+from niels_cache_assets.build_cache.pretrain_writer import LINEAGE
 from niels_cache_assets.disk.lineage_files import LineageWriter
 from niels_cache_assets.disk.space import Need, require_room, telling
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.disk.writers import Files, NpyWriter, ShardWriter, require_shard_bytes
-from niels_cache_assets.streaming.pretrain_writer import LINEAGE
 from niels_cache_runtime.cache.mmap import map_doc_ends
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from niels_cache_assets.processes import signals_afterwards
+from niels_cache_assets.base.processes import signals_afterwards
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular

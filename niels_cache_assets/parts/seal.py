@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from niels_cache_assets.base.documents import joined_facts
 from niels_cache_assets.disk.attempts import NO_LINKS
 from niels_cache_assets.disk.space import Need, naming, require_room
 from niels_cache_assets.disk.writers import Files, NpyWriter
-from niels_cache_assets.documents import joined_facts
 from niels_cache_runtime.cache.mmap import map_offsets
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import (

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from niels_cache_assets.documents import Conversation, Message
+from niels_cache_assets.base.config_path import SENTINELS
+from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.sources.chat_forms import advice, note_of_lost_messages, shown
-from niels_cache_assets.sources.config_path import SENTINELS
 from niels_cache_assets.sources.conversations import (
     LABELS,
     BrokenRows,
@@ -46,7 +46,7 @@ from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import FileSource
 from niels_cache_assets.sources.reading.files import SourceFile
-from niels_cache_assets.sources.reading.places import FilePass, FilePosition
+from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
 from niels_cache_assets.sources.reading.rows import PROOF, file_rows, first_rows, kind_of, row_id
 from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError

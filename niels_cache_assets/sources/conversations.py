@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
-from niels_cache_assets.documents import Conversation, Message, SourceReport
+from niels_cache_assets.base.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
+from niels_cache_assets.base.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.messages import (
     SHARED_ROLES,
     WEIGHT_PROBLEMS,
@@ -16,7 +16,7 @@ from niels_cache_assets.sources.messages import (
     weight_problem,
 )
 from niels_cache_assets.sources.pairs import pair_problem
-from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from niels_cache_assets.documents import Conversation
+from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.sources.conversations import instruction_messages, valid_batches
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.messages import joined

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.documents import DocumentBatch, Documents, SourceReport
+from niels_cache_assets.base.documents import DocumentBatch, Documents, SourceReport
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading, writable
 from niels_cache_runtime.errors import NielsCacheError
 

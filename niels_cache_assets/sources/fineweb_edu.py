@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
-from niels_cache_assets.config import defaults
+from niels_cache_assets.base import defaults
 from niels_cache_assets.sources.huggingface import HubText
 
 

@@ -9,11 +9,11 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import Decoding, read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, files_of_folder
-from niels_cache_assets.sources.reading.places import FilePass, RowsPass
+from niels_cache_assets.sources.reading.positions import FilePass, RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, batched
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 

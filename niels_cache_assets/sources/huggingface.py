@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, NonNegativeInt, model_validator
 
-from niels_cache_assets.config import defaults
-from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.base import defaults
+from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.sources.hub.data import HubData, format_of, hub_files
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
@@ -20,7 +20,7 @@ from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import listed, located_among
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.keep import HasColumns
-from niels_cache_assets.sources.reading.places import Part, RowsPass
+from niels_cache_assets.sources.reading.positions import Part, RowsPass
 from niels_cache_assets.sources.reading.rows import BATCH_DOCUMENTS, HeldText
 from niels_cache_assets.sources.text_column import MISSING
 from niels_cache_assets.sources.types import AddedOfHub, ListedFile, PretrainSource, SourceWithParts, StreamContext

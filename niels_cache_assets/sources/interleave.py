@@ -2,7 +2,7 @@
 
 `datasets.interleave_datasets` draws from streams. Each member is read with the settings of its own table. A document costs about 0.1 ms,
 because the library passes rows between threads one at a time. A member that is split by val_frac is read one more time to count its
-documents. The memory is that of all members together. streaming/held_out.py finds the documents that a member keeps for val, and describes
+documents. The memory is that of all members together. corpus/held_out.py finds the documents that a member keeps for val, and describes
 the cost of this.
 """
 
@@ -16,8 +16,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from niels_cache_assets.config.problems import refuse_choice
-from niels_cache_assets.documents import Document, SourceReport
+from niels_cache_assets.base.documents import Document, SourceReport
+from niels_cache_assets.project.problems import refuse_choice
 from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, streams_of_all_parts
 from niels_cache_assets.sources.reading.references import with_references
 from niels_cache_assets.sources.reading.rows import batched

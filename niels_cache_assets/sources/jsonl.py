@@ -6,14 +6,14 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, ClassVar, Literal
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import is_plain
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.encodings import Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged, RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile, writable
-from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.text_column import MISSING, ROWS, TEXT, choose_text_field, count_file_without, require_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError

@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading.encodings import DecodesText, Decoding, read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder
-from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import batched
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 

@@ -6,14 +6,14 @@
     {"images": ["a.png"], ...}                --> the kind of a row that holds more than text
 
 For a chat template, values reach it as they are in the row, because a template expects what `transformers` gives it. Only a content that is
-a list of texts becomes one text, and calls and tools that are JSON in a text are decoded (arguments of calls later: chats/arguments.py).
+a list of texts becomes one text, and calls and tools that are JSON in a text are decoded (arguments of calls later: sources/tool_arguments.py).
 """
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
-from niels_cache_assets.documents import Message
+from niels_cache_assets.base.documents import Message
 from niels_cache_runtime.format.meta import unique_keys
 
 _ROLES = {"human": "user", "gpt": "assistant"}  # the role names of ShareGPT

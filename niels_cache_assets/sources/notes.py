@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from itertools import chain
 
-from niels_cache_assets.first_bytes import HEAD_BYTES, Content, content_of, refuse_content
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, Content, content_of, refuse_content
 from niels_cache_assets.sources.finding.globs import links_among
 from niels_cache_assets.sources.reading.compressed import compression_of
 from niels_cache_assets.sources.reading.files import find_matches

@@ -10,12 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from niels_cache_assets.documents import Conversation, Message, SourceReport
+from niels_cache_assets.base.documents import Conversation, Message, SourceReport
 from niels_cache_assets.sources.conversations import valid_batches
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DamagedRow, Decoding
 from niels_cache_assets.sources.reading.files import SourceFile, writable
-from niels_cache_assets.sources.reading.places import Part
+from niels_cache_assets.sources.reading.positions import Part
 from niels_cache_assets.sources.reading.rows import HeldText, json_rows, row_id
 from niels_cache_assets.sources.types import SftSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError

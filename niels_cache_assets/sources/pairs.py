@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-from niels_cache_assets.chats.arguments import json_value, with_arguments
-from niels_cache_assets.documents import Message
+from niels_cache_assets.base.documents import Message
 from niels_cache_assets.sources.messages import joined, masked_before, without_weights
+from niels_cache_assets.sources.tool_arguments import json_value, with_arguments
 from niels_cache_runtime.format.meta import sha256_text
 
 _HASH_DIGITS = 15  # 60 bits, so that the number fits an int64

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.base.documents import DocumentBatch
+from niels_cache_assets.base.strings import Objects, Strings, repeated
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.columns import Collector, batch_of, ids_of_column, texts_of_column
 from niels_cache_assets.sources.reading.encodings import Decoding, refuse_length
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_assets.sources.reading.parquet_files import NumberedRows, is_text_type, joined, made_ahead, may_hold_text, open_parquet
-from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.where import DROPPED
 from niels_cache_assets.sources.text_column import MISSING, ROWS, choose_text_field, count_file_without, named_text, require_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
-from niels_cache_assets.strings import Objects, Strings, repeated
 
 MOST_ROWS = 2048  # of a joined batch: as many short documents as one task of the encoder
 

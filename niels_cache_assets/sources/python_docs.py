@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading.encodings import read_text
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, walk_folder
 from niels_cache_assets.sources.reading.rows import batched

@@ -6,7 +6,7 @@ The quickstart profile builds this data set, because it is real prose and needs 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from niels_cache_assets.documents import Conversation
+from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.sources.conversations import valid_batches
 from niels_cache_assets.sources.python_docs import DocumentedObject, documented_objects, stdlib_revision
 from niels_cache_assets.sources.types import SftSource, StreamContext

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from niels_cache_assets.documents import Document
-from niels_cache_assets.first_bytes import HEAD_BYTES, described
+from niels_cache_assets.base.documents import Document
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.sources.markdown_folder import Notes
 from niels_cache_assets.sources.reading.encodings import Decoding, marked_json, read_text, refuse_length
 from niels_cache_assets.sources.reading.files import SourceFile, files_of_folder, writable
-from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.reading.rows import row_id
 from niels_cache_assets.sources.types import ConfigPath, StreamContext
 from niels_cache_runtime.errors import NielsCacheError

@@ -6,13 +6,13 @@ from typing import IO, ClassVar, Literal
 
 from pydantic import Field
 
-from niels_cache_assets.documents import Document
+from niels_cache_assets.base.documents import Document
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.compressed import OnDamage, with_compressions
 from niels_cache_assets.sources.reading.encodings import Decoding, encoding_of, read_lines, read_text, refuse_length
 from niels_cache_assets.sources.reading.file_source import FileSource, KeepsDamaged
 from niels_cache_assets.sources.reading.files import SourceFile, open_bytes, reading
-from niels_cache_assets.sources.reading.places import FilePass, FilePosition
+from niels_cache_assets.sources.reading.positions import FilePass, FilePosition
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from niels_cache_assets.documents import SourceReport
+from niels_cache_assets.base.documents import SourceReport
 from niels_cache_assets.sources.reading.encodings import decoding_warning
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError

@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, PrivateAttr, model_validator
 
-from niels_cache_assets.config import defaults
-from niels_cache_assets.config.fingerprint import settings_that_count
-from niels_cache_assets.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Drops, Place, SourceReport
-from niels_cache_assets.sources.config_path import SENTINELS, LearnedTurns, NameOrPath, TemplateName
-from niels_cache_assets.sources.config_path import ConfigPath as ConfigPath
+from niels_cache_assets.base import defaults
+from niels_cache_assets.base.config_path import SENTINELS, LearnedTurns, NameOrPath, TemplateName
+from niels_cache_assets.base.config_path import ConfigPath as ConfigPath
+from niels_cache_assets.base.documents import NO_SPLIT, Conversation, Document, DocumentBatch, Documents, Drops, Place, SourceReport
+from niels_cache_assets.base.fingerprint import settings_that_count
 from niels_cache_assets.sources.excluding import exclude_identity, without_excluded
 from niels_cache_assets.sources.reading.files import SourceFile
 from niels_cache_runtime.errors import NielsCacheError

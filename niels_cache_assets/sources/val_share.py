@@ -13,8 +13,8 @@ from itertools import groupby
 
 import numpy as np
 
-from niels_cache_assets.documents import NO_SPLIT, DocumentBatch, Documents
-from niels_cache_assets.random_numbers import TorchRandom
+from niels_cache_assets.base.documents import NO_SPLIT, DocumentBatch, Documents
+from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 

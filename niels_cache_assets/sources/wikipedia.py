@@ -14,14 +14,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from niels_cache_assets.documents import Document, Drops, place_of
+from niels_cache_assets.base.documents import Document, Drops, place_of
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.mediawiki.dump import read_pages, read_site
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, REDIRECT, Site
 from niels_cache_assets.sources.reading.encodings import Damage, Decoding
 from niels_cache_assets.sources.reading.file_source import KeepsDamaged
 from niels_cache_assets.sources.reading.files import SourceFile, find_splits, writable
-from niels_cache_assets.sources.reading.places import FilePass, RowsPass
+from niels_cache_assets.sources.reading.positions import FilePass, RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, batched, row_id, text_problem
 from niels_cache_assets.sources.types import ConfigPath, PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError

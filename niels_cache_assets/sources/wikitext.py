@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 from typing import Literal, NamedTuple
 
-from niels_cache_assets.documents import Document, SourceReport
+from niels_cache_assets.base.documents import Document, SourceReport
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, Damage, Decoding, refuse_length
-from niels_cache_assets.sources.reading.places import Part, RowsPass
+from niels_cache_assets.sources.reading.positions import Part, RowsPass
 from niels_cache_assets.sources.reading.rows import HeldText, batched
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.documents import place_of
-from niels_cache_assets.sources.config_path import is_name
+from niels_cache_assets.base.config_path import is_name
+from niels_cache_assets.base.documents import place_of
 from niels_cache_assets.streaming.intake import describe_item, in_lists
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_runtime.errors import NielsCacheError

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from niels_cache_assets.documents import Divider, DocumentBatch, Drops, place_of
-from niels_cache_assets.streaming.in_flight import map_in_order
+from niels_cache_assets.base.documents import Divider, DocumentBatch, Drops, place_of
+from niels_cache_assets.base.parallel import map_in_order
+from niels_cache_assets.base.strings import Strings, hashes_of
 from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
-from niels_cache_assets.strings import Strings, hashes_of
 from niels_cache_assets.tokenizer.checked import FIRST_BATCHES, EngineDiffers
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from niels_cache_assets.documents import SourceReport
+from niels_cache_assets.base.documents import SourceReport
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.val_share import FractionSplitter
 from niels_cache_assets.streaming.intake import in_lists

@@ -6,7 +6,7 @@ This module reports errors in items and settings before a lower-level library fa
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from niels_cache_assets.documents import Conversation, Document, DocumentBatch, Message
+from niels_cache_assets.base.documents import Conversation, Document, DocumentBatch, Message
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 

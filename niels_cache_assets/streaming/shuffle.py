@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from niels_cache_assets.documents import DocumentBatch
-from niels_cache_assets.random_numbers import TorchRandom
+from niels_cache_assets.base.documents import DocumentBatch
+from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.streaming.shuffle_buffers import Buffer, buffer_of
 from niels_cache_runtime.format.layout import Ints
 

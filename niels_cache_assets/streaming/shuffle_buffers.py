@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from niels_cache_assets.documents import DocumentBatch
-from niels_cache_assets.strings import Strings
+from niels_cache_assets.base.documents import DocumentBatch
+from niels_cache_assets.base.strings import Strings
 from niels_cache_runtime.format.layout import Array, Bools, Bytes, Ints
 
 _MOST_BYTES = 64 << 20  # of texts in a ColumnBuffer

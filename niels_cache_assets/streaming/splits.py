@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from niels_cache_assets.documents import NO_SPLIT, DocumentBatch
+from niels_cache_assets.base.documents import NO_SPLIT, DocumentBatch
+from niels_cache_assets.base.strings import Objects, Strings
 from niels_cache_assets.streaming.types import EncodedDocuments
-from niels_cache_assets.strings import Objects, Strings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 

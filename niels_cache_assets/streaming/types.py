@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.documents import DocumentBatch, Drops, Place
+from niels_cache_assets.base.documents import DocumentBatch, Drops, Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from niels_cache_assets.config.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
-from niels_cache_assets.config.toml import as_toml
+from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
+from niels_cache_assets.base.toml import as_toml
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPES, token_dtype_name
 

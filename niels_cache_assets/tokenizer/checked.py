@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from niels_cache_assets.strings import Strings
+from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.tokenizer.engines import (
     Engine,
     is_loaded,

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.disk.journal import write_whole
-from niels_cache_assets.strings import Strings
 from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts

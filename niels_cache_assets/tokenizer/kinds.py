@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from niels_cache_assets.config.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
-from niels_cache_assets.config.tables import TokenizerSettings, kind_of_model
-from niels_cache_assets.strings import Strings
+from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
+from niels_cache_assets.base.strings import Strings
+from niels_cache_assets.project.tables import TokenizerSettings, kind_of_model
 from niels_cache_assets.tokenizer.base import TEXTS_PER_TASK, TextTokenizer, flat
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer, load_model
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
@@ -33,7 +33,7 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
 
 if TYPE_CHECKING:
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
 
 __all__ = [
     "LIBRARIES",

@@ -14,7 +14,7 @@ from itertools import islice
 
 import numpy as np
 
-from niels_cache_assets.random_numbers import TorchRandom
+from niels_cache_assets.base.random_numbers import TorchRandom
 from niels_cache_assets.tokenizer.kinds import EncodeFlat
 from niels_cache_runtime.errors import NielsCacheError
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from niels_cache_assets.config.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS
-from niels_cache_assets.first_bytes import HEAD_BYTES, described
+from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids, places_of_spans
 from niels_cache_assets.tokenizer.limits import read_model
 from niels_cache_runtime.errors import NielsCacheError

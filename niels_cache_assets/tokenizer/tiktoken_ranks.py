@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.config.defaults import ENCODINGS, SPECIAL_TOKENS
-from niels_cache_assets.first_bytes import HEAD_BYTES, described
+from niels_cache_assets.base.defaults import ENCODINGS, SPECIAL_TOKENS
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.tokenizer.base import (
     IN_ORDER,
     Span,

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets import first_bytes
-from niels_cache_assets.config.defaults import SPECIAL_TOKENS
+from niels_cache_assets.base import first_bytes
+from niels_cache_assets.base.defaults import SPECIAL_TOKENS
 from niels_cache_assets.tokenizer.base import Span, TextTokenizer, find_special_ids
 from niels_cache_assets.tokenizer.byte_level import byte_characters
 from niels_cache_assets.tokenizer.limits import read_model, require_bounded

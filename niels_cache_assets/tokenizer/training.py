@@ -1,4 +1,4 @@
-"""The training of a tokenizer on a file of text (corpus/tokenizer_sample.py), and texts that a tokenizer must reproduce.
+"""The training of a tokenizer on a file of text (artifacts/tokenizer_sample.py), and texts that a tokenizer must reproduce.
 
 Neither SentencePiece nor `tokenizers` can be interrupted, so training runs in a child process (`python -m
 niels_cache_assets.tokenizer.training SPEC`). The child is killed if an error or a signal ends `train` early. The child also ends if the
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.config.defaults import TOKENIZER_TRAIN_THREADS
-from niels_cache_assets.config.tables import TokenizerSettings
-from niels_cache_assets.processes import attended
+from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
+from niels_cache_assets.base.processes import attended
+from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.tokenizer.byte_level import BYTE_LEVEL, sample_lines, train_byte_level
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
 from niels_cache_runtime.errors import NielsCacheError

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from niels_cache_assets.strings import Strings, buffers_of
+from niels_cache_assets.base.strings import Strings, buffers_of
 from niels_cache_assets.tokenizer.base import flat
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
 

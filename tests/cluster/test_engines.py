@@ -12,7 +12,7 @@ import pytest
 
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import PARTS_JOB
-from niels_cache_assets.defs.places import limit_parts
+from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import read_journal
 from niels_cache_assets.parts.lease import latest

@@ -26,13 +26,13 @@ import torch
 
 from niels_cache_assets.artifacts import corpus
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
-from niels_cache_assets.config.registry import Registry, load_registry
+from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.corpus import store
 from niels_cache_assets.dedup import ranges
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_export
 from niels_cache_assets.exchange.writing import write_export
-from niels_cache_assets.processes import stop_on_signals
+from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.streaming import encode
 from tests.corpora import articles, nearly, write_jsonl
 from tests.exports import random_documents, write_documents_cache

@@ -122,7 +122,7 @@ def test_an_attended_module_ends_with_who_started_it_and_so_does_all_that_it_sta
     starter = f"""
 import os, subprocess, sys, time
 read_end, write_end = os.pipe()
-command = [sys.executable, "-m", "niels_cache_assets.processes", str(read_end), "patient", "an argument"]
+command = [sys.executable, "-m", "niels_cache_assets.base.processes", str(read_end), "patient", "an argument"]
 subprocess.Popen(command, pass_fds=[read_end], start_new_session=True, cwd={str(tmp_path)!r})
 time.sleep(300)
 """

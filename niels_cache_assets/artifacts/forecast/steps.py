@@ -11,24 +11,24 @@ from functools import cached_property
 from typing import Literal
 
 from niels_cache_assets.artifacts.base import Artifact
+from niels_cache_assets.artifacts.cache_identity import is_prepared
 from niels_cache_assets.artifacts.corpus import Corpus, CorpusPart
 from niels_cache_assets.artifacts.dataset import Dataset, Pretrain, Sft, SwitchedOff
 from niels_cache_assets.artifacts.duplicates import Hashes, HashRange
 from niels_cache_assets.artifacts.forecast.volumes import Estimate, Volume, Volumes, encoder_of, of_cache, of_corpus
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.index import BlendIndex
+from niels_cache_assets.artifacts.input_problems import input_problems, require_inputs
 from niels_cache_assets.artifacts.parts.part import OfPlan, Part, ValPart, WholePart
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.parts.seal import Sealed
+from niels_cache_assets.artifacts.prepared_corpora import with_prepared
 from niels_cache_assets.artifacts.state import CacheState, State, state_of
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.unfinished import revision_on_this_machine
+from niels_cache_assets.base.wording import listed
 from niels_cache_assets.build_cache.base import chosen_token_dtype
-from niels_cache_assets.corpus.cache_identity import is_prepared
-from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.disk.staging import work_on
-from niels_cache_assets.show.wording import listed
-from niels_cache_assets.sources.inputs import input_problems, require_inputs
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, load_tokenizer, open_configured_model
 from niels_cache_runtime.errors import NielsCacheError

@@ -15,18 +15,18 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from niels_cache_assets.artifacts.graph import Graph
+from niels_cache_assets.artifacts.input_problems import ONE_TRY
 from niels_cache_assets.artifacts.parts.plan import PartsPlan, settings_of_group
+from niels_cache_assets.base.documents import Conversation, DocumentBatch, Documents, beginning
+from niels_cache_assets.base.wording import counted, file_size, share_of
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import BYTES_PER_TOKEN, Need, corpus_need, pretrain_need, sft_need
-from niels_cache_assets.documents import Conversation, DocumentBatch, Documents, beginning
+from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.parts.plan import Plan, PlannedGroup, entry_of_group, estimated_text_bytes, plan_parts
-from niels_cache_assets.show.contents import total_bytes
-from niels_cache_assets.show.wording import counted, file_size, share_of
 from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.hub.data import HubData, hub_files
-from niels_cache_assets.sources.inputs import ONE_TRY
 from niels_cache_assets.sources.net.network import briefly
 from niels_cache_assets.sources.reading.file_source import listed as listed_files
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, SourceWithParts, StreamContext

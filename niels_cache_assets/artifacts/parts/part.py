@@ -26,23 +26,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
+from niels_cache_assets.artifacts.cache_identity import dtype_identity
 from niels_cache_assets.artifacts.dataset import Dataset, Pretrain
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.base.documents import Document, DocumentBatch, Drops
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
 from niels_cache_assets.build_cache.base import JournalFingerprint, Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
-from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.corpus.cache_identity import dtype_identity
+from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import TableFile, closing_table
-from niels_cache_assets.documents import Document, DocumentBatch, Drops
+from niels_cache_assets.facts.contents import budget_rule
 from niels_cache_assets.parts.excluded import documents_held, removed_ids, with_held_ids, with_ids
 from niels_cache_assets.parts.layout import VAL_NAME, part_name, parts_dir
 from niels_cache_assets.parts.plan import Plan, PlannedPart, is_compressed
 from niels_cache_assets.parts.seal import link_all
-from niels_cache_assets.show.contents import budget_rule
 from niels_cache_assets.sources.excluding import EXCLUDED, exclude_identity, excluded_ids, identity_of_ids
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.part_stream import PartStream, part_stream, require_unchanged
@@ -50,7 +51,6 @@ from niels_cache_assets.sources.types import SourceWithParts, StreamContext
 from niels_cache_assets.streaming.decontaminate import decontamination_identity
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.intake import as_documents
-from niels_cache_assets.streaming.pretrain_writer import PretrainWriter, WriterState
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
 from niels_cache_assets.streaming.types import EncodedDocuments
 from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Held, Log, Work, Written
-from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.config.registry import Registry, load_registry
-from niels_cache_assets.config.tables import BuildSettings
-from niels_cache_assets.disk.lineage import files_of_lineage
-from niels_cache_assets.disk.made_of import differences, recordable
+from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
+from niels_cache_assets.base.wording import counted, listed
+from niels_cache_assets.disk.identity import differences, recordable
 from niels_cache_assets.disk.staging import finished_meta
+from niels_cache_assets.facts.lineage import files_of_lineage
 from niels_cache_assets.parts.attempts import scratch_of_attempt
 from niels_cache_assets.parts.layout import PLAN_NAME, PLAN_STAGED, parts_dir
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan, PlannedGroup, entry_of_group, plan_parts, proposed_shard_bytes
-from niels_cache_assets.show.wording import counted, listed
+from niels_cache_assets.project.registry import Registry, load_registry
+from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.part_stream import planned_text_field

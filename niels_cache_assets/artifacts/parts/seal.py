@@ -13,10 +13,10 @@ from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.dataset import Dataset, Pretrain
 from niels_cache_assets.artifacts.parts.part import OfCorpus, OfPlan, Part, PreparedPart, ValPart, WholePart
 from niels_cache_assets.artifacts.parts.sharing import told_of_parts
+from niels_cache_assets.base.documents import joined_facts
 from niels_cache_assets.build_cache import Provenance
 from niels_cache_assets.corpus.identity import require_unchanged
 from niels_cache_assets.disk.space import Need
-from niels_cache_assets.documents import joined_facts
 from niels_cache_assets.parts.seal import CODE_VERSION, Member, seal
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split, dataset_dir

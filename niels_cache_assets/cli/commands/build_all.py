@@ -16,12 +16,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.processes import stop_on_signals
+from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, counted, duration, file_size, listed
 from niels_cache_assets.cli.command import CACHES, WHERE, Command
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, is_quiet, new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
 from niels_cache_assets.cli.overrides import FLAGS, collect_overrides
-from niels_cache_assets.processes import stop_on_signals
-from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, counted, duration, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.safe_open import require_utf8
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from niels_cache_assets.artifacts.forecast.steps import Step
-    from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.defs.launcher import LaunchResult
+    from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
 _STYLES = {"built": "green", "cache_hit": "green", "disabled": "dim", "skipped": "yellow", "failed": "bold red"}
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Build, and print the table of results. Return 1 if any data set failed."""
     from niels_cache_assets.cli.context import open_registry, tell_advice
     from niels_cache_assets.cli.progress import build_listener
-    from niels_cache_assets.config.registry import cache_root, load_registry
+    from niels_cache_assets.project.registry import cache_root, load_registry
 
     configured, _ = open_registry(arguments)
     said = collect_overrides(arguments, configured)
@@ -232,7 +232,7 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
     """Print the table of results, then one line for each message, with the data sets that the message is about."""
     from rich.text import Text
 
-    from niels_cache_assets.show.contents import all_counts, contents, shares_met
+    from niels_cache_assets.facts.contents import all_counts, contents, shares_met
 
     table = new_table(
         "data set",
@@ -284,7 +284,7 @@ def _print_left_out(console: Console, results: Sequence[LaunchResult]) -> None:
 
 def _sha256(meta: Meta) -> str | None:
     """Return the hash of the content, or None for a report. The meta.json of a report has the hash of its corpus."""
-    from niels_cache_assets.show.contents import content_hash
+    from niels_cache_assets.facts.contents import content_hash
 
     return content_hash(meta) if "files" in meta else None
 
@@ -293,7 +293,7 @@ def _bytes(result: LaunchResult) -> int | None:
     """Return the size of all files that meta.json lists. The meta.json of a report lists no files, so the files of a report are counted on
     disk.
     """
-    from niels_cache_assets.show.contents import total_bytes
+    from niels_cache_assets.facts.contents import total_bytes
 
     if not result.meta or not result.meta.get("built", True):
         return None
@@ -304,7 +304,7 @@ def _bytes(result: LaunchResult) -> int | None:
 
 def _result_json(result: LaunchResult) -> dict[str, Any]:
     """Return a row of the table as JSON for programs, with the counts of meta.json."""
-    from niels_cache_assets.show.contents import all_counts, shortfall
+    from niels_cache_assets.facts.contents import all_counts, shortfall
 
     meta = result.meta if result.meta and result.meta.get("built", True) else {}
     return {
@@ -325,7 +325,7 @@ def _result_json(result: LaunchResult) -> dict[str, Any]:
 
 def _print_next_steps(console: Console, results: Sequence[LaunchResult], arguments: argparse.Namespace) -> None:
     """Print commands to inspect, verify and train, with the real paths. Print nothing if nothing was built or --quiet is set."""
-    from niels_cache_assets.show.training_code import training_code
+    from niels_cache_assets.facts.training_code import training_code
     from niels_cache_runtime.format.layout import FAMILIES
 
     built = [result for result in results if result.state == "built" and result.family in FAMILIES and result.meta and result.directory]

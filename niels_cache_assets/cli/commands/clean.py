@@ -16,13 +16,13 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.parallel import map_in_processes
+from niels_cache_assets.base.wording import counted, share_of
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least, refuse
 from niels_cache_assets.cli.console import diagnostics, excerpt, new_table, output, print_facts, title_of
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import parse_value
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
-from niels_cache_assets.show.wording import counted, share_of
-from niels_cache_assets.streaming.in_flight import map_in_processes
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.reading import available_threads
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
-    from niels_cache_assets.config.registry import Registry
-    from niels_cache_assets.config.tables import CleaningSettings
+    from niels_cache_assets.base.documents import Document
     from niels_cache_assets.corpus.chunks import Chunk, CorpusCounts
-    from niels_cache_assets.documents import Document
+    from niels_cache_assets.project.registry import Registry
+    from niels_cache_assets.project.tables import CleaningSettings
     from niels_cache_assets.sources.types import PretrainSource
 
 EXAMPLES = 3  # examples to print of each reason for --dropped and --reason
@@ -102,9 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path) -> int:
+    from niels_cache_assets.artifacts.corpus_facts import documents_given
     from niels_cache_assets.corpus.prepared import open_documents
-    from niels_cache_assets.corpus.report import documents_given
-    from niels_cache_assets.show.corpora import find_corpus
+    from niels_cache_assets.inspection.corpora import find_corpus
 
     name = arguments.dropped
     directory, meta = find_corpus(registry, root, name)
@@ -146,7 +146,7 @@ def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
 
 def _thresholds(arguments: argparse.Namespace) -> CleaningSettings:
     """Return the settings of [cleaning], with the keys that --set overrides."""
-    from niels_cache_assets.config.registry import load_registry
+    from niels_cache_assets.project.registry import load_registry
 
     changes: dict[str, Any] = {}
     for setting in arguments.settings:
@@ -201,7 +201,7 @@ def _progress() -> Progress:
 
 
 def _print_counts(console: Console, outcome: CorpusCounts) -> None:
-    from niels_cache_assets.corpus.report import estimated_tokens
+    from niels_cache_assets.artifacts.corpus_facts import estimated_tokens
 
     before, after = outcome.before, outcome.after
     by_source = outcome.dropped_by_source.dropped

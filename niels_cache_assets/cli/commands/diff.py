@@ -8,19 +8,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.wording import UNKNOWN, counted
 from niels_cache_assets.cli.command import Command, at_least
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.show.wording import UNKNOWN, counted
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from niels_cache_assets.show.differences.documents import DocumentDifferences, Listed
-    from niels_cache_assets.show.differences.folders import DatasetDifferences, Differing
-    from niels_cache_assets.show.differences.tokens import TokenDifference, TokenPlace
+    from niels_cache_assets.inspection.differences.documents import DocumentDifferences, Listed
+    from niels_cache_assets.inspection.differences.folders import DatasetDifferences, Differing
+    from niels_cache_assets.inspection.differences.tokens import TokenDifference, TokenPlace
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_runtime.format.layout import Split
 
@@ -62,8 +62,8 @@ are not compared.""",
 
 def run(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_assets.show.differences.documents import SIDES
-    from niels_cache_assets.show.differences.folders import compare_pair, find_pairs
+    from niels_cache_assets.inspection.differences.documents import SIDES
+    from niels_cache_assets.inspection.differences.folders import compare_pair, find_pairs
 
     a, b = Path(arguments.a), Path(arguments.b)
     pairs = find_pairs(a, b)
@@ -135,7 +135,7 @@ def _shown(value: Any) -> str:
 
 
 def _print_documents(console: Console, found: DocumentDifferences, noun: str) -> None:
-    from niels_cache_assets.show.differences.documents import SIDES
+    from niels_cache_assets.inspection.differences.documents import SIDES
     from niels_cache_runtime.format.layout import SPLITS
 
     console.print()

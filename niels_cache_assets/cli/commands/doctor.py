@@ -19,16 +19,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from niels_cache_assets.base.wording import UNKNOWN, counted, file_size, listed
 from niels_cache_assets.cli.command import HOME_VARIABLE, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.show.wording import UNKNOWN, counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import try_lock
 
 if TYPE_CHECKING:
-    from niels_cache_assets.config.registry import Registry
-    from niels_cache_assets.sources.inputs import InputProblem
+    from niels_cache_assets.artifacts.input_problems import InputProblem
+    from niels_cache_assets.project.registry import Registry
 
 _STYLES = {"ok": "green", "note": "yellow", "problem": "bold red"}
 LEAST_PYTHON = (3, 11)
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _print_text_places(arguments: argparse.Namespace) -> int:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.show.text_places import text_places
+    from niels_cache_assets.inspection.text_locations import text_places
 
     places = [*text_places(*open_registry(arguments))]
     if print_facts(arguments, {"text": [asdict(place) for place in places]}):
@@ -111,7 +111,7 @@ class Finding:
 
 def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     """Yield all findings, the most important first. If the configuration cannot be read, skip the checks that depend on it."""
-    from niels_cache_assets.config.registry import cache_root, load_registry
+    from niels_cache_assets.project.registry import cache_root, load_registry
 
     yield _system()
     yield _versions()
@@ -196,7 +196,7 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
 
     Remote files are checked unless `offline`, with ten seconds for each.
     """
-    from niels_cache_assets.sources.inputs import input_problems, is_remote
+    from niels_cache_assets.artifacts.input_problems import input_problems, is_remote
     from niels_cache_assets.tokenizer.kinds import open_configured_model
     from niels_cache_runtime.format.layout import FAMILIES
 
@@ -283,8 +283,8 @@ def _dagster_home() -> Finding:
 
 def _hub(registry: Registry) -> Iterator[Finding]:
     """Check that each data set of the hub can be read with the current access token. Stop at the first failed connection."""
+    from niels_cache_assets.artifacts.input_problems import hub_problems
     from niels_cache_assets.sources.hub.data import HubData
-    from niels_cache_assets.sources.inputs import hub_problems
 
     problems = [_of_input("hub", problem) for problem in hub_problems(registry)]
     yield from problems

@@ -18,16 +18,16 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.wording import counted, share_of
 from niels_cache_assets.cli.command import PRETRAIN, SEED_HELP, Command, at_least, chosen, draw_seed, whole_number
 from niels_cache_assets.cli.console import DIFFERENCE_STYLE, ELLIPSIS, new_table, output, print_facts, title_of
 from niels_cache_assets.corpus.layout import DUPLICATES, duplicates_dir, duplicates_file
-from niels_cache_assets.show.wording import counted, share_of
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
 KINDS = ("near", "exact")
@@ -62,7 +62,7 @@ data set, in the other split, or earlier in the same split. Without NAME, show c
 
 def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.show.corpora import find_drop_list, find_drop_lists
+    from niels_cache_assets.inspection.corpora import find_drop_list, find_drop_lists
 
     registry, root = open_registry(arguments)
     if arguments.kind is not None:
@@ -120,7 +120,7 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
     """Return `count` pairs of a kind, drawn uniformly, in corpus order. If `seed` is None, return the least similar pairs."""
     import numpy as np
 
-    from niels_cache_assets.show.corpora import column, rows_at, seeded_choice
+    from niels_cache_assets.inspection.corpora import column, rows_at, seeded_choice
 
     places = np.flatnonzero(column(path, "kind") == kind)
     if seed is None:
@@ -135,7 +135,7 @@ def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair
 def _texts(registry: Registry, root: Path, name: str, pairs: Iterable[Pair], duplicates: Meta) -> dict[tuple[str, int], dict[str, Any]]:
     """Return text, title, file and row of both documents of every pair, by data set and ordinal."""
     from niels_cache_assets.corpus.prepared import document_files
-    from niels_cache_assets.show.corpora import find_corpus, require_same_corpus, rows_at
+    from niels_cache_assets.inspection.corpora import find_corpus, require_same_corpus, rows_at
 
     wanted: dict[str, set[int]] = {}
     for pair in pairs:

@@ -1,6 +1,6 @@
 """The command `export FORMAT NAME`. It writes a pretrain cache as files of another project, or the documents of a corpus as text.
 
-niels_cache_assets.exchange defines the formats of tokens, and corpus/text_export.py defines the files of text.
+niels_cache_assets.exchange defines the formats of tokens, and exchange/corpus_text.py defines the files of text.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from niels_cache_assets.base.processes import stop_on_signals
+from niels_cache_assets.base.wording import counted, file_size
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, chosen, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_error, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.processes import stop_on_signals
-from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from niels_cache_assets.corpus.text_export import TextExport
+    from niels_cache_assets.exchange.corpus_text import TextExport
     from niels_cache_assets.exchange.formats import ExportSettings
     from niels_cache_assets.exchange.writing import ExportPlan
 
@@ -62,7 +62,7 @@ def _formats(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _file_types(arguments: argparse.Namespace) -> tuple[str, ...]:
-    from niels_cache_assets.corpus.text_export import FILE_TYPES
+    from niels_cache_assets.exchange.corpus_text import FILE_TYPES
 
     return FILE_TYPES
 
@@ -134,10 +134,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _export_text(arguments: argparse.Namespace) -> int:
     """Write the documents of a corpus. Return 1 if writing fails."""
+    from niels_cache_assets.artifacts.prepared_corpora import open_prepared
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_assets.corpus.reading import open_prepared
-    from niels_cache_assets.corpus.text_export import FILE_TYPES, TextExport
+    from niels_cache_assets.exchange.corpus_text import FILE_TYPES, TextExport
 
     given = {"--max-bytes": arguments.max_bytes, "--key": arguments.key, "--link": arguments.link}
     given["--split"] = None if arguments.split == "all" else arguments.split

@@ -9,17 +9,17 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from niels_cache_assets.base.defaults import ROLE_KEYS
+from niels_cache_assets.base.processes import stop_on_signals
+from niels_cache_assets.base.wording import SHORT_SHA256, counted
 from niels_cache_assets.cli.command import WHERE, Command, chosen, whole_number
 from niels_cache_assets.cli.console import output, print_error, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.config.defaults import ROLE_KEYS
-from niels_cache_assets.processes import stop_on_signals
-from niels_cache_assets.show.wording import SHORT_SHA256, counted
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.exchange.megatron_import import Vocabulary
+    from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.layout import Split
     from niels_cache_runtime.format.meta import Meta
 
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     from niels_cache_assets.cli.context import TOKENIZER, find_places
-    from niels_cache_assets.config.registry import is_valid_name
+    from niels_cache_assets.project.registry import is_valid_name
 
     name = arguments.name
     if not is_valid_name(name):
@@ -174,7 +174,7 @@ def _read_model(path: Path, registry: Registry) -> tuple[str | None, int, dict[s
     """Return the sha256 of a tokenizer, its number of ids, and the ids of the configured special tokens. An id is None if the model lacks
     this token.
     """
-    from niels_cache_assets.config.tables import kind_of_model
+    from niels_cache_assets.project.tables import kind_of_model
     from niels_cache_assets.tokenizer.kinds import is_configured_model, open_model_at
 
     settings = registry.tokenizer

@@ -16,7 +16,7 @@ from niels_cache_assets.cli.console import PROGRAM, is_quiet, new_table, output,
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
     from niels_cache_assets.sources.types import Source
 
 
@@ -90,8 +90,8 @@ data set is built only if niels_cache.toml lists it or sets profile = "default".
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the file, or list the catalog."""
+    from niels_cache_assets.base.defaults import CONFIG_NAME
     from niels_cache_assets.cli.new_config import render
-    from niels_cache_assets.config.defaults import CONFIG_NAME
     from niels_cache_runtime.format.layout import FAMILIES
 
     if arguments.listed is not None:
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _list(arguments: argparse.Namespace) -> None:
     """Print the catalog, or the tables of some of its data sets."""
     from niels_cache_assets.cli.new_config import catalog_table
-    from niels_cache_assets.config.shipped import catalog
+    from niels_cache_assets.project.shipped import catalog
 
     tables = {name: catalog_table(name) for name in arguments.listed or catalog()}
     if print_facts(arguments, {"data_sets": [{**_entry(name), "table": table} for name, table in tables.items()]}):
@@ -150,8 +150,8 @@ def _list(arguments: argparse.Namespace) -> None:
 
 
 def _entry(name: str) -> dict[str, Any]:
-    from niels_cache_assets.config.merging import SOURCES
-    from niels_cache_assets.config.shipped import ABOUT, catalog
+    from niels_cache_assets.project.merging import SOURCES
+    from niels_cache_assets.project.shipped import ABOUT, catalog
 
     family, table = catalog()[name]
     about = ABOUT[name]
@@ -185,9 +185,9 @@ def _write(target: Path, text: str) -> tuple[Registry, list[str]]:
 
     The text is loaded from a temporary file in the folder of `target`, because paths in the text are relative to this folder.
     """
-    from niels_cache_assets.config.registry import load_registry
+    from niels_cache_assets.artifacts.input_problems import BadInputs
     from niels_cache_assets.disk.journal import write_whole
-    from niels_cache_assets.sources.inputs import BadInputs
+    from niels_cache_assets.project.registry import load_registry
 
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=target.absolute().parent, prefix=".init_", suffix=".toml") as file:
@@ -211,8 +211,8 @@ def _require_inputs(registry: Registry) -> list[str]:
 
     Raises BadInputs for all other problems that `doctor` would report, except an unreachable hub.
     """
-    from niels_cache_assets.config.shipped import catalog
-    from niels_cache_assets.sources.inputs import BadInputs, hub_problems, input_problems
+    from niels_cache_assets.artifacts.input_problems import BadInputs, hub_problems, input_problems
+    from niels_cache_assets.project.shipped import catalog
     from niels_cache_assets.tokenizer.kinds import open_configured_model
     from niels_cache_runtime.format.layout import FAMILIES
 

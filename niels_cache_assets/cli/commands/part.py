@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from niels_cache_assets.base.wording import counted, file_size, listed
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, output, print_facts
-from niels_cache_assets.show.wording import counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Artifact
     from niels_cache_assets.cli.worker import Lines
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
 
 NUMBER_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm's array jobs and of Kubernetes' indexed jobs
 
@@ -181,8 +181,8 @@ def _number(arguments: argparse.Namespace) -> int:
 def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
     """Write a table `[[pretrain.NAME.added]]`, and print it."""
     from niels_cache_assets.artifacts.parts.plan import check_addition
-    from niels_cache_assets.config.editing import NotAddedError, add_table, added_tables, locked_config
-    from niels_cache_assets.config.registry import load_registry
+    from niels_cache_assets.project.editing import NotAddedError, add_table, added_tables, locked_config
+    from niels_cache_assets.project.registry import load_registry
 
     name, config = arguments.name, Path(registry.origin)
     if not config.is_file():

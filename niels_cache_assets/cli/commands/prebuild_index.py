@@ -7,16 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from niels_cache_assets.base.processes import stop_on_signals
+from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.cli.command import WHERE, Command, chosen, configured, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_facts
-from niels_cache_assets.processes import stop_on_signals
-from niels_cache_assets.show.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.base import Outcome
     from niels_cache_assets.artifacts.index import BlendPlan
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
 
 _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _plan(arguments: argparse.Namespace, registry: Registry, root: Path) -> BlendPlan:
     from niels_cache_assets.artifacts.index import BlendPlan, Part, plan_of, read_blend_file
-    from niels_cache_assets.config.tables import ALL_TRAIN, MEGATRON_SEED
+    from niels_cache_assets.project.tables import ALL_TRAIN, MEGATRON_SEED
 
     given = [f"--{option.replace('_', '-')}" for option in _OF_A_FILE if getattr(arguments, option) is not None]
     if arguments.name is not None:

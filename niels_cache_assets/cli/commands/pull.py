@@ -7,11 +7,11 @@ import re
 from dataclasses import asdict
 from pathlib import Path
 
+from niels_cache_assets.base.processes import stop_on_signals
+from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, counted, file_size
 from niels_cache_assets.cli.command import WHERE, Command, chosen
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.processes import stop_on_signals
-from niels_cache_assets.show.wording import SHORT_SHA256, UNKNOWN, counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 
 _UNITS = {"": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.processes import stop_on_signals
+from niels_cache_assets.base.wording import SHORT_SHA256, counted, file_size, listed
 from niels_cache_assets.cli.command import DATA_SETS, WHERE, Command
 from niels_cache_assets.cli.console import output, print_facts
-from niels_cache_assets.processes import stop_on_signals
-from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size, listed
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from niels_cache_assets.cli.command import PRETRAIN, Command
 from niels_cache_assets.cli.console import diagnostics, output, print_json, warnings
 
 if TYPE_CHECKING:
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
 
 Report = tuple[Path, Any, Callable[[], str], list[str]]  # its path, its data, the page, and the lines to print
 
@@ -46,7 +46,7 @@ on both sides. It also shows the languages of all documents. This report contain
 
 def run(arguments: argparse.Namespace) -> None:
     from niels_cache_assets.cli.context import open_registry
-    from niels_cache_assets.show.reports.page import write_page
+    from niels_cache_assets.reports.page import write_page
 
     registry, root = open_registry(arguments)
     path, facts, render, lines = _of_limits(registry, root, arguments.name) if arguments.name else _of_caches(registry, root)
@@ -66,9 +66,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _of_caches(registry: Registry, root: Path) -> Report:
     from niels_cache_assets.defs.home.history import history_at_home
-    from niels_cache_assets.show.reports.cache import cache_report, find_items
-    from niels_cache_assets.show.reports.drawings import draw_report
-    from niels_cache_assets.show.reports.page import page_path, render_page
+    from niels_cache_assets.reports.cache import cache_report, find_items
+    from niels_cache_assets.reports.drawings import draw_report
+    from niels_cache_assets.reports.page import page_path, render_page
 
     items = find_items(registry, root=root)
     report = cache_report(registry, items, root=root, history=history_at_home(registry, items, root=root))
@@ -83,9 +83,9 @@ def _of_caches(registry: Registry, root: Path) -> Report:
 
 
 def _of_limits(registry: Registry, root: Path, name: str) -> Report:
-    from niels_cache_assets.corpus.tuning import tuning
-    from niels_cache_assets.show.corpora import find_corpus
-    from niels_cache_assets.show.reports.page import render_tuning, tuning_path
+    from niels_cache_assets.inspection.corpora import find_corpus
+    from niels_cache_assets.reports.page import render_tuning, tuning_path
+    from niels_cache_assets.reports.tuning import tuning
 
     find_corpus(registry, root, name)  # its messages say what to build
     found = tuning(registry, name, root=root)

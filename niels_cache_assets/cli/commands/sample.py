@@ -15,18 +15,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.wording import counted
 from niels_cache_assets.cli.command import SEED_HELP, WHERE, Command, at_least, chosen, draw_seed, whole_number
 from niels_cache_assets.cli.console import excerpt, output, print_json, title_of
-from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from niels_cache_assets.config.registry import Registry
-    from niels_cache_assets.documents import Document
-    from niels_cache_assets.show.samples import Drawn
+    from niels_cache_assets.base.documents import Document
+    from niels_cache_assets.inspection.samples import Drawn
+    from niels_cache_assets.project.registry import Registry
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_runtime.format.layout import Bools, Family, Split, Tokens
 
@@ -107,7 +107,7 @@ def _print_sample(
     import torch
     from rich.text import Text
 
-    from niels_cache_assets.show.samples import examples, fetched_windows, notable, windows
+    from niels_cache_assets.inspection.samples import examples, fetched_windows, notable, windows
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.cache.opening import open_meta
 
@@ -183,8 +183,8 @@ def _document_json(document: Document) -> dict[str, Any]:
 
 def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
     """Print documents of a corpus, for --stage corpus."""
-    from niels_cache_assets.corpus.report import CHARACTERS_PER_TOKEN
-    from niels_cache_assets.show.corpora import duplicates_of, find_corpus, sample_corpus
+    from niels_cache_assets.artifacts.corpus_facts import CHARACTERS_PER_TOKEN
+    from niels_cache_assets.inspection.corpora import duplicates_of, find_corpus, sample_corpus
 
     name = arguments.name
     _, meta = find_corpus(registry, root, name)

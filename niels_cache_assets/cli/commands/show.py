@@ -16,17 +16,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from niels_cache_assets.base.wording import counted, file_size
 from niels_cache_assets.cli.command import CACHES, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.corpus.layout import corpus_dir
-from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
 _NOT_FACTS = frozenset(
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _named(registry: Registry, root: Path, name: str) -> tuple[Shown | None, dict[str, Any] | None]:
     """Return the cache of a data set, and its corpus with its directory, meta.json and counts of duplicates. One of them may be missing."""
     from niels_cache_assets.cli.context import find_place, find_places
-    from niels_cache_assets.show.corpora import duplicates_of, find_corpus
+    from niels_cache_assets.inspection.corpora import duplicates_of, find_corpus
     from niels_cache_runtime.format.layout import META_NAME
 
     corpus, known = None, find_places(registry, root)
@@ -146,7 +146,7 @@ def _no_dataset(path: Path) -> NielsCacheError:
 
 
 def _print_cache(console: Console, meta: Meta) -> None:
-    from niels_cache_assets.show.contents import shortfall
+    from niels_cache_assets.facts.contents import shortfall
     from niels_cache_runtime.format.meta import UNVERIFIABLE, is_foreign
 
     if is_foreign(meta):
@@ -164,7 +164,7 @@ def _print_cache(console: Console, meta: Meta) -> None:
 
 def _print_corpus(console: Console, name: str, *, directory: Path, meta: Meta, duplicates: Meta | None) -> None:
     """Print the counts after each stage, then the facts in the meta.json of the corpus."""
-    from niels_cache_assets.corpus.report import funnel
+    from niels_cache_assets.artifacts.corpus_facts import funnel
 
     console.print(f"\n{name}  (corpus, {directory})", style="bold")
     _section(console, None, _funnel_table(funnel(meta, duplicates)))
@@ -211,8 +211,8 @@ def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
 
 
 def _print_dropped(console: Console, meta: Meta) -> None:
-    from niels_cache_assets.drop_reasons import DROP_REASONS
-    from niels_cache_assets.show.drops import DropSummary, summary_of_drops
+    from niels_cache_assets.base.reasons import DROP_REASONS
+    from niels_cache_assets.facts.drops import DropSummary, summary_of_drops
 
     dropped: Mapping[str, int] = meta.get("dropped") or {}
     if dropped:
@@ -238,7 +238,7 @@ def _print_facts(console: Console, meta: Meta, *, without: frozenset[str]) -> No
 
 
 def _print_files(console: Console, meta: Meta) -> None:
-    from niels_cache_assets.show.contents import total_bytes
+    from niels_cache_assets.facts.contents import total_bytes
 
     files: dict[str, dict[str, Any]] = meta.get("files", {})
     if not files:

@@ -14,17 +14,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.wording import counted
 from niels_cache_assets.cli.command import ALL_HELP, CACHES, WHERE, Command
 from niels_cache_assets.cli.console import PROGRAM, new_table, output, print_facts
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.state import CacheState
     from niels_cache_assets.artifacts.unfinished import Unfinished
-    from niels_cache_assets.config.registry import Registry
     from niels_cache_assets.disk.staging import Work
+    from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
 _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
@@ -123,7 +123,7 @@ class Row:
         return self.unfinished.stale if self.unfinished is not None and self.work.is_resumable else None
 
     def as_json(self, registry: Registry) -> dict[str, Any]:
-        from niels_cache_assets.show.contents import all_counts, content_hash, shortfall
+        from niels_cache_assets.facts.contents import all_counts, content_hash, shortfall
 
         judged, work = self.judged, self.work
         configured = {**registry.pretrain, **registry.sft}.get(judged.name)
@@ -198,7 +198,7 @@ def _print(rows: list[Row], where: str) -> None:
     """Print the table and a summary. `where`: the settings, the folder of the caches, and a note about omitted rows."""
     from rich.text import Text
 
-    from niels_cache_assets.show.contents import all_counts, contents, shares_met
+    from niels_cache_assets.facts.contents import all_counts, contents, shares_met
 
     table = new_table(
         *("data set", "kind", "status", "train", "val", "why, and what to do"),

@@ -18,14 +18,14 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from niels_cache_assets.base.wording import SHORT_SHA256
 from niels_cache_assets.cli.command import WHERE, Command, at_least, chosen
 from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.show.wording import SHORT_SHA256
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
-    from niels_cache_assets.config.registry import Registry
+    from niels_cache_assets.project.registry import Registry
     from niels_cache_assets.tokenizer.engines import Engine
     from niels_cache_assets.tokenizer.kinds import TextTokenizer
     from niels_cache_assets.tokenizer.proof import Difference, Proof
@@ -153,9 +153,9 @@ def _compare(name: str, texts: Sequence[str], tokenizers: Sequence[TextTokenizer
 
 def _texts(arguments: argparse.Namespace, registry: Registry, root: Path) -> Iterator[tuple[str, Iterator[str]]]:
     """Yield the name of each source with its text, or the beginning of its text."""
+    from niels_cache_assets.base.documents import beginning
     from niels_cache_assets.cli.context import find_place, find_places
     from niels_cache_assets.cli.recognizing import sources_of
-    from niels_cache_assets.documents import beginning
     from niels_cache_assets.sources.types import StreamContext
     from niels_cache_assets.tokenizer.decoding import open_tokenizer
     from niels_cache_runtime.format.layout import FAMILIES
@@ -177,7 +177,7 @@ def _spelled_texts(directory: Path, family: Family, tokenizer: TextTokenizer) ->
     """Yield the texts between the special tokens of a train split. A text is a document, or a turn of a conversation."""
     import numpy as np
 
-    from niels_cache_assets.disk.split_tokens import SplitTokens
+    from niels_cache_assets.facts.split_tokens import SplitTokens
     from niels_cache_runtime.cache.opening import open_meta
     from niels_cache_runtime.format.layout import token_dtype_of
 

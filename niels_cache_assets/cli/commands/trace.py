@@ -1,7 +1,7 @@
 """The command `trace`. It prints the data sets, documents and texts that a batch of a training run comes from.
 
 The command creates the loader from its saved state, and this loader computes the batch that training saw. The runtime returns the origin of
-each token in the batch. show/loader_states.py reads states; show/origins.py adds lineage and text.
+each token in the batch. inspection/loader_states.py reads states; inspection/origins.py adds lineage and text.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
+from niels_cache_assets.base.wording import counted
 from niels_cache_assets.cli.command import WHERE, Command, chosen, refuse, whole_number
 from niels_cache_assets.cli.console import new_table, output, print_json
-from niels_cache_assets.show.wording import counted
 from niels_cache_runtime.errors import NielsCacheError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from niels_cache_assets.show.origins import Cache, Row, Segment
+    from niels_cache_assets.inspection.origins import Cache, Row, Segment
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.loader.trace import BatchTrace
     from niels_cache_runtime.remote.local_copy import LocalCopy
@@ -80,8 +80,8 @@ ranks. trace rejects a cache that changed after the state was saved.""",
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from niels_cache_assets.show.loader_states import read_loader_state
-    from niels_cache_assets.show.origins import caches_of, row_of
+    from niels_cache_assets.inspection.loader_states import read_loader_state
+    from niels_cache_assets.inspection.origins import caches_of, row_of
     from niels_cache_runtime.format.layout import SIDES
     from niels_cache_runtime.loader.trace import BatchTrace
 

@@ -5,10 +5,10 @@ with a progress bar.
 import argparse
 from dataclasses import asdict
 
+from niels_cache_assets.base.wording import counted, file_size
 from niels_cache_assets.cli.command import CACHES, WHERE, Command, refuse
 from niels_cache_assets.cli.console import new_table, output, print_facts, print_json
 from niels_cache_assets.cli.exit_codes import DONE, FAILED
-from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.errors import NielsCacheError
 
 _STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off": "dim"}
@@ -121,8 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _verify_address(arguments: argparse.Namespace) -> int:
     """Check one published cache."""
+    from niels_cache_assets.base.processes import stop_on_signals
     from niels_cache_assets.cli.progress import transfer_progress
-    from niels_cache_assets.processes import stop_on_signals
     from niels_cache_assets.publish.check import check
     from niels_cache_runtime.remote.store import check_address
 

@@ -17,10 +17,10 @@ from niels_cache_assets.artifacts.duplicates import CODE_VERSION as RANGES_VERSI
 from niels_cache_assets.artifacts.duplicates import Duplicates
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
+from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.wording import counted, file_size
 from niels_cache_assets.corpus.identity import dedup_identity, dedup_order
-from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.parts import built, partition_asset, result_of, to_parts
 from niels_cache_assets.defs.assets.upstream import observe_what_was_read
@@ -31,8 +31,8 @@ from niels_cache_assets.defs.metadata.entries import materialized, without_empty
 from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures, told
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.defs.turns import StreamPlace
-from niels_cache_assets.show.contents import total_bytes
-from niels_cache_assets.show.wording import counted, file_size
+from niels_cache_assets.facts.contents import total_bytes
+from niels_cache_assets.project.registry import Registry
 
 _GROUP = "corpus"
 
@@ -63,7 +63,7 @@ when one of these changes, but not when other data sets have new duplicates.
 
 ```python
 from pathlib import Path
-from niels_cache_assets.corpus.reading import prepared_documents
+from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
 from niels_cache_assets.registry import load_registry
 next(prepared_documents(load_registry(), "<data set>", root=Path("cache")))
 ```"""

@@ -12,14 +12,14 @@ import dagster as dg
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import BlendIndex
 from niels_cache_assets.artifacts.materialize import materialize
-from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
+from niels_cache_assets.base.wording import SHORT_SHA256, counted, file_size
 from niels_cache_assets.defs.keys import INDEX, TRAIN_KEYS
 from niels_cache_assets.defs.metadata.builds import Metadata, state_of
 from niels_cache_assets.defs.metadata.entries import json_entry, materialized, table
 from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.show.wording import SHORT_SHA256, counted, file_size
+from niels_cache_assets.project.registry import Registry
 
 _DESCRIPTION = """The order of samples of a blend, numbered as in Megatron-LM. It is built ahead, so that training only maps it.
 

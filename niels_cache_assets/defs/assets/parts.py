@@ -19,23 +19,23 @@ import dagster as dg
 from niels_cache_assets.artifacts.base import Artifact, Outcome
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.base.fingerprint import fingerprint_of
+from niels_cache_assets.base.wording import counted, file_size
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cluster.child import Apart
-from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import last_materialization, materialized_version, observe_what_was_read
 from niels_cache_assets.defs.config import BuildConfig, PartConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, engines_entry, recorded_at, state_of
 from niels_cache_assets.defs.metadata.entries import materialized, without_empty
-from niels_cache_assets.defs.places import limit_parts
+from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.defs.side_by_side import build_part_apart
+from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.parts.lease import LeaseLost
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan
-from niels_cache_assets.show.contents import total_bytes
-from niels_cache_assets.show.wording import counted, file_size
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.excluding import exclude_identity
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError

@@ -6,14 +6,14 @@ when the cache is rebuilt with other tokens. If the address has the build alread
 
 import dagster as dg
 
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.config.running import PublishSettings
+from niels_cache_assets.base.wording import counted, file_size
 from niels_cache_assets.defs.keys import META_KEYS, PUBLISHED_KEYS
 from niels_cache_assets.defs.metadata.entries import materialized
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.project.running import PublishSettings
 from niels_cache_assets.publish.push import local_build, push
-from niels_cache_assets.show.wording import counted, file_size
 from niels_cache_runtime.format.layout import FAMILIES, Family, dataset_dir
 
 CODE_VERSION = "1"  # raise this by hand if a push of the same cache leaves other objects

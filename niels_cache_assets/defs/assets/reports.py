@@ -10,22 +10,22 @@ from collections.abc import Sequence
 
 import dagster as dg
 
-from niels_cache_assets.config.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
+from niels_cache_assets.base.wording import counted, file_size
 from niels_cache_assets.defs.home.history import history_of
 from niels_cache_assets.defs.keys import CACHE_REPORT, DOCUMENTS, INDEX, META_KEYS, MIXTURE, REPORTS_GROUP, TOKENIZER
 from niels_cache_assets.defs.metadata.builds import Metadata
 from niels_cache_assets.defs.metadata.entries import images, materialized
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.show.plots.pictures import mixture_picture
-from niels_cache_assets.show.reports.cache import CODE_VERSION, cache_report, find_items
-from niels_cache_assets.show.reports.drawings import draw_report
-from niels_cache_assets.show.reports.markdown import cache_markdown, mixture_markdown
-from niels_cache_assets.show.reports.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
-from niels_cache_assets.show.reports.mixture import Mixture, all_mixtures
-from niels_cache_assets.show.reports.page import page_path, render_page, write_page
-from niels_cache_assets.show.wording import counted, file_size
+from niels_cache_assets.facts.mixture import CODE_VERSION as MIXTURE_CODE_VERSION
+from niels_cache_assets.facts.mixture import Mixture, all_mixtures
+from niels_cache_assets.plots.pictures import mixture_picture
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.reports.cache import CODE_VERSION, cache_report, find_items
+from niels_cache_assets.reports.drawings import draw_report
+from niels_cache_assets.reports.markdown import cache_markdown, mixture_markdown
+from niels_cache_assets.reports.page import page_path, render_page, write_page
 
 NOT_TOO_OFTEN = "no_data_set_is_read_too_often"
 

@@ -3,17 +3,17 @@
 import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.input_problems import require_inputs
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.tokenizer import CODE_VERSION
-from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.defs.config import BuildConfig
 from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.metadata.builds import tokenizer_metadata
 from niels_cache_assets.defs.metadata.entries import materialized
 from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.sources.inputs import require_inputs
+from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 
 _DESCRIPTION = """The tokenizer of all caches in the root: imported, or trained on the data sets.

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.artifacts.parts.plan import PartsPlan
+from niels_cache_assets.artifacts.prepared_corpora import with_prepared
+from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.chats.templates import find_template
-from niels_cache_assets.config.fingerprint import fingerprint_of
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.cache_identity import cache_identity, is_prepared
 from niels_cache_assets.corpus.identity import corpus_fingerprint
-from niels_cache_assets.corpus.reading import with_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.reading.references import with_references
 from niels_cache_assets.sources.types import SftSource, SourceWithParts
 from niels_cache_runtime.format.layout import FAMILIES

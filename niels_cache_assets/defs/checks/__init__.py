@@ -4,11 +4,11 @@ import warnings
 
 import dagster as dg
 
-from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.checks.cache import cache_checks
 from niels_cache_assets.defs.checks.corpus import corpus_checks
 from niels_cache_assets.defs.checks.sync import in_sync_check
 from niels_cache_assets.defs.checks.tokenizer import tokenizer_checks
+from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.format.layout import FAMILIES
 
 

@@ -17,16 +17,16 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.keys import META_KEYS, partitions
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.disk.staging import finished_meta
-from niels_cache_assets.show.contents import shortfall
-from niels_cache_assets.show.shared_texts import Origin, SharedTexts, advice_against, shared_texts
+from niels_cache_assets.facts.contents import shortfall
+from niels_cache_assets.inspection.disjoint import Place, SplitOverlap, splits_disjoint
+from niels_cache_assets.inspection.shared_texts import Origin, SharedTexts, advice_against, shared_texts
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.types import PretrainSource
-from niels_cache_assets.streaming.disjoint import Place, SplitOverlap, splits_disjoint
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
 from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 import dagster as dg
 
+from niels_cache_assets.artifacts.corpus_facts import language_share, reasons
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.config.registry import Registry
-from niels_cache_assets.corpus.reading import open_prepared
-from niels_cache_assets.corpus.report import language_share, reasons
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.defs.keys import DOCUMENTS, KEPT, corpus_partitions
 from niels_cache_assets.defs.metadata.corpora import reasons_table
 from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.project.registry import Registry
 
 REASONS_PLAUSIBLE = "no_reason_takes_too_much"
 LANGUAGE_PLAUSIBLE = "language_is_plausible"

@@ -16,13 +16,13 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import CacheState
-from niels_cache_assets.config.registry import Registry
+from niels_cache_assets.base.wording import UNKNOWN, counted, file_size, listed
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation
 from niels_cache_assets.defs.keys import META_KEYS, PARTITION_TAG
 from niels_cache_assets.defs.metadata.entries import without_empty
 from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.show.contents import contents, counts_of, shares_met, total_bytes
-from niels_cache_assets.show.wording import UNKNOWN, counted, file_size, listed
+from niels_cache_assets.facts.contents import contents, counts_of, shares_met, total_bytes
+from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, Family, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import dagster as dg
 
-from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.defs.keys import TOKENIZER
 from niels_cache_assets.defs.metadata.entries import table, without_empty
 from niels_cache_assets.defs.progress import readable_failures
 from niels_cache_assets.defs.resources import RootParam
+from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, round_trip_losses
 

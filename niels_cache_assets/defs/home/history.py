@@ -17,15 +17,15 @@ import dagster as dg
 from dagster._core.event_api import PartitionKeyFilter  # needed to query the checks of a partition; there is no public name
 from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES, AssetCheckExecutionRecord
 
-from niels_cache_assets.config.registry import Registry
 from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
 from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks import build_checks
 from niels_cache_assets.defs.home.instance import CONFIG_NAME, HOME_VARIABLE, dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import home_refusals
 from niels_cache_assets.defs.keys import DOCUMENTS, DUPLICATES, KEPT, META_KEYS, TOKENIZER, UPSTREAM_KEYS
-from niels_cache_assets.show.reports.cache import Item
-from niels_cache_assets.show.reports.history import Check, History, Outcome, Recorded
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.reports.cache import Item
+from niels_cache_assets.reports.history import Check, History, Outcome, Recorded
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir, tokenizer_dir
 from niels_cache_runtime.format.meta import load_meta

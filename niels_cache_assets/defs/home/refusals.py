@@ -16,8 +16,8 @@ from typing import Any
 import dagster as dg
 from sqlalchemy.exc import DBAPIError
 
+from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.disk.space import free_bytes
-from niels_cache_assets.show.wording import file_size
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 _VARIABLE = "DAGSTER_HOME"

@@ -14,6 +14,7 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.base.wording import abbreviated, counted, duration, file_size, share_of
 from niels_cache_assets.defs.metadata.entries import (
     MAX_TABLE_ROWS,
     behind_a_click,
@@ -25,11 +26,10 @@ from niels_cache_assets.defs.metadata.entries import (
     table,
     without_empty,
 )
-from niels_cache_assets.show.contents import shortfall, total_bytes
-from niels_cache_assets.show.plots.measures import measure_cache
-from niels_cache_assets.show.plots.pictures import cache_pictures, ratios_picture
-from niels_cache_assets.show.training_code import training_code
-from niels_cache_assets.show.wording import abbreviated, counted, duration, file_size, share_of
+from niels_cache_assets.facts.contents import shortfall, total_bytes
+from niels_cache_assets.facts.training_code import training_code
+from niels_cache_assets.plots.measures import measure_cache
+from niels_cache_assets.plots.pictures import cache_pictures, ratios_picture
 from niels_cache_assets.tokenizer.measures import by_source, of_cache
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, SPLITS, TOKEN_DTYPES, Family, Split

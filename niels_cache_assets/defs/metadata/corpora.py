@@ -9,13 +9,13 @@ from typing import Any
 import dagster as dg
 
 from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.corpus_facts import duplicates_matrix, estimated_tokens, kept_per_split, reasons
+from niels_cache_assets.base.wording import SHORT_SHA256, abbreviated, counted, file_size, share_of
 from niels_cache_assets.corpus.layout import REPORT_NAME
 from niels_cache_assets.corpus.prepared import PreparedCorpus
-from niels_cache_assets.corpus.report import duplicates_matrix, estimated_tokens, kept_per_split, reasons
 from niels_cache_assets.defs.metadata.builds import STATE, Metadata, files_list, recorded_at, state_of
 from niels_cache_assets.defs.metadata.entries import command_entry, images, json_entry, table, without_empty
-from niels_cache_assets.show.plots.pictures import corpus_pictures
-from niels_cache_assets.show.wording import SHORT_SHA256, abbreviated, counted, file_size, share_of
+from niels_cache_assets.plots.pictures import corpus_pictures
 from niels_cache_assets.sources.excluding import EXCLUDED
 
 

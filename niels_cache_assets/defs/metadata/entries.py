@@ -15,7 +15,7 @@ from typing import Any
 
 import dagster as dg
 
-from niels_cache_assets.show.plots.drawing import Picture, as_png
+from niels_cache_assets.plots.drawing import Picture, as_png
 
 MAX_TABLE_ROWS = 100
 COLUMNS = 110  # width of the UI's window for Markdown

@@ -2,7 +2,7 @@
 dev` starts the same processes.
 
 These services run in their own sessions, so that Ctrl-C in the terminal reaches only the main process. After Ctrl-C, the main process ends
-the runs first and the services afterwards. The services also end whenever the main process ends (niels_cache_assets.processes).
+the runs first and the services afterwards. The services also end whenever the main process ends (niels_cache_assets.base.processes).
 """
 
 import json
@@ -21,8 +21,8 @@ from dagster._core.workspace.load_target import GrpcServerTarget
 from dagster._grpc.client import DagsterGrpcClient
 from dagster._grpc.server import wait_for_grpc_server
 
+from niels_cache_assets.base.processes import attended
 from niels_cache_assets.defs.home.instance import dagster_home
-from niels_cache_assets.processes import attended
 from niels_cache_runtime.errors import NielsCacheError
 
 MODULE = "niels_cache_assets.definitions"

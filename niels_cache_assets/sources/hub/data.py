@@ -17,8 +17,8 @@ from typing import IO, Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from niels_cache_assets.documents import SourceReport
-from niels_cache_assets.first_bytes import content_of, described
+from niels_cache_assets.base.documents import SourceReport
+from niels_cache_assets.base.first_bytes import content_of, described
 from niels_cache_assets.sources.errors import shown
 from niels_cache_assets.sources.hub import tables as hub_tables
 from niels_cache_assets.sources.hub.errors import hub_errors, nearest
@@ -26,7 +26,7 @@ from niels_cache_assets.sources.reading.compressed import decompressed
 from niels_cache_assets.sources.reading.encodings import NO_DAMAGE, UTF8, Damage, DecodesText, damage_of, encoding_of, refuse_length
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_splits, first_bytes, open_bytes, open_seekable, reading
 from niels_cache_assets.sources.reading.parquet_files import may_hold_text
-from niels_cache_assets.sources.reading.places import Part
+from niels_cache_assets.sources.reading.positions import Part
 from niels_cache_assets.sources.reading.rows import refuse_long_lines
 from niels_cache_assets.sources.text_column import ROWS, choose_text_field, decided_field, named_text, require_field
 from niels_cache_assets.sources.types import ConfigPath, ListedFile, PretrainSource, StreamContext

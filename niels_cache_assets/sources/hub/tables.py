@@ -15,7 +15,7 @@ from functools import lru_cache
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import IO, Any
 
-from niels_cache_assets.documents import SourceReport
+from niels_cache_assets.base.documents import SourceReport
 from niels_cache_assets.sources.reading.compressed import Chunks
 from niels_cache_assets.sources.reading.encodings import (
     CARRIED_MARKS,

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 from xml.parsers import expat
 
-from niels_cache_assets.first_bytes import HEAD_BYTES, described
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, language_of
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
 from niels_cache_assets.sources.reading.encodings import MARKS, MAX_DOCUMENT_BYTES, UTF8, damage_of, encoding_of, refuse_length
 from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes, reading
-from niels_cache_assets.sources.reading.places import FilePosition
+from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_runtime.errors import NielsCacheError
 
 _BLOCK = 1 << 18

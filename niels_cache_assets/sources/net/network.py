@@ -16,8 +16,8 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from niels_cache_assets.config import defaults
-from niels_cache_assets.processes import are_signals_read
+from niels_cache_assets.base import defaults
+from niels_cache_assets.base.processes import are_signals_read
 from niels_cache_assets.sources.errors import SourceUnavailable, shown
 from niels_cache_runtime.errors import NielsCacheError
 

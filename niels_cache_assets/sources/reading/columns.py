@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
-from niels_cache_assets.documents import NO_SPLIT, Divider, DocumentBatch, object_array
+from niels_cache_assets.base.documents import NO_SPLIT, Divider, DocumentBatch, object_array
+from niels_cache_assets.base.strings import Objects, Strings, buffers_of, int64_array
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.sources.reading.parquet_files import as_strings
-from niels_cache_assets.sources.reading.places import FilePass
-from niels_cache_assets.strings import Objects, Strings, buffers_of, int64_array
+from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
 

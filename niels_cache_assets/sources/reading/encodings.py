@@ -25,7 +25,7 @@ from pydantic import Field, PositiveInt, field_validator
 
 from niels_cache_assets.sources.reading.compressed import OnDamage
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, open_bytes, reading
-from niels_cache_assets.sources.reading.places import FilePosition
+from niels_cache_assets.sources.reading.positions import FilePosition
 from niels_cache_assets.sources.types import PretrainSource, Source, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 

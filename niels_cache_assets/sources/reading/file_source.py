@@ -15,7 +15,7 @@ from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size, files_digest, find_files, find_groups
 from niels_cache_assets.sources.reading.keep import HasColumns
-from niels_cache_assets.sources.reading.places import FilePass
+from niels_cache_assets.sources.reading.positions import FilePass
 from niels_cache_assets.sources.text_column import decided_field
 from niels_cache_assets.sources.types import (
     FILES_HELP,

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 from urllib.parse import urlsplit
 
-from niels_cache_assets.first_bytes import HEAD_BYTES, refuse_content
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, refuse_content
 from niels_cache_assets.sources.errors import SourceUnavailable, endless_redirect, first_line, is_of_network, shown
 from niels_cache_assets.sources.finding.globs import Found, Links, advice_for_missing, files_below, glob_files, links_among
 from niels_cache_assets.sources.reading.compressed import OnDamage, compression_of, decompressed, decompression_errors

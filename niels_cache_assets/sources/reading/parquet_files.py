@@ -18,7 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from niels_cache_assets.first_bytes import HEAD_BYTES, described
+from niels_cache_assets.base.first_bytes import HEAD_BYTES, described
 from niels_cache_assets.sources.reading.files import SourceFile, open_seekable, reading
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Ints

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from niels_cache_assets.documents import DocumentBatch
+from niels_cache_assets.base.documents import DocumentBatch
 from niels_cache_assets.sources.excluding import excluded_ids, rest_of
 from niels_cache_assets.sources.reading.files import SourceFile, file_digest, file_size
 from niels_cache_assets.sources.text_column import errors_without_samples

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from niels_cache_assets.first_bytes import described
+from niels_cache_assets.base.first_bytes import described
 from niels_cache_assets.sources.reading.compressed import DamagedFile, OnDamage, compression_of
 from niels_cache_assets.sources.reading.encodings import (
     MARK,
@@ -30,7 +30,7 @@ from niels_cache_assets.sources.reading.encodings import (
 )
 from niels_cache_assets.sources.reading.files import SourceFile, first_bytes, open_bytes, reading, writable
 from niels_cache_assets.sources.reading.parquet_files import is_bytes_type, is_string_type, may_hold_text, open_parquet
-from niels_cache_assets.sources.reading.places import FilePass, FilePosition, RowsPass
+from niels_cache_assets.sources.reading.positions import FilePass, FilePosition, RowsPass
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import unique_keys

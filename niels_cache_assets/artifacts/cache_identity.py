@@ -1,0 +1,81 @@
+"""The identity of a cache, which is everything that decides its bytes.
+
+A finished cache with the same fingerprint over its identity needs no build.
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from niels_cache_assets.build_cache import CODE_VERSIONS
+from niels_cache_assets.build_cache.base import chosen_token_dtype, token_dtype_identity
+from niels_cache_assets.corpus.identity import held_out_identity
+from niels_cache_assets.corpus.prepared import PreparedCorpus
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.project.tables import BuildSettings
+from niels_cache_assets.sources.types import PretrainSource, Source
+from niels_cache_assets.streaming.decontaminate import decontamination_identity, references_identity
+
+
+def cache_identity(
+    registry: Registry,
+    source: Source,
+    build: BuildSettings,
+    *,
+    tokenizer_sha256: str | None,
+    vocab_size: int | None,
+    revision: str | None,
+    siblings: Mapping[str, PretrainSource],
+    prepared: PreparedCorpus | None,
+) -> dict[str, Any]:
+    """Return everything that decides the bytes of a cache.
+
+    `vocab_size`: the size of the tokenizer's vocabulary, which decides the dtype of the tokens. If it is None, only the setting counts.
+    `siblings`: the pretrain tables by name; a table with a corpus is replaced by a reader of this corpus. `prepared`: the corpus that is
+    read instead of the source. Then the identity has the content of the corpus and of its drop list (the list of duplicates), and not the
+    settings that made them. `revision` counts then only with `decontaminate_against`, because it covers the texts that the key names.
+    """
+    members = getattr(source, "members", {}) if prepared is None else {}
+    return {
+        "source": source.identity() if prepared is None else _prepared_identity(prepared),
+        "members": {member: siblings[member].identity() for member in members if member in siblings},
+        "seed": build.seed,
+        "shard_bytes": build.shard_bytes if source.family == "pretrain" else None,
+        "special_tokens": registry.tokenizer.special_tokens,
+        "tokenizer_sha256": tokenizer_sha256,
+        "revision": revision if prepared is None or prepared.source.decontaminate_against else None,
+        "code_version": CODE_VERSIONS[source.family],
+        **_decontamination(registry, source),
+        **dtype_identity(build, vocab_size),
+        **(held_out_identity(registry, source, seed=build.seed) if prepared is None else {}),
+    }
+
+
+def _decontamination(registry: Registry, source: Source) -> dict[str, Any]:
+    if not isinstance(source, PretrainSource):
+        return {}
+    own = decontamination_identity(source.decontaminate, source.decontaminate_threshold, val_is_given=val_may_come_late(source))
+    return {**own, **references_identity(source, seed=registry.build.seed)}
+
+
+def dtype_identity(build: BuildSettings, vocab_size: int | None) -> dict[str, str]:
+    """Return the entry of the tokens' dtype in the identity of a cache. It is empty for uint16. `vocab_size`: see `cache_identity`."""
+    name = build.token_dtype if vocab_size is None else chosen_token_dtype(vocab_size, build.token_dtype)
+    return {} if name is None else token_dtype_identity(name)
+
+
+def is_prepared(source: Source) -> TypeGuard[PretrainSource]:
+    """Return whether a corpus is read instead of this source."""
+    return isinstance(source, PretrainSource) and bool(source.prepare)
+
+
+def _prepared_identity(prepared: PreparedCorpus) -> dict[str, Any]:
+    source = prepared.source
+    budgets = {"train_tokens": source.train_tokens, "val_tokens": source.val_tokens}
+    return {**prepared.identity(), **budgets, "shuffle_buffer": source.builder_shuffle}
+
+
+def val_may_come_late(source: PretrainSource) -> bool:
+    """Return whether a document of val may come after the first document of train. This cannot happen with token budgets, because val comes
+    first.
+    """
+    return source.has_own_splits or source.seeded_val_frac is not None

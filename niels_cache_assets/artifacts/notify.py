@@ -1,0 +1,142 @@
+"""The watch over one build. It runs the command in [notify] after a failure, after STALL_MINUTES without progress, and at the end.
+
+The command gets one JSON object on stdin, with the keys `event` (failure, stall or done), `host`, `name` and `text`, one line for people:
+
+    niels-cache on gpu7: web/part-00017 failed: pages.jsonl: row 12 is not JSON
+
+An interrupt is not a failure, because somebody asked for it. The same is true if another process builds the same or has taken over. A
+message never changes the result of a build. The build waits for the command, but not longer than a few seconds. If it fails, the log gets a
+warning without its arguments, which may be secrets.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Literal
+
+from niels_cache_assets.parts.lease import LeaseLost, Stopped
+from niels_cache_assets.project.running import NotifySettings
+from niels_cache_assets.sources.errors import DEBUG, in_one_line
+from niels_cache_runtime.errors import panics_as_errors
+from niels_cache_runtime.format.commit import Busy
+from niels_cache_runtime.format.layout import FAMILIES
+
+OnProgress = Callable[[Any], None]
+
+STALL_MINUTES = 30.0
+_SECONDS = 5.0  # the longest time for a message
+_LONGEST_LINE = 500  # characters
+_WARNING = "WARNING: "
+
+
+class Watch:
+    """The watch over the build of an artifact. `log` of the build is wrapped, because its last line may be the reason of a standstill."""
+
+    def __init__(self, settings: NotifySettings, key: str, log: Callable[[str], Any]) -> None:
+        self._command, self._key, self._log = settings.command, key, log
+        self._last_line = ""
+
+    def log(self, message: str) -> None:
+        """Pass a line to the log of the build."""
+        if not message.startswith(DEBUG):
+            self._last_line = message.removeprefix(_WARNING)
+        self._log(message)
+
+    def done(self, meta: Any) -> None:
+        """Tell that a data set is built. meta: its meta.json. Other kinds of artifacts are not told, because there may be thousands."""
+        if self._key.partition("/")[0] in FAMILIES:
+            self.tell("done", f"is done: {meta['train_tokens']:,} tokens of train, {meta['val_tokens']:,} of val")
+
+    @contextmanager
+    def standstill(self, on_progress: OnProgress | None) -> Iterator[OnProgress | None]:
+        """Tell during this `with` block if there is no progress for STALL_MINUTES. Tell once, and again only after progress.
+
+        Yield the function to call with the progress. It passes the progress to `on_progress`.
+        """
+        if not self._command:
+            yield on_progress
+            return
+        seconds, last, ended = STALL_MINUTES * 60, time.monotonic(), threading.Event()
+
+        def progressed(progress: Any) -> None:
+            nonlocal last
+            last = time.monotonic()
+            if on_progress is not None:
+                on_progress(progress)
+
+        def wait() -> None:
+            left, told = seconds, 0.0
+            while not ended.wait(left):
+                left = last + seconds - time.monotonic()
+                if left <= 0:
+                    left = seconds
+                    if told != last:
+                        told = last
+                        line = f"; the last line of its log: {self._last_line}" if self._last_line else ""
+                        self.tell("stall", f"has made no progress in {STALL_MINUTES:g} minutes{line}")
+
+        watcher = threading.Thread(target=wait, name="no progress", daemon=True)
+        watcher.start()
+        try:
+            yield progressed
+        finally:
+            ended.set()
+            watcher.join()
+
+    def tell(self, event: Literal["failure", "stall", "done"], what: str) -> None:
+        """Run the command with a message, and wait a few seconds for it, because this process may end now. Never fails."""
+        if not self._command:
+            return
+        host, name = os.uname().nodename, shown_name(self._key)
+        line = " ".join(f"niels-cache on {host}: {name} {what}".split())
+        text = line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…"
+        message = json.dumps({"event": event, "host": host, "name": name, "text": text}, ensure_ascii=False)
+        try:
+            problem = _run(self._command, f"{message}\n".encode(errors="replace"))  # a name of a file may be no UTF-8
+        except Exception as error:  # a message never ends a build
+            problem = f"{type(error).__name__} {getattr(error, 'strerror', None) or ''}".rstrip()
+        if problem is not None:
+            self._log(
+                f"{_WARNING}[notify]: {os.path.basename(self._command[0])}: {problem}; the message was not sent, and the build goes on"
+            )
+
+
+def _run(command: Sequence[str], message: bytes) -> str | None:
+    """Run the command with a message on stdin. Return its problem, or None."""
+    nowhere = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
+    try:
+        process.communicate(message, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return f"took longer than {_SECONDS:g} seconds and was ended"
+    return f"ended with {process.returncode}" if process.returncode else None
+
+
+@contextmanager
+def watched(settings: NotifySettings, key: str, log: Callable[[str], Any]) -> Iterator[Watch]:
+    """Watch a build inside this `with` block. Tell if the block fails, also by a panic of Rust. key: the key of the artifact."""
+    watch = Watch(settings, key, log)
+    try:
+        with panics_as_errors():
+            yield watch
+    except (Busy, LeaseLost, Stopped):
+        raise
+    except Exception as error:
+        watch.tell("failure", f"failed: {in_one_line(error)}")
+        raise
+
+
+def shown_name(key: str) -> str:
+    """Return an artifact's key for people: `web`, `web/part-00017`, `corpus of web`, `tokenizer`."""
+    kind, _, name = key.partition("/")
+    if kind in (*FAMILIES, "part"):
+        return name
+    return f"{kind.replace('_', ' ')} of {name}" if name else kind

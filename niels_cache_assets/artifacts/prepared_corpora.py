@@ -1,0 +1,70 @@
+"""Functions that open prepared data sets. They check that the corpus and its drop list (the list of duplicates) fit the configuration.
+
+Opening costs two small reads, and one more for each data set with "dedup". prepared.py reads the documents.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.artifacts.parts.plan import PartsPlan, PlanOfMember
+from niels_cache_assets.base.documents import DocumentBatch
+from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.project.tables import BuildSettings
+from niels_cache_assets.sources.types import PretrainSource, SourceWithParts
+
+
+def open_prepared(
+    registry: Registry,
+    name: str,
+    *,
+    root: Path,
+    source: PretrainSource | None = None,
+    build: BuildSettings | None = None,
+    minus_duplicates: bool = True,
+) -> PreparedCorpus:
+    """Return the prepared data set of this configuration.
+
+    `source` is the table of the data set, and `build` is the table [build], with the settings for this run; None means the values of the
+    registry. Raises NielsCacheError if the corpus or (with "dedup") the drop list is missing or out of date. The message names the artifact
+    to materialize.
+    """
+    source, build = source or registry.pretrain[name], build or registry.build
+    corpus, duplicates = Corpus(registry=registry, root=root, name=name), Duplicates(registry=registry, root=root)
+    meta = corpus.current()
+    looks_for_duplicates = "dedup" in source.prepare and minus_duplicates
+    return PreparedCorpus(
+        name=name,
+        directory=corpus.directory,
+        meta=meta,
+        source=source,
+        seed=build.seed,
+        duplicates=duplicates.current_of(name, corpus=meta, source=source, seed=build.seed) if looks_for_duplicates else None,
+        duplicates_directory=duplicates.directory,
+    )
+
+
+def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator[DocumentBatch]:
+    """Return the documents of a prepared data set that stay, in batches. Each document has its split.
+
+    Raises the errors of `open_prepared`.
+    """
+    return open_prepared(registry, name, root=root).documents()
+
+
+def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
+    """Return all pretrain tables by name, for `siblings` of a StreamContext. If a table has a corpus, a reader of this corpus replaces the
+    table. A table in parts gets its plan.
+    """
+
+    def sibling(name: str, source: PretrainSource) -> PretrainSource:
+        if source.prepare:
+            return PreparedMember.of(partial(open_prepared, registry, name, root=root), against=source.decontaminate_against)
+        if source.parts == 1 or not isinstance(source, SourceWithParts):
+            return source
+        return source.with_plan(PlanOfMember(PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build)))
+
+    return {name: sibling(name, source) for name, source in registry.pretrain.items()}

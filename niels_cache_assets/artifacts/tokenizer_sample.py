@@ -1,0 +1,221 @@
+"""The training text of a tokenizer. It is the first `sample_bytes` of every data set. Each line of a text is one line of the file.
+
+A data set with `prepare` contributes the documents of its corpus that go to train. These documents are cleaned, and documents in the drop
+list are left out. If the data set has no current corpus, its raw source is read, with a warning. A mixture without a corpus is mixed from
+its members. A member with a corpus contributes its documents of train. A mixture whose corpus needs the tokenizer is always mixed from its
+members. So the mixture gives the same text when the tokenizer is trained again. A data set that cannot be read, for any reason, is left
+out, with a warning and a record. Only the needed part of each data set is read. The text is written to disk.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
+from niels_cache_assets.base.documents import Document, Documents
+from niels_cache_assets.corpus.identity import needs_tokenizer
+from niels_cache_assets.corpus.prepared import PreparedCorpus, PreparedMember
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.sources.conversations import contents
+from niels_cache_assets.sources.errors import SourceUnavailable, as_debug, in_one_line, log_traceback
+from niels_cache_assets.sources.reading.encodings import nothing_is_text
+from niels_cache_assets.sources.reading.rows import batched
+from niels_cache_assets.sources.types import PretrainSource, SftSource, StreamContext
+from niels_cache_assets.streaming.encode import normalize_newlines
+from niels_cache_assets.streaming.shuffle import shuffled
+from niels_cache_assets.tokenizer.measures import noting
+from niels_cache_assets.tokenizer.training import MAX_LINE_BYTES
+from niels_cache_runtime.errors import NielsCacheError
+
+Log = Callable[[str], None]
+ReadAs = Literal["prepared", "members", "raw"]
+
+_LONGEST_PIECE = 16  # number of characters; this is the limit of SentencePiece
+
+
+def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
+    """Write the sample to the file `sample`, and return `trained_on` for meta.json.
+
+    `beginnings`: the function adds the beginning of each data set's text to it. Raises NielsCacheError if there is no text at all. Also
+    raises it if a data set in [tokenizer] train_on is available but cannot be read.
+    """
+    settings = registry.tokenizer
+    names = settings.train_on or [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]
+    used: dict[str, int] = {}
+    revisions: dict[str, str | None] = {}
+    skipped: dict[str, str] = {}
+    read_as: dict[str, ReadAs] = {}
+    no_text: list[str] = []
+    digest = hashlib.sha256()
+    with open(sample, "wb") as file:
+        for name in names:
+            written = 0
+            lines = _Lines(registry, root, name, beginnings.setdefault(name, []), log)
+            for data in lines:
+                file.write(data)
+                digest.update(data)
+                written += len(data)
+                if written >= settings.sample_bytes:
+                    break
+            if lines.opened:
+                revisions[name] = lines.revision
+            if lines.error is not None:
+                unavailable = isinstance(lines.error, SourceUnavailable)
+                said = in_one_line(lines.error)
+                log_traceback(lines.error, as_debug(log))
+                if settings.train_on is not None and not unavailable:
+                    raise NielsCacheError(f"[tokenizer] train_on {name}: {said}") from lines.error
+                log(f"WARNING: the tokenizer is trained without {'the rest of ' if written else ''}{name}: {said}")
+                skipped[name] = "unavailable" if unavailable else "failed"
+                if not written:
+                    continue
+            elif not written:
+                reason = nothing_is_text(lines.facts) + "".join(f"; {hint}" for hint in lines.hints)
+                no_text.append(f"{name}{reason or ': no text was found in it'}")
+            used[name] = written
+            read_as[name] = lines.read_as
+    if not sum(used.values()):
+        reason = "".join(f"; {found}" for found in no_text) or ("; no data set could be reached" if skipped else "")
+        raise NielsCacheError(f"{registry.origin}: no text to train a tokenizer on{reason}; check [tokenizer] train_on, or import a model")
+    return {
+        "sources": used,
+        "revisions": revisions,
+        "skipped": skipped,
+        "read_as": read_as,
+        "bytes": sum(used.values()),
+        "sha256": digest.hexdigest(),
+    }
+
+
+def split_long_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
+    """Cut a line into pieces of at most `max_bytes` UTF-8 bytes, at the last blank before the limit if there is a blank."""
+    data = line.encode()
+    start = 0
+    while len(data) - start > max_bytes:
+        head = data[start : start + max_bytes].decode(errors="ignore")
+        cut = head.rfind(" ")
+        piece = head[:cut] if cut > 0 else head
+        yield piece
+        start += len(piece.encode())
+    yield data[start:].decode()
+
+
+def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Iterator[str]:
+    """Yield the text of every document or message of a source."""
+    if isinstance(source, PretrainSource):
+        for batch in source.kept_documents(context):
+            for document in batch:
+                yield document.text
+    else:
+        for conversations in source.conversations(context):
+            for conversation in conversations:
+                yield from contents(conversation)
+
+
+class _Lines:
+    """The lines of one data set, each with its newline, as bytes.
+
+    If the data set cannot be read, the lines end, and `error` is the reason. `opened`: whether the `revision` of the source is known.
+    `read_as`: the kind of text that was read. `facts`: the facts in the source's report.
+    """
+
+    def __init__(self, registry: Registry, root: Path, name: str, beginning: list[str], log: Log) -> None:
+        self._registry, self._root, self._name, self._beginning, self._log = registry, root, name, beginning, log
+        self.read_as: ReadAs = "raw"
+        self.revision: str | None = None
+        self.opened = False
+        self.facts: dict[str, Any] = {}
+        self.hints: list[str] = []
+        self.error: Exception | None = None
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            for text in noting(map(_as_built, self._texts()), self._beginning):
+                for line in text.split("\n"):
+                    if line:
+                        for piece in split_long_line(line):
+                            yield piece.encode() + b"\n"
+        except Exception as error:  # any error of a source; errors of the sample file are not raised in this generator
+            self.error = error
+
+    def _texts(self) -> Iterator[str]:
+        source = self._registry.source(self._name)
+        prepared = _prepared(self._registry, self._name, root=self._root) if getattr(source, "prepare", ()) else None
+        if isinstance(prepared, PreparedCorpus):
+            self.read_as, self.opened, self.revision = "prepared", True, prepared.meta["dataset_revision"]
+            return (document.text for document in _of_train(prepared))
+        members = self._members(source)
+        if members:
+            self.read_as = "members"
+        elif prepared is not None:
+            self._log(f"WARNING: the tokenizer is trained on raw text of {self._name}, not on its prepared documents: {prepared}")
+        siblings = {**self._registry.pretrain, **members}
+        self.revision = source.revision(siblings)
+        self.opened = True
+        context = StreamContext(seed=self._registry.build.seed, revision=self.revision, log=self._log, siblings=siblings)
+        self.facts, self.hints = context.report.facts, context.report.hints
+        return raw_texts(source, context)
+
+    def _members(self, source: PretrainSource | SftSource) -> dict[str, PretrainSource]:
+        """Return readers for the members of a mixture that have a corpus."""
+        names = [name for name in getattr(source, "members", {}) if name in self._registry.prepared()]
+        found: dict[str, PretrainSource] = {}
+        for name in names:
+            prepared = _prepared(self._registry, name, root=self._root)
+            if isinstance(prepared, PreparedCorpus):
+                found[name] = _member_of_train(prepared)
+            else:
+                self._log(f"WARNING: the tokenizer is trained on raw text of {name} in {self._name}: {prepared}")
+        return found
+
+
+def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | str:
+    """Return the corpus of a data set, or the reason why it is not read. Duplicates are left out if they are known."""
+    if needs_tokenizer(registry, name):
+        return "its corpus is made after the tokenizer; set `prepare` for its members to train on their prepared documents"
+    try:
+        return open_prepared(registry, name, root=root)
+    except NielsCacheError:
+        pass
+    try:
+        return open_prepared(registry, name, root=root, minus_duplicates=False)
+    except NielsCacheError as error:
+        return str(error)
+
+
+class _TrainOfMember(PreparedMember):
+    """A reader that yields only documents of train. Without the tokenizer, a mixture cannot find the documents that a token budget gives to
+    val.
+    """
+
+    def documents(self, context: StreamContext) -> Iterator[Documents]:
+        return batched(_of_train(self.prepared))
+
+
+def _member_of_train(prepared: PreparedCorpus) -> PreparedMember:
+    return _TrainOfMember.of(lambda: prepared)
+
+
+def _of_train(prepared: PreparedCorpus) -> Iterator[Document]:
+    """Yield the documents that go to train.
+
+    If token budgets decide the split, only the tokenizer can find the end of val. Therefore the longest possible val is skipped. This val
+    consists of val_tokens pieces of maximal length, but of at most half of the text.
+    """
+    source = prepared.source
+    batches = prepared.documents()
+    if source.builder_shuffle:  # with a shuffle, val comes first in the shuffled order
+        batches = shuffled(batches, buffer_size=source.builder_shuffle, seed=prepared.seed)
+    reach = min(_LONGEST_PIECE * (source.val_tokens or 0), prepared.meta["characters"]["after"] // 2)
+    for document in chain.from_iterable(batches):
+        if document.split == "train" or (document.split is None and reach <= 0):
+            yield document
+        elif document.split is None:
+            reach -= len(document.text)
+
+
+def _as_built(text: str) -> str:
+    """Return a text in the form that the builders will encode. A lone surrogate becomes `?`."""
+    return normalize_newlines(text).encode(errors="replace").decode()

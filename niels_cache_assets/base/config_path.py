@@ -1,0 +1,77 @@
+"""Paths in niels_cache.toml, names that stand among paths (of data sets and of chat templates), and what a template learns."""
+
+import difflib
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+from niels_cache_assets.base.defaults import Turns
+
+
+def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
+    """Expand ~ and $VARIABLES in a path, and make the path relative to the folder of its TOML file.
+
+    The validation context gives this folder as `base_dir`. URLs are not changed.
+    """
+    if not isinstance(value, str) or "://" in value:
+        return value
+    if not value:
+        raise ValueError("is empty; give a path, or leave the key out")
+    if "\0" in value:
+        raise ValueError("holds a NUL, which no path can")
+    try:
+        path = Path(os.path.expandvars(value)).expanduser()
+    except RuntimeError as error:  # ~user with a user that this machine does not have
+        raise ValueError("names a user with no home directory here; write the path out") from error
+    return str(Path(info.context["base_dir"] if info.context else ".") / path)
+
+
+def is_name(value: str) -> bool:
+    """Return whether an entry of a list names a data set: it has no slash, no dot and no star. Otherwise, it is a path."""
+    return _NAME.fullmatch(value) is not None
+
+
+def _name_or_path(value: Any, info: ValidationInfo) -> Any:
+    return value if isinstance(value, str) and is_name(value) else _from_config_folder(value, info)
+
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+ConfigPath = Annotated[str, BeforeValidator(_from_config_folder)]
+NameOrPath = Annotated[str, BeforeValidator(_name_or_path)]
+
+SENTINELS = "sentinels"
+NAMED_TEMPLATES = (SENTINELS, "chatml", "model")
+
+
+def _known_or_a_file(value: Any, info: ValidationInfo) -> Any:
+    """Accept the name of a template, or the path of a .jinja file, which is treated like a ConfigPath."""
+    if not isinstance(value, str) or value in NAMED_TEMPLATES:
+        return value
+    if not value.endswith(".jinja"):
+        near = difflib.get_close_matches(value, NAMED_TEMPLATES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"choose {', '.join(NAMED_TEMPLATES)}, or give the path of a .jinja file"
+        raise ValueError(f"{value!r:.80} is no chat template; {hint}")
+    return _from_config_folder(value, info)
+
+
+TemplateName = Annotated[str, BeforeValidator(_known_or_a_file)]
+
+
+def _with_a_template(turns: Turns, info: ValidationInfo) -> Turns:
+    if turns != "all" and info.data.get("template") == SENTINELS:
+        raise ValueError(f"{turns!r} is for a chat template; remove it, or set template")
+    return turns
+
+
+LearnedTurns = Annotated[
+    Turns,
+    AfterValidator(_with_a_template),
+    Field(
+        description="With a template: 'all' makes one example that trains on all assistant turns; 'each' makes one example per "
+        "assistant turn; 'last' makes one example, for the last turn"
+    ),
+]
+"""The key `turns`. The key `template` must come before it."""

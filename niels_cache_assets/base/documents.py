@@ -1,0 +1,324 @@
+"""The data that pass through a build: documents, batches of documents by column, conversations, and the counters of dropped items.
+
+Documents and conversations are named tuples, which are immutable. A named tuple costs a third as much as a frozen data class. If a source
+gives columns, a build does not make an object for each document: a DocumentBatch holds one array for each column.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.base.reasons import is_asked, require_known
+from niels_cache_assets.base.strings import Objects, Strings, as_objects, join_strings
+from niels_cache_runtime.format.layout import SPLITS, Array, Ints, Split
+
+NO_SPLIT = -1
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class Message(TypedDict):
+    """One turn of a conversation: the speaker, and the text. Only chat templates know the speakers
+    "developer" and "tool".
+
+    With a chat template, a message may have further keys, with JSON values. They reach the template unchanged.
+    """
+
+    role: Role
+    content: str
+
+
+class Document(NamedTuple):
+    """One pretraining text and its origin.
+
+    `source_id` is the id that the source gives to the text, or `file#row`. `file` is relative to the source's root, and `row` is the number
+    of the row in that file, from 0. A document with a `split` stays in this split. If `split` is None, val_frac or the token budgets decide
+    the split. `kept`: the values of the columns in `keep`, as a JSON object; None without this key.
+    """
+
+    text: str
+    source_id: str = ""
+    file: str = ""
+    row: int = 0
+    title: str | None = None
+    split: Split | None = None
+    kept: str | None = None
+
+
+def beginning(texts: Iterable[str], characters: int | None) -> Iterator[str]:
+    """Yield non-empty texts until all texts had `characters` characters. Cut the last one there. None: yield all texts."""
+    for text in texts:
+        if text:
+            yield text[:characters]
+        if characters is not None:
+            characters -= len(text)
+            if characters <= 0:
+                return
+
+
+def object_array(values: Iterable[Any], count: int) -> Objects:
+    """Return the values as an object array, (count,).
+
+    `np.array` is not used, because it would also look into values that are sequences themselves.
+    """
+    return np.fromiter(values, dtype=object, count=count)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DocumentBatch:
+    """A batch of documents by column, in stream order. Iteration yields a Document for each row.
+
+    text, source_id, file: columns of n strings (strings.py). row: (n,) int64. split: (n,) int8, an index into SPLITS or NO_SPLIT.
+    characters: (n,) int64, the length of each text. title: (n,) object array of str or None; None instead of the array if no document has a
+    title. kept: (n,) object array of str or None, the kept values as JSON; None instead of the array if no document has any.
+
+    The columns of a batch are not changed after its creation. The class is not frozen, because that would double the cost of a slice.
+    """
+
+    text: Strings | Objects
+    source_id: Strings | Objects
+    file: Strings | Objects
+    row: Ints
+    split: NDArray[np.int8]
+    characters: Ints
+    title: Objects | None = None
+    kept: Objects | None = None
+
+    @classmethod
+    def of(cls, documents: Sequence[Document] | DocumentBatch) -> DocumentBatch:
+        """Return the documents as a DocumentBatch. A DocumentBatch is returned unchanged."""
+        if isinstance(documents, DocumentBatch):
+            return documents
+        count = len(documents)
+        texts, source_ids, files, rows, titles, splits, kept = zip(*documents, strict=True) if count else [()] * 7
+        return cls(
+            text=object_array(texts, count),
+            source_id=object_array(source_ids, count),
+            file=object_array(files, count),
+            row=np.array(rows, dtype=np.int64),
+            split=np.fromiter((NO_SPLIT if split is None else SPLITS.index(split) for split in splits), np.int8, count),
+            characters=np.fromiter(map(len, texts), np.int64, count),
+            title=object_array(titles, count) if any(title is not None for title in titles) else None,
+            kept=object_array(kept, count) if any(each is not None for each in kept) else None,
+        )
+
+    @classmethod
+    def joined(cls, batches: Sequence[DocumentBatch]) -> DocumentBatch:
+        """Return one batch with the documents of all `batches`. At least one batch is required."""
+        if len(batches) == 1:
+            return batches[0]
+        return cls(
+            text=join_strings([batch.text for batch in batches]),
+            source_id=join_strings([batch.source_id for batch in batches]),
+            file=join_strings([batch.file for batch in batches]),
+            row=np.concatenate([batch.row for batch in batches]),
+            split=np.concatenate([batch.split for batch in batches]),
+            characters=np.concatenate([batch.characters for batch in batches]),
+            title=_joined_column([batch.title for batch in batches], batches),
+            kept=_joined_column([batch.kept for batch in batches], batches),
+        )
+
+    def with_objects(self) -> DocumentBatch:
+        """Return the batch with an object array of str for each column of strings."""
+        return replace(self, text=as_objects(self.text), source_id=as_objects(self.source_id), file=as_objects(self.file))
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def __iter__(self) -> Iterator[Document]:
+        count = len(self)
+        titles = [None] * count if self.title is None else self.title.tolist()
+        kept = [None] * count if self.kept is None else self.kept.tolist()
+        splits = [None if split == NO_SPLIT else SPLITS[split] for split in self.split.tolist()]
+        columns = (self.text.tolist(), self.source_id.tolist(), self.file.tolist(), self.row.tolist(), titles, splits, kept)
+        return map(Document._make, zip(*columns, strict=True))
+
+    def __getitem__(self, index: slice | Array) -> DocumentBatch:
+        """Return the documents that a slice, a mask (bool, (n,)) or an array of positions (int, (m,)) selects."""
+        if isinstance(index, slice) and index.indices(len(self)) == (0, len(self), 1):
+            return self  # the columns are not changed
+        return DocumentBatch(
+            text=self.text[index],
+            source_id=self.source_id[index],
+            file=self.file[index],
+            row=self.row[index],
+            split=self.split[index],
+            characters=self.characters[index],
+            title=None if self.title is None else self.title[index],
+            kept=None if self.kept is None else self.kept[index],
+        )
+
+
+def _joined_column(columns: Sequence[Objects | None], batches: Sequence[DocumentBatch]) -> Objects | None:
+    """Return the joined column, or None if no batch has this column. Documents of batches without it get None."""
+    if all(column is None for column in columns):
+        return None
+    filled = (np.full(len(batch), None) if column is None else column for column, batch in zip(columns, batches, strict=True))
+    return np.concatenate(list(filled))
+
+
+class Divider:
+    """A rule that divides a stream of batches into groups. A group ends after `most_items` items, or when it has `most_characters`
+    characters.
+    """
+
+    def __init__(self, *, most_items: int, most_characters: int) -> None:
+        self._most_items, self._most_characters = most_items, most_characters
+        self._items = self._characters = 0  # of the group that is not full yet
+
+    def cuts(self, characters: Ints) -> Iterator[tuple[slice, bool]]:
+        """Yield the parts of the next batch, and for each part, whether its group is full. characters: (n,), the length of each item of the
+        batch.
+        """
+        ends = np.cumsum(characters)
+        is_short = not len(ends) or self._characters + int(ends[-1]) < self._most_characters  # so only the items fill a group
+        start = before = 0
+        while start < len(ends):
+            full = len(ends)
+            if not is_short:
+                full = int(np.searchsorted(ends, before + self._most_characters - self._characters, side="left")) + 1
+            stop = min(full, start + self._most_items - self._items, len(ends))
+            end = int(ends[stop - 1])
+            self._items += stop - start
+            self._characters += end - before
+            is_full = self._items == self._most_items or self._characters >= self._most_characters
+            if is_full:
+                self._items = self._characters = 0
+            yield slice(start, stop), is_full
+            start, before = stop, end
+
+
+Documents = Sequence[Document] | DocumentBatch
+"""A batch that a source yields: a list of Documents, or a DocumentBatch."""
+
+
+class Conversation(NamedTuple):
+    """One SFT example: its messages, and its origin (see Document).
+
+    See Message. The messages are in order. If a data set splits by group,
+    all examples with the same `group` get the same split. In oasst1, a group is a tree of messages.
+    A preference pair has its chosen side in `messages`, and its rejected side in `rejected`. Both are whole conversations, with the prompt.
+    `tools`: the JSON schemas of the tools, for a chat template.
+    """
+
+    messages: list[Message]
+    source_id: str = ""
+    file: str = ""
+    row: int = 0
+    group: str | None = None
+    category: str | None = None
+    split: Split | None = None
+    rejected: list[Message] | None = None
+    tools: list[Any] | None = None
+
+
+Place = dict[str, Any]
+"""The place at which a stream can resume, as JSON values: "file" (a name), "row" (the index of the next row), and further keys of the
+source.
+"""
+
+
+FIRST_DROPPED = "first_dropped"  # in `facts`: the place of the first dropped item, by unasked reason
+DROPPED_OF_VAL = "dropped_of_val"  # in `facts`: the number of dropped items of val, by reason
+FILES_WITHOUT_ITEMS = "files_without_items"  # in `facts`: the number of files that gave nothing (`files`), and the name of the first one
+
+
+def place_of(item: Document | Conversation, number: int = 0) -> str:
+    """Return the place of an item, as messages name it. number: its number in the source, for an item without file and id."""
+    return f"{item.file}: row {item.row}" if item.file else item.source_id or str(number)
+
+
+class Drops:
+    """The number of dropped items by reason, with further facts about them.
+
+    `dropped`: the counts. `facts`: entries for meta.json: the place of the first dropped item of each unasked reason (FIRST_DROPPED), and
+    the counts of items that are known to be of val (DROPPED_OF_VAL). Their values are never changed in place, because positions of a stream
+    hold them.
+    """
+
+    def __init__(self, dropped: Mapping[str, int] | None = None, facts: Mapping[str, Any] | None = None) -> None:
+        self.dropped: Counter[str] = Counter(dropped or {})
+        self.facts: dict[str, Any] = dict(facts or {})
+
+    def drop(self, reason: str, place: str, *, count: int = 1, of_val: int = 0) -> None:
+        """Count dropped items. place: that of the first of them. of_val: how many of them are of val.
+
+        Raises ValueError for a reason that is not in the table of reasons.
+        """
+        require_known(reason)
+        self.dropped[reason] += count
+        first, val = self.facts.get(FIRST_DROPPED, {}), self.facts.get(DROPPED_OF_VAL, {})
+        if reason not in first and not is_asked(reason):
+            self.facts[FIRST_DROPPED] = {**first, reason: place}
+        if of_val:
+            self.facts[DROPPED_OF_VAL] = {**val, reason: val.get(reason, 0) + of_val}
+
+    def join(self, later: Drops) -> None:
+        """Add drops that come later in the stream."""
+        self.dropped.update(later.dropped)
+        self.facts.update(joined_facts([self.facts, later.facts]))
+
+    def copy(self) -> Drops:
+        return Drops(self.dropped, self.facts)
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return the arguments that make an equal object, as JSON values."""
+        return {"dropped": dict(self.dropped), "facts": dict(self.facts)}
+
+
+def joined_facts(every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the facts of several passes or parts together. Numbers are added; of other values, the first counts."""
+    found: dict[str, Any] = {}
+    for facts in every:
+        for key, value in facts.items():
+            if isinstance(value, Mapping):
+                found[key] = joined_facts([found.get(key, {}), value])
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                found[key] = found.get(key, 0) + value
+            else:
+                found.setdefault(key, value)
+    return found
+
+
+class SourceReport(Drops):
+    """The report of a source about one pass over its items.
+
+    `dropped` counts dropped items by reason; a source counts with `drop_row`. `facts` are entries for meta.json, such as the number of
+    replaced bytes. A source that can start in the middle (`StreamContext.start`) sets `place` immediately before it yields a batch. `place`
+    is then a new dictionary, which says where the next batch begins. At that moment `dropped` and `facts` cover all rows before `place`,
+    and no later rows. A source that cannot start in the middle is read from the beginning, and the builder skips the items that it has
+    already written.
+
+    `share` is the part of the source that was read, 0 to 1, or None if computing it is not cheap. `split` is the split of the rows that are
+    being read, if upstream decides it. If a source is a member of another source, `within` is a prefix for file names in `facts`. `hints`
+    are possible mistakes in the configuration. If the source gives no usable item, the error message shows the hints. Hints are never
+    stored in metadata. `drops_of_files`: whether a file that gives nothing (`FilePass`) needs no further
+    note, because the settings ask for all its drops, or because its missing field is said.
+    """
+
+    def __init__(self, within: str = "") -> None:
+        super().__init__()
+        self.within = within
+        self.place: Place | None = None
+        self.share: float | None = None
+        self.split: Split | None = None
+        self.hints: list[str] = []
+        self.drops_of_files: dict[str, bool] | None = None
+
+    def drop_row(self, reason: str, file: str, row: int | None = None, *, count: int = 1) -> None:
+        """Count dropped rows of a file. row: the number of the first of them; None for a whole file."""
+        place = f"{self.within}{file}" if row is None else f"{self.within}{file}: row {row}"
+        self.drop(reason, place, count=count, of_val=count if self.split == "val" else 0)
+        if self.drops_of_files is not None:
+            self.drops_of_files[file] = is_asked(reason) and self.drops_of_files.get(file, True)
+
+    def note_file_without_items(self, file: str) -> None:
+        """Remember that a file gave nothing."""
+        found = self.facts.get(FILES_WITHOUT_ITEMS, {"files": 0, "first": f"{self.within}{file}"})
+        self.facts[FILES_WITHOUT_ITEMS] = {**found, "files": found["files"] + 1}

@@ -1,0 +1,181 @@
+"""Variants of `map` over threads or worker processes. Results come in order. The number of items in flight is limited.
+
+An item is in flight from the start of its work until its result is yielded. Encoding a text takes about forty times its size in memory.
+Therefore long items in flight are also limited by their characters.
+"""
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from queue import SimpleQueue
+from typing import TypeVar
+
+from niels_cache_assets.base.processes import when_closed
+from niels_cache_runtime.errors import NielsCacheError
+
+LONG_CHARACTERS = 2_000_000  # an item with more characters is long; a usual chunk has half as many
+MOST_LONG_CHARACTERS = 16_000_000
+_IN_FLIGHT_PER_WORKER = 2  # one running, one waiting, so that no worker waits for the caller
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def no_size(item: object) -> int:
+    """Return 0: the size of items that are all short."""
+    return 0
+
+
+def results_in_order(
+    submit: Callable[[Item], Future[Result]], items: Iterable[Item], *, most: int, size_of: Callable[[Item], int]
+) -> Generator[Result]:
+    """Yield the results of all items, in order, with up to `most` items in flight.
+
+    `size_of`: returns the number of characters of an item. All long items in flight together have at most 16 million characters. An item
+    that is longer than this limit is in flight alone among the long items, and the next item is not read until it is done.
+    If `items` fails, its error is raised after the results of the items before it.
+    """
+    waiting: deque[tuple[Future[Result], int]] = deque()
+    held = 0  # characters of the long items in flight
+
+    def next_result() -> Result:
+        nonlocal held
+        future, size = waiting.popleft()
+        held -= size
+        return future.result()
+
+    error: Exception | None = None
+
+    def read() -> Iterator[Item]:
+        nonlocal error
+        try:
+            yield from items
+        except Exception as failure:
+            error = failure
+
+    for item in read():
+        size = size_of(item)
+        size = size if size > LONG_CHARACTERS else 0
+        while size and held and held + size > MOST_LONG_CHARACTERS:
+            yield next_result()
+        waiting.append((submit(item), size))
+        held += size
+        del item  # so that it is not kept in memory while the next one is read
+        while len(waiting) > most or held > MOST_LONG_CHARACTERS:
+            yield next_result()
+    while waiting:
+        yield next_result()
+    if error is not None:
+        raise error
+
+
+def map_in_order(
+    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, size_of: Callable[[Item], int] = no_size
+) -> Generator[Result]:
+    """Yield `function` of every item, in order. The calls run on a thread pool, with a limited number of items in flight.
+
+    If the caller stops early, queued items are cancelled. `size_of`: returns the number of characters of an item (see results_in_order).
+    """
+    executor = ThreadPoolExecutor(threads, thread_name_prefix="encode")
+    try:
+        yield from results_in_order(
+            lambda item: executor.submit(function, item), items, most=_IN_FLIGHT_PER_WORKER * threads, size_of=size_of
+        )
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
+
+
+def map_in_processes(
+    function: Callable[[Item], Result], items: Iterable[Item], *, processes: int, doing: str, size_of: Callable[[Item], int] = no_size
+) -> Generator[Result]:
+    """Yield `function` of every item, in order. The calls run in worker processes.
+
+    `doing`: a name for the work, which is used in the message about a killed worker. `size_of`: returns the number of characters of an item
+    (see results_in_order).
+
+    An exception of `function` is raised here. If a worker dies, NielsCacheError is raised. If the caller stops early (an error, an
+    interrupt, a closed generator), no worker remains: each worker ends when the caller's end of a pipe closes. The operating system closes
+    that end even if the caller is killed.
+
+    Each worker has a connection of its own, which ends with the worker. A pool of concurrent.futures has one pipe for all results. If a
+    worker of such a pool ends while it sends a result, the caller waits for the rest of the result without end.
+
+    Processes are spawned, because a fork of a process with threads (Dagster's, Arrow's) may deadlock. So arguments must be picklable, and
+    each process imports its modules itself. If `processes` is 1, no worker is started, and the caller does the work.
+    """
+    if processes == 1:
+        for item in items:
+            yield function(item)
+        return
+    context = multiprocessing.get_context("spawn")
+    watched, held = context.Pipe(duplex=False)
+    free: SimpleQueue[Connection] = SimpleQueue()  # the connections to workers without work
+    threads = ThreadPoolExecutor(processes, thread_name_prefix="worker")
+
+    def in_a_worker(item: Item) -> Result:
+        worker = free.get()
+        try:
+            worker.send(item)
+            error, result = worker.recv()
+        except (EOFError, OSError) as gone:
+            raise NielsCacheError(
+                f"{doing}: a worker process was killed (out of memory?), or could not start (a script needs "
+                "`if __name__ == '__main__':`); run it again with fewer processes, or with 1 to start no worker"
+            ) from gone
+        finally:
+            free.put(worker)  # a worker that has ended too: its next item raises the same error
+        if error is not None:
+            raise error
+        return result
+
+    workers = list[BaseProcess]()
+
+    def submit(item: Item) -> Future[Result]:
+        if len(workers) < processes:  # a few items need only a few workers
+            here, there = context.Pipe()
+            worker = context.Process(target=_work, args=(function, there, watched))
+            # The worker inherits the mask, so that Ctrl-C does not end it while it begins.
+            blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                worker.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            workers.append(worker)
+            there.close()  # so that the connection ends with the worker
+            free.put(here)
+        return threads.submit(in_a_worker, item)
+
+    try:
+        yield from results_in_order(submit, items, most=_IN_FLIGHT_PER_WORKER * processes, size_of=size_of)
+        for _ in workers:
+            free.get().close()
+        for worker in workers:
+            worker.join()
+    finally:
+        held.close()
+        watched.close()
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _work(function: Callable[[Item], Result], caller: Connection, watched: Connection) -> None:
+    """Answer each item of the caller with (None, result) or (error, None), until the caller closes the connection.
+
+    Ignore interrupts. End at once when `watched` closes.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    when_closed(watched, lambda: os._exit(1))
+    with suppress(EOFError):
+        while True:
+            item = caller.recv()
+            try:
+                caller.send((None, function(item)))
+            except Exception as error:
+                error.add_note(traceback.format_exc())
+                caller.send((error, None))

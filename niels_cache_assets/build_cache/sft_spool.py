@@ -1,0 +1,218 @@
+"""A spool of SFT examples on disk. It stores the examples as they come, and divides them between the splits when their number is known.
+
+The spool is in the staging directory, where a resumed build finds it. It is read back by memory map, so memory does not grow with the
+source, but for some numbers for each example while the spool is divided.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from niels_cache_assets.base.documents import NO_SPLIT, Conversation
+from niels_cache_assets.base.strings import hashes_of
+from niels_cache_assets.disk.journal import SCRATCH_NAME
+from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool
+from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyWriter, Sizes
+from niels_cache_assets.sources.val_share import val_mask
+from niels_cache_runtime.format.layout import (
+    IDX_DTYPE,
+    SPLITS,
+    TARGETS_DTYPE,
+    Split,
+    examples_name,
+    idx_name,
+    target_ends_name,
+    targets_name,
+    tokens_name,
+)
+
+LINEAGE = {"source_id": "string", "file": "string", "row": "int64", "group": "string", "category": "string", "tokens": "int64"}
+
+_SPOOLED = {**LINEAGE, "split": "int64", "unit": "int64"}  # an index of SPLITS or NO_SPLIT, and the number of the conversation
+_TOKENS_PER_BLOCK = 1 << 21
+_EXAMPLES_PER_BLOCK = 1 << 18
+_NO_GROUP = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpoolState:
+    """The state of a spool at a checkpoint."""
+
+    examples: int = 0
+    tokens: int = 0
+    spans: int = 0
+    row_bytes: int = 0
+
+
+class SftSpool:
+    """A spool of encoded examples, which `deal` divides between the two splits. A context manager, which closes open files in any case.
+
+    `dtype`: the dtype of the tokens. `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at
+    this checkpoint. `sides`: 2 if examples are preference pairs.
+    """
+
+    def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, sides: int = 1) -> None:
+        state = state or SpoolState()
+        self._root, self._dtype, self._sides = root, dtype, sides
+        self.examples, self.tokens, self._spans = state.examples, state.tokens, state.spans
+
+        def growing(name: str, resume_at: int) -> GrowingFile:
+            return GrowingFile(root, f"{SCRATCH_NAME}/{name}", resume_at=resume_at)
+
+        self._ids = growing("tokens.bin", state.tokens * dtype.itemsize)
+        self._sizes = growing("sizes.bin", state.examples * sides * 2 * IDX_DTYPE.itemsize)  # the tokens and the spans of each side
+        self._bounds = growing("spans.bin", state.spans * 2 * TARGETS_DTYPE.itemsize)  # relative to the first token of the side
+        self._rows = RowSpool(root, f"{SCRATCH_NAME}/rows.arrow", _SPOOLED, resume_at=state.row_bytes)
+        self._parts = (self._ids, self._sizes, self._bounds, self._rows)
+
+    def __enter__(self) -> "SftSpool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for part in self._parts:
+            part.abandon()
+
+    @property
+    def bytes(self) -> int:
+        """The bytes written so far."""
+        return sum(part.bytes for part in self._parts)
+
+    def checkpoint(self) -> tuple[SpoolState, Sizes]:
+        """Flush all written data to the disk (fsync). Return the state to resume from, and the size of each file at this state."""
+        sizes = Sizes()
+        for part in self._parts:
+            part.checkpoint(sizes)
+        return SpoolState(examples=self.examples, tokens=self.tokens, spans=self._spans, row_bytes=self._rows.bytes), sizes
+
+    def write(
+        self,
+        conversations: Sequence[Conversation],
+        tokens: np.ndarray,
+        lengths: np.ndarray,
+        spans: Sequence[np.ndarray],
+        units: np.ndarray | None = None,
+    ) -> None:
+        """Append conversations. tokens: of the spool's dtype, one conversation after the other. lengths: int64, tokens per conversation.
+        spans: for each conversation, its spans of targets, (m, 2), relative to its first token. The two sides of a pair come one after the
+        other, and each has a length and spans. units: int64, the number of the conversation of each example, whose examples stay in one
+        split. None: each example is a conversation of its own.
+        """
+        if not conversations:
+            return
+        if units is None:
+            units = np.arange(self.examples, self.examples + len(conversations))
+        counts = np.fromiter(map(len, spans), np.int64, len(spans))
+        self._ids.append(tokens.data.cast("B"))
+        self._sizes.append(np.stack([lengths, counts], axis=1).astype(IDX_DTYPE).tobytes())
+        self._bounds.append(np.concatenate(spans).astype(TARGETS_DTYPE).tobytes())
+        self.examples += len(conversations)
+        self.tokens += len(tokens)
+        self._spans += int(counts.sum())
+        self._rows.write(
+            {
+                **{name: [getattr(each, name) for each in conversations] for name in ("source_id", "file", "row", "group", "category")},
+                "tokens": lengths.reshape(-1, self._sides).sum(axis=1),
+                "split": [NO_SPLIT if each.split is None else SPLITS.index(each.split) for each in conversations],
+                "unit": units,
+            }
+        )
+
+    def deal(self, files: Files, *, val_frac: float, seed: int, by_group: bool, with_spans: bool) -> dict[str, int]:
+        """Write both splits into the cache directory, in input order. Return the counts of examples, tokens and spans by split, and of
+        straddling groups. `with_spans`: whether to write the spans of targets.
+
+        A straddling group has examples in both splits. An example that has a split keeps it. For all others, `val_mask` chooses the
+        examples (with `by_group`: the groups) that go to val. The spool is kept, so that a failed attempt can be repeated.
+        """
+        for part in self._parts[:-1]:
+            part.seal()
+        self._lengths, self._span_counts = np.fromfile(self._sizes.path, IDX_DTYPE).reshape(-1, 2).T
+        is_val, groups = self._choose(val_frac=val_frac, seed=seed, by_group=by_group)
+        self._write_lineage(is_val, files)
+        counts = {f"{split}_{what}": 0 for split in SPLITS for what in ("examples", "tokens")}
+        for split in SPLITS:
+            chosen = is_val if split == "val" else ~is_val
+            counts[f"{split}_examples"] = int(chosen.sum())
+            of_sides = np.repeat(chosen, self._sides)
+            counts[f"{split}_tokens"] = self._write_tokens(split, of_sides, files)
+            if with_spans:
+                counts[f"{split}_targets"] = self._write_spans(split, of_sides, files)
+        grouped = groups != _NO_GROUP
+        counts["straddling_groups"] = len(np.intersect1d(groups[grouped & is_val], groups[grouped & ~is_val]))
+        return counts
+
+    def _choose(self, *, val_frac: float, seed: int, by_group: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Return whether each example goes to val, and the hash of its group, or _NO_GROUP."""
+        columns = []
+        for rows in self._rows.read():
+            names = rows.column("group")
+            hashes = hashes_of(names.fill_null("").to_pylist()) & np.iinfo(np.int64).max
+            groups = np.where(names.is_null().to_numpy(zero_copy_only=False), _NO_GROUP, hashes)
+            columns.append(np.stack([rows.column("split").to_numpy(), rows.column("unit").to_numpy(), groups]))
+        splits, units, groups = np.concatenate(columns, axis=1)
+        is_val = splits == SPLITS.index("val")
+        undecided = np.flatnonzero(splits == NO_SPLIT)
+        # A conversation without a group counts as one group. Its number is below those of the groups.
+        numbers = np.where(by_group & (groups != _NO_GROUP), groups, -2 - units)[undecided]
+        _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
+        in_order = np.argsort(np.argsort(first))[place]  # groups in order of first appearance
+        is_val[undecided] = val_mask(len(first), val_frac=val_frac, seed=seed)[in_order]
+        return is_val, groups
+
+    def _write_tokens(self, split: Split, chosen: np.ndarray, files: Files) -> int:
+        lengths = self._lengths
+        idx = NpyWriter(self._root, idx_name(split), IDX_DTYPE, files)
+        out = HashedFile(self._root, tokens_name(split), files)
+        spooled = np.fromfile if not self.tokens else np.memmap
+        stream = spooled(self._ids.path, dtype=self._dtype)
+        read = written = 0
+        blocks = (np.cumsum(lengths) - 1) // _TOKENS_PER_BLOCK  # examples that end in the same range of tokens
+        starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
+        for start, stop in zip(starts, [*starts[1:], len(lengths)], strict=True):
+            block, keep = lengths[start:stop], chosen[start:stop]
+            kept = block[keep]
+            idx.write(written + np.cumsum(kept) - kept)
+            tokens = stream[read : read + int(block.sum())]
+            out.append(tokens[np.repeat(keep, block)].data.cast("B"))
+            read += len(tokens)
+            written += int(kept.sum())
+        out.seal()
+        idx.seal()
+        return written
+
+    def _write_spans(self, split: Split, chosen: np.ndarray, files: Files) -> int:
+        """Write the spans of one split. Return their number."""
+        lengths, counts = self._lengths, self._span_counts
+        bounds = (np.memmap if self._spans else np.fromfile)(self._bounds.path, dtype=TARGETS_DTYPE).reshape(-1, 2)
+        targets = NpyWriter(self._root, targets_name(split), TARGETS_DTYPE, files, width=2)
+        ends = NpyWriter(self._root, target_ends_name(split), TARGETS_DTYPE, files)
+        read = begin = 0  # spans that were read, and the first token of the next example of the split
+        for first in range(0, len(lengths), _EXAMPLES_PER_BLOCK):
+            block = slice(first, first + _EXAMPLES_PER_BLOCK)
+            keep, block_counts = chosen[block], counts[block]
+            kept, kept_lengths = block_counts[keep], lengths[block][keep]
+            starts = begin + np.cumsum(kept_lengths) - kept_lengths
+            end = read + int(block_counts.sum())
+            ends.write(targets.items + np.cumsum(kept))
+            targets.write(bounds[read:end][np.repeat(keep, block_counts)].astype(np.int64) + np.repeat(starts, kept)[:, None])
+            read, begin = end, begin + int(kept_lengths.sum())
+        targets.seal()
+        ends.seal()
+        return targets.items
+
+    def _write_lineage(self, is_val: np.ndarray, files: Files) -> None:
+        import pyarrow
+
+        for split in SPLITS:
+            chosen = is_val if split == "val" else ~is_val
+            writer = LineageWriter(self._root, examples_name(split), LINEAGE, files)
+            try:
+                first = 0
+                for rows in self._rows.read():
+                    writer.write_batch(rows.select([*LINEAGE]).filter(pyarrow.array(chosen[first : first + len(rows)])))
+                    first += len(rows)
+                writer.seal()
+            finally:
+                writer.abandon()

@@ -1,0 +1,97 @@
+"""Places for the parts of data sets: how many are built at a time in one Dagster home, and on which machine.
+
+Dagster assigns the number of places itself: it is the limit of the pool `parts`. `PatientClaims` mends its wait for a place. The name of a
+machine, for `{host}` in [cluster], is a lock on a file in the home, because Dagster does not say which place of a pool a step has.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import dagster as dg
+from dagster._core.execution.plan.instance_concurrency_context import InstanceConcurrencyContext  # these have no public names
+from dagster._core.storage.event_log import SqlEventLogStorage
+from sqlalchemy.exc import IntegrityError
+
+from niels_cache_assets.defs.keys import PARTS_POOL, has_shared_steps
+from niels_cache_assets.disk.slots import take_place
+from niels_cache_assets.project.registry import Registry
+from niels_cache_runtime.format.reading import available_threads
+
+_FOLDER = ".hosts"
+_POLL_SECONDS = 1.0
+
+
+def limit_parts(instance: dg.DagsterInstance, registry: Registry, *, if_new: bool = False) -> None:
+    """Set the limit of the pool `parts` to the number that [cluster] gives. Do nothing if nothing is in parts.
+
+    if_new: keep a limit that somebody has set.
+    """
+    storage = instance.event_log_storage
+    if has_shared_steps(registry) and storage.supports_global_concurrency_limits:
+        limit = registry.cluster.parts_at_once(available_threads())
+        info = storage.get_concurrency_info(PARTS_POOL)
+        is_set = info.limit is not None and not info.using_default_limit
+        if not is_set or (info.limit != limit and not if_new):
+            try:
+                storage.set_concurrency_slots(PARTS_POOL, limit)
+            except IntegrityError:  # another home with the same database has made the pool since Dagster looked for it
+                storage.set_concurrency_slots(PARTS_POOL, limit)
+
+
+class PatientClaims(InstanceConcurrencyContext):
+    """The claims of one run for places in pools. It mends two defects of Dagster 1.13 that waiting runs have.
+
+    * A run that executes its steps in its own process asked for its turn without a pause, which took a whole core.
+    * A step that began to wait while the last place was given back was never assigned one, unless another step gave one back later.
+    """
+
+    def claim(self, concurrency_key: str, step_key: str, step_priority: int = 0) -> bool:
+        if super().claim(concurrency_key, step_key, step_priority):
+            return True
+        storage = self._instance.event_log_storage
+        if isinstance(storage, SqlEventLogStorage) and storage.has_unassigned_slots(concurrency_key):
+            storage.assign_pending_steps([concurrency_key])
+        return False
+
+    def interval_to_next_pending_claim_check(self) -> float:
+        """Return how long a run sleeps before it asks again, in seconds. It also asks then whether it was interrupted."""
+        ready = min(self._pending_timeouts.values(), default=0.0)
+        return max(0.0, min(_POLL_SECONDS, ready - time.time()))
+
+
+class HostPlace:
+    """A machine for one step. The step holds it from `take` to the next `take`, or to the end of the `with` block."""
+
+    def __init__(self, folder: Path, hosts: tuple[str, ...], *, doing: str, log: Callable[[str], None]) -> None:
+        self._folder, self._doing, self._log = folder / _FOLDER, doing, log
+        self._places = {f"{number}-{host}".replace("/", "-"): host for number, host in enumerate(hosts)}
+        self._held = ExitStack()
+        self._last: str | None = None
+
+    def __enter__(self) -> "HostPlace":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def take(self, is_stopping: Callable[[], bool] = lambda: False) -> str | None:
+        """Give back the machine that is held, and wait for a free one, if possible another one. Return None if [cluster] names none.
+
+        Raises KeyboardInterrupt if `is_stopping` is true while it waits.
+        """
+        if not self._places:
+            return None
+        self._held.close()
+        order = sorted(self._places, key=lambda name: name == self._last)  # a machine that has just failed comes last
+        told = False
+        while not isinstance(found := take_place(self._held, self._folder, order, doing=self._doing), str):
+            if not told:
+                self._log(f"waiting for a machine: {', '.join(sorted({writer.command or 'another process' for writer in found}))}")
+                told = True
+            if is_stopping():
+                raise KeyboardInterrupt
+            time.sleep(_POLL_SECONDS)
+        self._last = found
+        return self._places[found]

@@ -1,0 +1,102 @@
+"""The content of a finished folder according to its meta.json. This is counts, bytes, the content hash, and token budgets that the build
+missed.
+
+This module also makes the table cells that show this content. It reads no file. meta.json records the token budgets of a build only in
+`split_rule`. Budgets that were set for one run are included. A build that reaches a token budget holds
+exactly that many tokens (streaming/splits.py).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from niels_cache_assets.base.wording import UNKNOWN, counted, share_of
+from niels_cache_assets.streaming.splits import UNLIMITED
+from niels_cache_runtime.format.layout import SPLITS, Split
+from niels_cache_runtime.format.meta import Meta, content_sha256
+
+_COUNTS = ("train_tokens", "val_tokens", "train_examples", "val_examples", "vocab_size")
+_RULE = re.compile(r"val until (\d+) tokens, then train until (?:(\d+)(?: tokens)?|the source ends)")  # the public builders omit "tokens"
+_MOST = 0.999  # a missed budget is never shown as 100%
+
+
+def counts_of(meta: Meta) -> dict[str, int]:
+    """Return the counts in a meta.json. The result is empty for a data set that is switched off."""
+    if not meta.get("built", True):
+        return {}
+    return {key: int(meta[key]) for key in _COUNTS if meta.get(key) is not None}  # imported tokens may have no known vocabulary
+
+
+def all_counts(meta: Meta) -> dict[str, int]:
+    """Return `counts_of`, plus `documents` or `duplicates` if meta.json has them.
+
+    `documents`: the number of kept documents of a data set, corpus or corpus report.
+    `duplicates`: the number of documents that drop lists name as duplicates.
+    """
+    counts = counts_of(meta)
+    documents = meta.get("documents", {}) if meta.get("built", True) else {}
+    if documents:
+        counts["documents"] = documents["kept"] if "kept" in documents else sum(documents.values())
+    if meta.get("kind") == "duplicates":
+        counts["duplicates"] = sum(found["exact"] + found["near"] for found in meta.get("datasets", {}).values())
+    return counts
+
+
+def contents(counts: Mapping[str, int], shares: Mapping[Split, str] | None = None) -> tuple[str, str]:
+    """Return the table cells for train and val. A count without splits is in the first cell.
+
+    `shares`: the share of the token budget that was reached, for each split that missed its budget. The cell shows this share after the
+    count.
+    """
+    noted = {split: f" ({share})" for split, share in (shares or {}).items()}
+    for unit in ("example", "token"):
+        if f"train_{unit}s" in counts:
+            val = counts.get(f"val_{unit}s")
+            train = counted(counts[f"train_{unit}s"], unit) + noted.get("train", "")
+            return train, UNKNOWN if val is None else f"{val:,}{noted.get('val', '')}"
+    for key, unit in (("vocab_size", "piece"), ("documents", "document"), ("duplicates", "duplicate")):
+        if key in counts:
+            return counted(counts[key], unit), UNKNOWN
+    return UNKNOWN, UNKNOWN
+
+
+def total_bytes(files: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the size of all files in a `files` table of a meta.json."""
+    return sum(entry["bytes"] for entry in files.values())
+
+
+def content_hash(meta: Meta) -> str | None:
+    """Return the sha256 of the content, or None if meta.json has none. For a tokenizer, this is the hash of the model.
+
+    For everything except a tokenizer, the result is `content_sha256`. `content_sha256` covers tokens and offsets, documents, drop lists or
+    arrays. It is not the hash of a single file.
+    """
+    found = meta.get("sha256", meta.get("content_sha256"))
+    if str(meta.get("kind")).startswith("index/"):  # the meta.json of an index lists only files
+        found = content_sha256(meta["files"])
+    return str(found) if found and meta.get("built", True) else None
+
+
+def budget_rule(*, train_tokens: int | None, val_tokens: int) -> str:
+    """Return the `split_rule` for token budgets. Without `train_tokens`, train gets everything after val."""
+    train = "the source ends" if train_tokens is None else f"{train_tokens} tokens"
+    return f"val until {val_tokens} tokens, then train until {train}"
+
+
+def shares_met(meta: Meta) -> dict[Split, str]:
+    """Return the reached share of each split that missed its budget, such as `{"train": "0.5%"}`. Return an empty dict if no budget was
+    missed.
+    """
+    rule = _RULE.fullmatch(str(meta.get("split_rule") or ""))
+    if rule is None or meta.get("kind") != "pretrain" or not meta.get("built"):
+        return {}
+    budgets: dict[Split, int] = {"val": int(rule[1]), "train": int(rule[2] or 0)}
+    counts = counts_of(meta)
+    shares = {split: counts.get(f"{split}_tokens", 0) / budgets[split] for split in SPLITS if 0 < budgets[split] < UNLIMITED}
+    return {split: share_of(min(share, _MOST)) for split, share in shares.items() if share < 1}
+
+
+def shortfall(meta: Meta) -> str | None:
+    """Return `0.5% of train_tokens: the source ended`, or None if no budget was set or missed."""
+    shares = shares_met(meta)
+    return f"{', '.join(f'{share} of {split}_tokens' for split, share in shares.items())}: the source ended" if shares else None

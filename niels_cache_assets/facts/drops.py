@@ -1,0 +1,111 @@
+"""The drops of a build in words: one neutral line about those that the settings ask for, and a warning for each other reason.
+
+A reason is worth a warning if it takes more than 1% of the items, or if all unasked reasons together take more than 5%. Items of val count
+on their own as far as their split is known, because a val of few documents may lose most of them unseen. A file that gave nothing is always
+said. All of it comes from meta.json.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from niels_cache_assets.base.documents import DROPPED_OF_VAL, FILES_WITHOUT_ITEMS, FIRST_DROPPED
+from niels_cache_assets.base.reasons import DROP_REASONS, is_asked
+from niels_cache_assets.base.wording import counted, listed, share_of
+from niels_cache_assets.base.wording import reason as in_words
+from niels_cache_runtime.format.layout import SPLITS
+from niels_cache_runtime.format.meta import Meta
+
+MOST_OF_ONE_REASON = 0.01
+MOST_OF_ALL_REASONS = 0.05
+_NOUNS = {"sft": "conversation"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropSummary:
+    """The drops of a build. asked: one line about those that the settings ask for, or None. warnings: a line for each unasked reason."""
+
+    asked: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+NO_DROPS = DropSummary()
+
+
+def summary_of_drops(meta: Meta, *, said: Mapping[str, int] | None = None) -> DropSummary:
+    """Return what the build with this meta.json left out. Nothing for a folder that is no data set or corpus.
+
+    said: the counts of which another build has warned, such as the corpus of a data set.
+    """
+    kept = _kept(meta)
+    if kept is None or not isinstance(meta.get("dropped"), Mapping):
+        return NO_DROPS
+    noun, facts = _NOUNS.get(meta["kind"], "document"), meta.get("facts") or {}
+    dropped: dict[str, int] = {reason: count for reason, count in meta["dropped"].items() if count}
+    of_val: Mapping[str, int] = facts.get(DROPPED_OF_VAL, {})
+    places: Mapping[str, str] = facts.get(FIRST_DROPPED, {})
+    unasked = {reason: count - (said or {}).get(reason, 0) for reason, count in dropped.items() if not is_asked(reason)}
+    given = {"val": kept["val"] + sum(of_val.values()), "train": kept["train"] + sum(dropped.values()) - sum(of_val.values())}
+    by_split = {
+        "train": {reason: count - of_val.get(reason, 0) for reason, count in unasked.items()},
+        "val": {reason: count for reason, count in of_val.items() if unasked.get(reason)},
+    }
+    if not of_val:  # the splits of the dropped items are not known
+        given, by_split = {"all": sum(kept.values()) + sum(dropped.values())}, {"all": unasked}
+    warnings = [line for split, counts in by_split.items() for line in _warnings(counts, given[split], split, noun, places)]
+    return DropSummary(asked=_asked(dropped, meta, sum(kept.values()), noun), warnings=(*warnings, *_nothing_of_files(facts, noun)))
+
+
+def _kept(meta: Meta) -> dict[str, int] | None:
+    """Return the number of items of each split, or None if the folder has none. A corpus has no splits yet."""
+    if not meta.get("built", True) or meta.get("kind") not in ("pretrain", "sft", "corpus"):
+        return None
+    documents = meta.get("documents") or {}
+    found: dict[str, Any] = {split: meta.get(f"{split}_examples", documents.get(split)) for split in SPLITS}
+    found = {"train": documents["kept"], "val": 0} if "kept" in documents else found
+    return None if None in found.values() else found
+
+
+def _asked(dropped: Mapping[str, int], meta: Meta, kept: int, noun: str) -> str | None:
+    asked = sorted(((reason, count) for reason, count in dropped.items() if is_asked(reason)), key=lambda item: (-item[1], item[0]))
+    cut = sum((meta.get("cut") or {}).values())
+    parts = []
+    if asked:
+        total, given = sum(count for _, count in asked), kept + sum(dropped.values())
+        parts.append(f"{total:,} of {counted(given, noun)} ({listed([f'{in_words(reason)} {count:,}' for reason, count in asked])})")
+    if cut:
+        parts.append(f"{counted(cut, noun)} cut by token budgets")
+    return f"left out as the settings ask: {'; '.join(parts)}" if parts else None
+
+
+def _warnings(counts: Mapping[str, int], given: int, split: str, noun: str, places: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason that takes too much of a split, and one line for all others if all together take too much."""
+    ordered = sorted(((reason, count) for reason, count in counts.items() if count > 0), key=lambda item: (-item[1], item[0]))
+    of = f"of {'' if split == 'all' else f'{split}: '}{counted(given, noun)}"
+    many = [(reason, count) for reason, count in ordered if count > MOST_OF_ONE_REASON * given]
+    lines = [_line(reason, count, given, split, noun, places) for reason, count in many]
+    few = ordered[len(many) :]
+    if few and sum(counts.values()) > MOST_OF_ALL_REASONS * given:
+        said = [f"{in_words(reason)} {count:,}{_such_as(places, reason)}" for reason, count in few]
+        lines.append(f"left out, {of}, for {'other ' if many else ''}reasons of less than {MOST_OF_ONE_REASON:.0%} each: {listed(said)}")
+    return lines
+
+
+def _line(reason: str, count: int, given: int, split: str, noun: str, places: Mapping[str, str]) -> str:
+    known = DROP_REASONS.get(reason)
+    share = f"{count:,} of {counted(given, noun)}{'' if split == 'all' else f' of {split}'} ({share_of(count, given)})"
+    meaning = f": {known.meaning}" if known else ""
+    advice = f"; {known.advice}" if known and known.advice else ""
+    return f"left out {share} as {in_words(reason)}{meaning}{_such_as(places, reason)}{advice}"
+
+
+def _such_as(places: Mapping[str, str], reason: str) -> str:
+    return f", first in {places[reason]}" if reason in places else ""
+
+
+def _nothing_of_files(facts: Mapping[str, Any], noun: str) -> list[str]:
+    found = facts.get(FILES_WITHOUT_ITEMS)
+    if not found:
+        return []
+    others = f" and {counted(found['files'] - 1, 'other file')}" if found["files"] > 1 else ""
+    return [f"{found['first']}{others} gave no {noun} at all; check the settings of the data set, or leave such files out"]

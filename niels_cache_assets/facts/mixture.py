@@ -1,0 +1,189 @@
+"""The report `reports/mixture` about the part of each pretrain data set that a planned run would read.
+
+The report gives shares, tokens and epochs, and warns about too many repetitions. It counts in the order in which TokenLoader takes samples
+(niels_cache_runtime.loader.blend), so the counts are exact. The cost does not depend on the number of steps. Counting takes milliseconds,
+or a second if the weights have a period of a million samples. The report reads the sizes of caches, but no token. Megatron-LM's order for
+the same weights differs by single samples.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from niels_cache_assets.base.wording import share_of
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.project.tables import ALL_TRAIN
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, dataset_dir
+from niels_cache_runtime.format.meta import check_place, read_meta
+
+CODE_VERSION = "1"  # raise this by hand when a report changes for the same caches and settings
+ALL = "all pretrain data sets"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedSource:
+    """One data set of a mixture. Shares are from 0 to 1, and the shares of all data sets of a mixture add up to 1.
+
+    weight: the configured weight, or the number of samples if the mixture is by size. configured: the share of this data set by weight.
+    tokens: the tokens of its train split. available: its share by `tokens`. samples, tokens_read: the samples and tokens that the run reads
+    from it. actual: its share by `samples`. epochs: how often the run reads its train split. repeats_from: the step after which the run has
+    read this data set more than max_epochs times, or None.
+    """
+
+    name: str
+    weight: float
+    configured: float
+    tokens: int
+    available: float
+    samples: int
+    tokens_read: int
+    actual: float
+    epochs: float
+    repeats_from: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """A planned run. left_out: the reason for each data set that cannot be read. A blend with such a data set has no sources."""
+
+    name: str
+    samples: int
+    batch_size: int
+    sequence_length: int
+    max_epochs: float
+    sources: tuple[MixedSource, ...]
+    left_out: Mapping[str, str]
+    note: str
+
+    @property
+    def steps(self) -> int:
+        return -(-self.samples // self.batch_size)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [_warning(source, self) for source in self.sources if source.repeats_from is not None]
+
+    @property
+    def plan(self) -> str:
+        """The size of the run, such as `3,125 steps of 32 samples of 1,024 tokens: 102,400,000 tokens`."""
+        total = self.samples * self.sequence_length
+        of = f"{self.steps:,} steps of {self.batch_size:,} samples" if self.samples > self.batch_size else f"{self.samples:,} samples"
+        return f"{of} of {self.sequence_length:,} tokens: {total:,} tokens"
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "steps": self.steps, "warnings": self.warnings}
+
+
+def share(part: float) -> str:
+    """Return a share with two digits, because a hundredth of a percent may be many tokens."""
+    return share_of(part, digits=2)
+
+
+def all_mixtures(registry: Registry, *, root: Path) -> list[Mixture]:
+    """Return a mixture for each [blend.NAME]. Without blends, return one mixture of all pretrain data sets by size, or none if there are no
+    pretrain data sets.
+    """
+    if not registry.blend:
+        return [_by_size(registry, root=root)] if registry.partition_keys("pretrain") else []
+    mixtures = []
+    for name, blend in registry.blend.items():
+        opened, left_out = _open(blend.weights, root=root, sequence_length=blend.sequence_length)
+        ignored = f"Computed from whole train splits; `split` and `part` ({blend.split}, {blend.part}) are ignored."
+        note = "" if blend.split == ALL_TRAIN else ignored
+        plan = _Plan(name, blend.num_samples, blend.sequence_length, note)
+        mixtures.append(_mixed(plan, {} if left_out else opened, left_out, blend.weights, registry))
+    return mixtures
+
+
+def _by_size(registry: Registry, *, root: Path) -> Mixture:
+    """Return a mixture that reads every data set equally often. Data sets that are not built are left out."""
+    settings = registry.reports
+    opened, left_out = _open(registry.partition_keys("pretrain"), root=root, sequence_length=settings.sequence_length)
+    weights = {name: split.samples for name, split in opened.items()}
+    samples = settings.steps * settings.batch_size if settings.steps else sum(weights.values())
+    note = "By size, because no [blend.NAME] is configured: the weight of a data set is its number of samples."
+    return _mixed(_Plan(ALL, samples, settings.sequence_length, note), opened, left_out, weights, registry)
+
+
+class _Plan(NamedTuple):
+    name: str
+    samples: int
+    sequence_length: int
+    note: str
+
+
+class _Split(NamedTuple):
+    """The size of a train split: the samples in one epoch, and the tokens."""
+
+    samples: int
+    tokens: int
+
+
+def _open(names: Iterable[str], *, root: Path, sequence_length: int) -> tuple[dict[str, _Split], dict[str, str]]:
+    """Return the train splits by name, and the reasons why the remaining data sets cannot be read, by name."""
+    from niels_cache_runtime.loader.windows import PretrainWindows  # torch
+
+    opened, left_out = {}, {}
+    for name in names:
+        folder = dataset_dir(root, "pretrain", name)
+        try:
+            if not os.path.exists(folder / META_NAME):
+                left_out[name] = "is not built yet"
+                continue
+            meta = read_meta(str(folder / META_NAME))
+            check_place(meta, folder)
+            if not meta.get("built", True):
+                left_out[name] = "is switched off"
+                continue
+            if "train_tokens" not in meta:
+                raise NielsCacheError(f"{folder / META_NAME}: has no train_tokens; build it again with --force")
+            opened[name] = _Split(PretrainWindows(str(folder / "train"), T=sequence_length).samples, meta["train_tokens"])
+        except NielsCacheError as error:
+            left_out[name] = str(error)
+    return opened, left_out
+
+
+def _mixed(
+    plan: _Plan, opened: Mapping[str, _Split], left_out: Mapping[str, str], weights: Mapping[str, float], registry: Registry
+) -> Mixture:
+    from niels_cache_runtime.loader.blend import Blend
+
+    settings, sources = registry.reports, list[MixedSource]()
+    if opened:
+        blend = Blend([*opened], [(0, weights)])
+        taken = blend.counts(plan.samples).tolist()
+        weighed, held = sum(weights.values()), sum(split.tokens for split in opened.values())
+        for index, (member, split) in enumerate(opened.items()):
+            most = math.floor(settings.max_epochs * split.samples)
+            position = blend.position(index, most) if taken[index] > most else None
+            sources.append(
+                MixedSource(
+                    name=member,
+                    weight=weights[member],
+                    configured=weights[member] / weighed,
+                    tokens=split.tokens,
+                    available=split.tokens / held,
+                    samples=taken[index],
+                    tokens_read=taken[index] * plan.sequence_length,
+                    actual=taken[index] / plan.samples,
+                    epochs=taken[index] / split.samples,
+                    repeats_from=None if position is None else position // settings.batch_size,
+                )
+            )
+    return Mixture(
+        **plan._asdict(), batch_size=settings.batch_size, max_epochs=settings.max_epochs, sources=tuple(sources), left_out=left_out
+    )
+
+
+def _warning(source: MixedSource, mixture: Mixture) -> str:
+    """Return a warning with the step where repetition starts, and the share that would avoid repetition."""
+    share = mixture.max_epochs / source.epochs * source.actual
+    less = f", give it a share of at most {share:.2%}," if len(mixture.sources) > 1 else ""
+    return (
+        f"{source.name} is read {source.epochs:,.1f} times, more often than max_epochs ({mixture.max_epochs:g}) after "
+        f"{source.repeats_from:,} of {mixture.steps:,} steps; plan at most that many steps{less} or add text"
+    )

@@ -1,0 +1,70 @@
+"""Progress, speed and remaining time of a build, as numbers and as text, for the command line and for Dagster."""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from niels_cache_assets.base.defaults import PROGRESS_SECONDS
+from niels_cache_assets.base.wording import abbreviated, duration
+
+
+class HowFar(Protocol):
+    """The progress that every build reports while it runs."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Counts by unit. The speed is computed from the last unit."""
+
+    @property
+    def share(self) -> float | None:
+        """The finished share from 0 to 1, or None if the total is unknown."""
+
+
+class Estimate(NamedTuple):
+    """The speed and the remaining time. Both are None before the second report. `seconds_left` is also None if the share is unknown."""
+
+    per_second: float | None
+    seconds_left: float | None
+
+
+class Pace:
+    """The speed of one build. The measurement starts with the first chunk, so that the time before encoding does not count."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, int, float] | None = None  # time, count and share of the first chunk
+
+    def estimate(self, progress: HowFar, now: float) -> Estimate:
+        """Return the estimate. `now`: seconds of any monotonic clock. The first call only starts the measurement."""
+        (_, done), share = [*progress.counts.items()][-1], progress.share or 0.0
+        first_time, first_done, first_share = self._first = self._first or (now, done, share)
+        elapsed = now - first_time
+        if elapsed <= 0:
+            return Estimate(None, None)
+        return Estimate(
+            per_second=(done - first_done) / elapsed if done > first_done else None,
+            seconds_left=elapsed * (1 - share) / (share - first_share) if share > first_share else None,
+        )
+
+
+class Throttle:
+    """A limit of one event in PROGRESS_SECONDS. The first event is due PROGRESS_SECONDS after `began`."""
+
+    def __init__(self, began: float) -> None:
+        self._last = began
+
+    def is_due(self, now: float) -> bool:
+        if now - self._last < PROGRESS_SECONDS:
+            return False
+        self._last = now
+        return True
+
+
+def describe(progress: HowFar, estimate: Estimate, *, with_share: bool) -> str:
+    """Return `20%, 1,234 documents, 1,100 kept, 5.6M characters, 1.2M characters/s, 0:42 left`. Unknown parts are omitted."""
+    *others, (unit, done) = progress.counts.items()
+    parts = [f"{progress.share:.0%}"] if with_share and progress.share is not None else []
+    parts += [*(f"{count:,} {name}" for name, count in others), f"{abbreviated(done)} {unit}"]
+    if estimate.per_second is not None:
+        parts.append(f"{abbreviated(estimate.per_second)} {unit}/s")
+    if estimate.seconds_left is not None:
+        parts.append(f"{duration(estimate.seconds_left)} left")
+    return ", ".join(parts)

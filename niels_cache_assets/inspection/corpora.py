@@ -1,0 +1,150 @@
+"""Facts about corpora for the commands (folder, state, duplicates, single rows, and a sample of the remaining documents).
+
+A corpus is the cleaned documents of one data set. Drop lists name the duplicates in all corpora. Finding the state takes one or two small
+reads and contacts no upstream. Finding rows reads the footers of the files and the row groups that hold a requested row, one row group at a
+time. A sample needs 17 bytes of memory per document.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from niels_cache_assets.artifacts.corpus_facts import estimated_tokens
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
+from niels_cache_assets.base.documents import Document
+from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
+from niels_cache_assets.corpus.prepared import document_rows, open_documents
+from niels_cache_assets.project.registry import Registry
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, built_names
+from niels_cache_runtime.format.meta import Meta, check_place, read_meta
+
+
+def corpus_names(registry: Registry, root: Path) -> list[str]:
+    """Return the names of the data sets with `prepare`, in order, then the names of built corpora that are not in this configuration."""
+    return list(dict.fromkeys([*registry.prepared(), *built_names(root / "corpus")]))
+
+
+def duplicates_of(root: Path, name: str, meta: Meta) -> Meta | None:
+    """Return the counts that the meta.json of the drop lists has for a corpus, or None if the drop lists do not cover this corpus."""
+    path = duplicates_dir(root) / META_NAME
+    if not os.path.exists(path):
+        return None
+    duplicates = read_meta(str(path))
+    if duplicates["inputs"].get(name) != meta["content_sha256"]:
+        return None
+    counts: Meta = duplicates["datasets"][name]
+    return counts
+
+
+def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
+    """Return the folder and meta.json of a finished corpus.
+
+    Raise NielsCacheError if the name is unknown (the message suggests the nearest name). Also raise it if the corpus is missing (the
+    message gives the command to build it), or if the folder holds the corpus of a different data set.
+    """
+    directory = corpus_dir(root, name)
+    if (directory / META_NAME).exists():
+        return directory, check_place(read_meta(str(directory / META_NAME)), directory)
+    if name not in registry.pretrain:
+        if name in registry.sft:
+            raise NielsCacheError(f"{name}: is an SFT data set; only pretrain data sets have a corpus")
+        registry.refuse_data_set(str(root), "no data set", name, list(dict.fromkeys([*registry.pretrain, *corpus_names(registry, root)])))
+    source = registry.pretrain[name]
+    missing = source.missing_setting()
+    if missing is not None:
+        raise NielsCacheError(f"{directory}: no corpus yet; {name} needs {missing}")
+    if not source.prepare:
+        raise NielsCacheError(f'{name}: has no corpus; set prepare = ["clean", "dedup"], or either, in [pretrain.{name}] and build it')
+    if not source.enabled:
+        raise NielsCacheError(f"{name}: has no corpus, because it is switched off; set enabled = true in [pretrain.{name}] and build it")
+    raise NielsCacheError(f"{directory}: no corpus yet; build it: niels-cache build-all --only {name}")
+
+
+def find_drop_lists(registry: Registry, root: Path) -> Meta:
+    """Return the meta.json of the drop lists (lists of duplicates) of all data sets. Raise NielsCacheError if there are no drop lists. The
+    message says how to make them.
+    """
+    path = duplicates_dir(root) / META_NAME
+    if path.exists():
+        return read_meta(str(path))
+    if not registry.prepared("dedup"):
+        raise NielsCacheError(f'{registry.origin}: no data set is deduplicated; give one prepare = ["clean", "dedup"] and build it')
+    raise NielsCacheError(f"{path.parent}: there are no drop lists of duplicates yet; build them: niels-cache build-all")
+
+
+def find_drop_list(registry: Registry, root: Path, name: str) -> Meta:
+    """Return the meta.json of the drop lists. Raise NielsCacheError unless the drop lists cover the current corpus of this data set."""
+    _, corpus = find_corpus(registry, root, name)
+    source = registry.pretrain.get(name)
+    if source is not None and "dedup" not in source.prepare:
+        raise NielsCacheError(f'{name}: was not deduplicated; add "dedup" to prepare in [pretrain.{name}] and build it')
+    duplicates = find_drop_lists(registry, root)
+    require_same_corpus(duplicates, name, corpus)
+    return duplicates
+
+
+def require_same_corpus(duplicates: Meta, name: str, corpus: Meta) -> None:
+    """Raise NielsCacheError unless the drop lists were made from this corpus. Outdated drop lists select wrong documents."""
+    if duplicates["inputs"].get(name) != corpus["content_sha256"]:
+        raise NielsCacheError(f"{name}: its corpus changed after the last deduplication; update the duplicates: niels-cache build-all")
+
+
+def rows_at(paths: Sequence[Path], positions: Iterable[int], columns: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """Return the rows at these positions. Positions count the rows of all files in order. Raise NielsCacheError for a missing row."""
+    wanted = np.unique(np.fromiter(positions, dtype=np.int64))
+    found: dict[int, dict[str, Any]] = {}
+    for inside, rows in document_rows(paths, wanted, columns):
+        found.update(zip(inside.tolist(), rows.to_pylist(), strict=True))
+    return found
+
+
+def column(path: Path, name: str) -> np.ndarray:
+    """Return one column of a whole file."""
+    with open_documents(path) as parquet:
+        values: np.ndarray = parquet.read(columns=[name])[name].to_numpy()
+    return values
+
+
+def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
+    """Return min(wanted, count) different numbers below `count` as ascending int64, drawn uniformly. The draw needs 8 * `count` bytes."""
+    import torch
+
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:wanted]
+    chosen: np.ndarray = np.sort(order.numpy())
+    return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusSample:
+    """A sample of a corpus. `documents`: pairs of ordinal in the corpus and document, by ascending ordinal. The remaining fields describe
+    all `kept` documents, not only the sample.
+    """
+
+    documents: list[tuple[int, Document]]
+    kept: int
+    mean_characters: float
+    estimated_tokens: int
+
+
+def sample_corpus(registry: Registry, name: str, *, root: Path, count: int, seed: int, minus_duplicates: bool = True) -> CorpusSample:
+    """Return a uniform sample of `count` remaining documents, or all if fewer remain. The same seed and corpus give the same sample.
+
+    If `minus_duplicates` is False, sample from all cleaned documents, including duplicates. Raise the errors of `open_prepared`.
+    """
+    if count < 1:
+        raise NielsCacheError(f"a sample needs at least 1 document, not {count}")
+    prepared = open_prepared(registry, name, root=root, minus_duplicates=minus_duplicates)
+    stay = np.flatnonzero(~prepared.gone)
+    chosen = stay[seeded_choice(len(stay), count, seed)]
+    characters = prepared.meta["characters"]["after"] - (sum(prepared.drops["characters"].values()) if prepared.drops else 0)
+    return CorpusSample(
+        documents=list(zip(chosen.tolist(), prepared.select(chosen), strict=True)),
+        kept=prepared.kept,
+        mean_characters=characters / prepared.kept if prepared.kept else 0.0,
+        estimated_tokens=estimated_tokens(characters),
+    )

@@ -1,0 +1,228 @@
+"""Documents (or examples) that only one of two builds has. Lineage identifies a document: id at the source, file and row.
+
+1. Skip batches of rows that are equal on both sides. For every remaining row, write a digest to one of several temporary files, the parts.
+   The digest of a row decides its part, so that each part stays small.
+2. In each part, sort the digests, and count each digest by side and split.
+
+A comparison costs one pass over both lineages, and 34 bytes of temporary files for each row of a batch that differs. One part is in memory.
+A part has about two million rows, or more if both builds together have over a thousand million rows. A document that occurs twice on side A
+and once on side B counts as one difference.
+"""
+
+from __future__ import annotations
+
+import heapq
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Literal
+
+import numpy as np
+
+from niels_cache_assets.disk.table_file import Table, tables
+from niels_cache_assets.facts.lineage import Lineage, read_lineage
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import SPLITS, Array, Bools, Bytes, Ints, Split
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+Side = Literal["a", "b"]
+SIDES: tuple[Side, Side] = ("a", "b")
+
+_COLUMNS = ("source_id", "file", "row", "tokens")
+_ROWS_AT_ONCE = 65_536
+_ROWS_OF_A_PART = 2_000_000
+_MOST_PARTS = 512  # each part is an open file
+_ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("tokens", "<i8"), ("ordinal", "<i8"), ("side", "u1"), ("split", "u1")])
+
+LineagePaths = dict[Split, Path]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A document that only one build has, or whose split or length differs between the builds."""
+
+    split: Split
+    lineage: Lineage
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentDifferences:
+    """The documents that differ between builds A and B. rows: the number of rows by side and split. only: for each side, the number of
+    documents that only this side has. moved: the number of documents whose split differs. resized: the number of documents whose number of
+    tokens differs. first: the first few documents of each kind (`a`, `b`, `moved`, `resized`). Documents of kind `b` have their lineage
+    from build B; all remaining documents have their lineage from build A.
+    """
+
+    rows: dict[Side, dict[Split, int]]
+    only: dict[Side, int]
+    moved: int
+    resized: int
+    first: dict[str, list[Listed]]
+
+    @property
+    def differ(self) -> bool:
+        return bool(self.only["a"] or self.only["b"] or self.moved or self.resized)
+
+
+def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> DocumentDifferences:
+    """Compare the lineage files of each split. `shown`: how many documents of each kind to list.
+
+    Raise NielsCacheError for a file that is missing or unreadable, or that lacks a column.
+    """
+    rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in (("a", a), ("b", b))}
+    parts = min(_MOST_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)
+    found = _Found(shown)
+    with tempfile.TemporaryDirectory(prefix="niels_cache_diff_") as scratch, ExitStack() as stack:
+        files = [stack.enter_context(open(Path(scratch) / str(part), "w+b")) for part in range(parts)]
+        try:
+            for split in SPLITS:
+                _spread(a[split], b[split], SPLITS.index(split), files)
+            for file in files:
+                file.flush()
+        except OSError as error:
+            raise NielsCacheError(f"{scratch}: cannot be written: {error.strerror}; set TMPDIR to a folder with more space") from error
+        for file in files:
+            file.seek(0)
+            found.add(np.frombuffer(file.read(), dtype=_ROW))
+    paths = {"a": a, "b": b, "moved": a, "resized": a}
+    return DocumentDifferences(
+        rows={side: rows[side] for side in SIDES},
+        only={"a": found.counts["a"], "b": found.counts["b"]},
+        moved=found.counts["moved"],
+        resized=found.counts["resized"],
+        first={what: _named(paths[what], found.first[what]) for what in paths},
+    )
+
+
+def _row_count(path: Path) -> int:
+    count = 0
+    for table in tables(path):
+        with _open(table) as parquet:
+            count += int(parquet.metadata.num_rows)
+    return count
+
+
+@contextmanager
+def _open(table: Table) -> Iterator[pq.ParquetFile]:
+    import pyarrow
+
+    try:
+        with table.open() as parquet:
+            missing = [name for name in _COLUMNS if name not in parquet.schema_arrow.names]
+            if missing:
+                raise NielsCacheError(f"{table.path}: has no column {missing[0]!r}; rebuild this data set")
+            yield parquet
+    except (OSError, pyarrow.ArrowException) as error:
+        raise NielsCacheError(f"{table.path}: not a readable parquet file (cut short?): {error}; rebuild this data set") from error
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield batches of _ROWS_AT_ONCE rows. The last batch may be shorter. Two files with equal rows give equal batches, even if their row
+    groups
+    differ.
+    """
+    import pyarrow
+
+    waiting: list[pa.RecordBatch] = []
+    count = 0
+    for batch in chain.from_iterable(map(_batches_of_file, tables(path))):
+        waiting.append(batch.select(list(_COLUMNS)))
+        count += len(batch)
+        if count >= _ROWS_AT_ONCE:
+            table = pyarrow.Table.from_batches(waiting).combine_chunks()
+            yield table.slice(0, _ROWS_AT_ONCE)
+            waiting, count = table.slice(_ROWS_AT_ONCE).to_batches(), count - _ROWS_AT_ONCE
+    if count:
+        yield pyarrow.Table.from_batches(waiting)
+
+
+def _batches_of_file(table: Table) -> Iterator[pa.RecordBatch]:
+    with _open(table) as parquet:
+        yield from parquet.iter_batches(batch_size=_ROWS_AT_ONCE, columns=list(_COLUMNS))
+
+
+def _spread(a: Path, b: Path, split: int, files: Sequence[BinaryIO]) -> None:
+    """Compare two lineage files batch by batch. If two batches differ, write the digest of each of their rows to the file of its part."""
+    first = 0
+    for ours, theirs in zip_longest(_batches(a), _batches(b)):
+        if ours is None or theirs is None or not ours.equals(theirs):
+            for side, table in enumerate((ours, theirs)):
+                if table is not None:
+                    _write(_digested(table, first, side, split), files)
+        first += _ROWS_AT_ONCE
+
+
+def _digested(table: pa.Table, first: int, side: int, split: int) -> Array:
+    rows = np.empty(len(table), dtype=_ROW)
+    keys = zip(*(table[name].to_pylist() for name in ("source_id", "file", "row")), strict=True)
+    digests = b"".join(blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=16).digest() for key in keys)
+    halves = np.frombuffer(digests, dtype="<u8").reshape(-1, 2)
+    rows["high"], rows["low"] = halves[:, 0], halves[:, 1]
+    rows["tokens"] = table["tokens"].to_numpy()
+    rows["ordinal"] = np.arange(first, first + len(table))
+    rows["side"], rows["split"] = side, split
+    return rows
+
+
+def _write(rows: Array, files: Sequence[BinaryIO]) -> None:
+    part_of = rows["high"] % np.uint64(len(files))
+    for part in np.unique(part_of).tolist():
+        files[part].write(rows[part_of == part].tobytes())
+
+
+class _Found:
+    """The counts of all differences, and the first few documents of each kind in the order of split and ordinal."""
+
+    def __init__(self, shown: int) -> None:
+        self._shown = shown
+        self.counts = {"a": 0, "b": 0, "moved": 0, "resized": 0}
+        self.first: dict[str, list[tuple[int, int]]] = {what: [] for what in self.counts}
+
+    def add(self, rows: Array) -> None:
+        """Count all rows of a part."""
+        if not len(rows):
+            return
+        rows = rows[np.lexsort((rows["ordinal"], rows["split"], rows["side"], rows["low"], rows["high"]))]
+        is_new = np.concatenate([[True], (rows["high"][1:] != rows["high"][:-1]) | (rows["low"][1:] != rows["low"][:-1])])
+        starts, number = np.flatnonzero(is_new), np.cumsum(is_new) - 1
+        copies, tokens = np.zeros((2, len(starts), 2), dtype=np.int64)
+        np.add.at(copies, (number, rows["side"]), 1)
+        np.add.at(tokens, (number, rows["side"]), rows["tokens"])
+        resized = rows[starts[(copies[:, 0] == copies[:, 1]) & (tokens[:, 0] != tokens[:, 1])]]
+        is_alone = ~_paired(number * len(SPLITS) + rows["split"], rows["side"])  # the other side has no such document in this split
+        rows, number = rows[is_alone], number[is_alone]
+        is_moved, is_of_a = _paired(number, rows["side"]), rows["side"] == 0
+        kinds = {"a": rows[~is_moved & is_of_a], "b": rows[~is_moved & ~is_of_a], "moved": rows[is_moved & is_of_a], "resized": resized}
+        for what, chosen in kinds.items():
+            self.counts[what] += len(chosen)
+            places = zip(chosen["split"].tolist(), chosen["ordinal"].tolist(), strict=True)
+            self.first[what] = heapq.nsmallest(self._shown, chain(self.first[what], places))
+
+
+def _paired(groups: Ints, sides: Bytes) -> Bools:
+    """Return which rows have a counterpart: the n-th row of a group on one side, and the n-th row of this group on the other, (n,)."""
+    places = groups * (len(groups) + 1) + _earlier_equals(groups * 2 + sides)
+    _, inverse, counts = np.unique(places, return_inverse=True, return_counts=True)
+    paired: Bools = counts[inverse] == 2
+    return paired
+
+
+def _earlier_equals(numbers: Ints) -> Ints:
+    """Return for each number how many equal numbers come before it, (n,). Equal numbers are neighbours."""
+    places = np.arange(len(numbers))
+    is_first = np.diff(numbers, prepend=-1) != 0
+    return places - np.maximum.accumulate(np.where(is_first, places, 0))
+
+
+def _named(paths: LineagePaths, places: Sequence[tuple[int, int]]) -> list[Listed]:
+    found: dict[Split, dict[int, Lineage]] = {
+        split: read_lineage(paths[split], [ordinal for number, ordinal in places if SPLITS[number] == split]) for split in SPLITS
+    }
+    return [Listed(split=SPLITS[number], lineage=found[SPLITS[number]][ordinal]) for number, ordinal in places]

@@ -1,0 +1,225 @@
+"""The comparison of two data sets of the same family (pretrain or SFT), or of two cache roots, data set by data set.
+
+The comparison takes the settings, the inputs and the resulting counts from the two meta.json. A meta.json does not record every setting of
+a build, but the fingerprint in it covers all settings. So the comparison also reports a difference of the fingerprint alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from niels_cache_assets.base.wording import label
+from niels_cache_assets.facts.split_tokens import SplitTokens
+from niels_cache_assets.inspection.differences.documents import DocumentDifferences, compare_documents
+from niels_cache_assets.inspection.differences.tokens import TokenDifference, first_difference
+from niels_cache_runtime.cache.opening import open_one_build
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.described import describe
+from niels_cache_runtime.format.layout import (
+    FAMILIES,
+    META_NAME,
+    SPLITS,
+    Family,
+    Split,
+    built_names,
+    entries_per_example,
+    token_dtype_of,
+    tokenizer_dir,
+)
+from niels_cache_runtime.format.meta import Meta, read_meta
+from niels_cache_runtime.format.meta_keys import check_form
+
+OnProgress = Callable[[int, int], None]
+
+TOKENIZER = "tokenizer"
+
+_COUNTS = frozenset(
+    {
+        *("train_tokens", "val_tokens", "train_examples", "val_examples", "targets", "documents", "characters"),
+        *("cut", "cut_document", "dropped", "facts"),
+    }
+)
+# Files and hashes follow from the compared values. The name is an argument of the command.
+_NOT_COMPARED = frozenset({"files", "meta_sha256", "content_sha256", "schema_version", "forms", "kind", "dataset_name"})
+_FINGERPRINT = "fingerprint"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """The folders of the same data set or tokenizer in two builds. `a` or `b` is None if the build has no such folder."""
+
+    name: str
+    a: Path | None
+    b: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differing:
+    """One value that differs between two meta.json. key: the path of the value in meta.json. a, b: None if the value is missing."""
+
+    key: str
+    a: Any
+    b: Any
+
+    @property
+    def label(self) -> str:
+        return label(self.key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaDifferences:
+    """The differences between two meta.json. settings: in recorded settings and inputs. counts: in the resulting counts.
+
+    has_unrecorded: True if the fingerprints differ but all recorded settings are equal. The reason is then a setting that meta.json does
+        not record, a code version, or the content of a corpus.
+    """
+
+    settings: list[Differing]
+    counts: list[Differing]
+    has_unrecorded: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetDifferences:
+    """All differences between two builds of a data set or tokenizer. name: FAMILY/NAME, or "tokenizer". For a tokenizer, only `metas` is
+    filled. documents: None if a build has no lineage. counts: for each split, the number of tokens on both sides. tokens: for each split,
+    the first token that differs, or None.
+    """
+
+    name: str
+    a: Path
+    b: Path
+    metas: MetaDifferences
+    documents: DocumentDifferences | None = None
+    counts: dict[Split, tuple[int, int]]
+    tokens: dict[Split, TokenDifference | None]
+
+    @property
+    def differ(self) -> bool:
+        metas = self.metas
+        return bool(
+            metas.settings
+            or metas.counts
+            or metas.has_unrecorded
+            or (self.documents is not None and self.documents.differ)
+            or any(difference is not None for difference in self.tokens.values())
+        )
+
+
+def find_pairs(a: Path, b: Path) -> list[Pair]:
+    """Return one pair for two folders with a meta.json, or a pair for every data set and tokenizer of two cache roots.
+
+    Raise NielsCacheError if a folder is neither of these, or if the two folders have different kinds.
+    """
+    kinds = [_kind(path) for path in (a, b)]
+    if kinds[0] != kinds[1]:
+        raise NielsCacheError(f"{a} is {_said(kinds[0])}, {b} is {_said(kinds[1])}; give two folders of the same kind")
+    if kinds[0] is not None:
+        return [Pair(name=f"{kinds[0]}/{a.absolute().name}" if kinds[0] in FAMILIES else kinds[0], a=a, b=b)]
+    names = [_names(root) for root in (a, b)]
+    return [
+        Pair(name=name, a=a / name if name in names[0] else None, b=b / name if name in names[1] else None)
+        for name in dict.fromkeys([*names[0], *names[1]])
+    ]
+
+
+def _kind(path: Path) -> str | None:
+    """Return the kind in meta.json, or None for a cache root."""
+    if not (path / META_NAME).exists():
+        found = describe(path)
+        if found.kind == "root":
+            return None
+        advice = f"give the data set: {found.dataset}" if found.dataset else found.root_advice
+        raise NielsCacheError(f"{path}: {found.said}; {advice or 'give two data sets, such as cache/pretrain/NAME, or two cache roots'}")
+    meta = read_meta(str(path / META_NAME))
+    if meta.get("kind") not in (*FAMILIES, TOKENIZER):
+        raise NielsCacheError(f"{path}: has kind {meta.get('kind')!r:.80}; give two data sets of pretrain/ or sft/, or two cache roots")
+    return str(meta["kind"])
+
+
+def _said(kind: str | None) -> str:
+    return {None: "a cache root", "pretrain": "a pretrain data set", "sft": "an SFT data set"}.get(kind, f"a {kind}")
+
+
+def _names(root: Path) -> list[str]:
+    found = [TOKENIZER] if (tokenizer_dir(root) / META_NAME).exists() else []
+    return found + [f"{family}/{name}" for family in FAMILIES for name in built_names(root / family)]
+
+
+def compare_pair(pair: Pair, *, shown: int, progress: OnProgress = lambda done, total: None) -> DatasetDifferences:
+    """Return all differences of a pair. `shown`: how many documents of each kind to list. Raise NielsCacheError for a folder that cannot be
+    read.
+    """
+    assert pair.a is not None
+    assert pair.b is not None
+    a, b = pair.a, pair.b
+    return open_one_build(a, lambda: open_one_build(b, lambda: _compare(pair.name, a, b, shown=shown, progress=progress)))
+
+
+def _compare(name: str, a: Path, b: Path, *, shown: int, progress: OnProgress) -> DatasetDifferences:
+    metas = [check_form(read_meta(str(path / META_NAME)), path / META_NAME) for path in (a, b)]
+    differing = _compare_metas(*metas)
+    if name == TOKENIZER or not all(meta.get("built", True) for meta in metas):
+        return DatasetDifferences(name=name, a=a, b=b, metas=differing, counts={}, tokens={})
+    family = cast("Family", metas[0]["kind"])
+    dtypes = [token_dtype_of(meta) for meta in metas]
+    of_sides: list[dict[str, Any]] = [
+        {"dtype": dtype, "entries": entries_per_example(meta)} for dtype, meta in zip(dtypes, metas, strict=True)
+    ]
+    streams = {split: (SplitTokens(a, family, split, **of_sides[0]), SplitTokens(b, family, split, **of_sides[1])) for split in SPLITS}
+    lineages = [{split: streams[split][side].lineage for split in SPLITS} for side in (0, 1)]
+    have_lineage = all(_lists(meta, path.name) for meta, paths in zip(metas, lineages, strict=True) for path in paths.values())
+    token_bytes = max(dtype.itemsize for dtype in dtypes)
+    total = sum(min(len(ours), len(theirs)) for ours, theirs in streams.values()) * token_bytes
+    done = 0
+
+    def compared(tokens: int) -> None:
+        nonlocal done
+        done += tokens * token_bytes
+        progress(done, total)
+
+    return DatasetDifferences(
+        name=name,
+        a=a,
+        b=b,
+        metas=differing,
+        documents=compare_documents(*lineages, shown=shown) if have_lineage else None,  # a cache of another program may have none
+        counts={split: (len(ours), len(theirs)) for split, (ours, theirs) in streams.items()},
+        tokens={split: first_difference(ours, theirs, progress=compared) for split, (ours, theirs) in streams.items()},
+    )
+
+
+def _lists(meta: Meta, name: str) -> bool:
+    """Return whether meta.json lists a lineage: one file, or the files of the parts that a split was joined from."""
+    folder = f"{name.removesuffix('.parquet')}/"
+    return any(path == name or path.startswith(folder) for path in meta.get("files", {}))
+
+
+def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:
+    """Return the settings and counts that differ."""
+    ours, theirs = dict(_leaves(a)), dict(_leaves(b))
+    differing = [
+        Differing(key=key, a=ours.get(key), b=theirs.get(key))
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key) and not _is_zero(ours.get(key), theirs.get(key), key)
+    ]
+    counts = [each for each in differing if each.key.partition(".")[0] in _COUNTS]
+    settings = [each for each in differing if each not in counts and each.key != _FINGERPRINT]
+    return MetaDifferences(settings=settings, counts=counts, has_unrecorded=not settings and a.get(_FINGERPRINT) != b.get(_FINGERPRINT))
+
+
+def _is_zero(a: Any, b: Any, key: str) -> bool:
+    """Return whether `key` is a number of dropped documents that is zero or missing on both sides."""
+    return key.startswith("dropped.") and not (a or b)
+
+
+def _leaves(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) for every value that is not a table."""
+    for key, value in table.items():
+        if not path and key in _NOT_COMPARED:
+            continue
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value

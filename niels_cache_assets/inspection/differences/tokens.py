@@ -1,0 +1,81 @@
+"""The first token that differs between two splits, and the document with this token on each side.
+
+Tokens are mapped and compared in blocks, in their order in the split. The sizes of the shards do not matter. A comparison costs one pass
+over both splits, up to the first difference. A few blocks are in memory. The command line prints the result.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from niels_cache_assets.disk.table_file import tables
+from niels_cache_assets.facts.lineage import Lineage, read_lineage
+from niels_cache_assets.facts.split_tokens import SplitTokens
+
+_BLOCK_TOKENS = 1 << 20
+AROUND = 24  # tokens to show on each side
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenPlace:
+    """The place of a token in a build. file: the token file. offset: the position of the token in this file, in tokens. document: the
+    number of the document in the split. document_offset: the position of the token in the document, in tokens. document_tokens: the number
+    of tokens in the document. lineage: None if the build has no lineage. token: the id of the token. before, after: the ids of the
+    surrounding tokens in the same document.
+    """
+
+    file: str
+    offset: int
+    document: int
+    document_offset: int
+    document_tokens: int
+    lineage: Lineage | None
+    before: list[int]
+    token: int
+    after: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenDifference:
+    """The first difference between two splits. position: the offset in tokens from the start of the split. a, b: the token at this position
+    on each side. The token is None if the side ends before this position.
+    """
+
+    position: int
+    a: TokenPlace | None
+    b: TokenPlace | None
+
+
+def _place(tokens: SplitTokens, position: int) -> TokenPlace:
+    number = tokens.number_at(position)
+    start, end = tokens.bounds(number)
+    file, offset = tokens.file_at(position)
+    first = max(start, position - AROUND)
+    around = tokens.read(first, min(end, position + 1 + AROUND) - first).tolist()
+    return TokenPlace(
+        file=file,
+        offset=offset,
+        document=number,
+        document_offset=position - start,
+        document_tokens=end - start,
+        lineage=read_lineage(tokens.lineage, [number])[number] if all(table.path.exists() for table in tables(tokens.lineage)) else None,
+        before=around[: position - first],
+        token=around[position - first],
+        after=around[position - first + 1 :],
+    )
+
+
+def first_difference(a: SplitTokens, b: SplitTokens, *, progress: Callable[[int], None] = lambda tokens: None) -> TokenDifference | None:
+    """Return the first difference, or None if both splits are equal. `progress` gets the number of compared tokens."""
+    shared = min(len(a), len(b))
+    for start in range(0, shared, _BLOCK_TOKENS):
+        ours, theirs = (side.read(start, min(_BLOCK_TOKENS, shared - start)) for side in (a, b))
+        differs = ours != theirs
+        if differs.any():
+            position = start + int(differs.argmax())
+            return TokenDifference(position=position, a=_place(a, position), b=_place(b, position))
+        progress(len(ours))
+    if len(a) == len(b):
+        return None
+    return TokenDifference(
+        position=shared, a=_place(a, shared) if len(a) > shared else None, b=_place(b, shared) if len(b) > shared else None
+    )

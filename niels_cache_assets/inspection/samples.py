@@ -1,0 +1,210 @@
+"""Samples of a finished cache. They are notable documents or examples, and random samples in the form that training reads.
+
+`niels-cache sample` prints the results of `windows`, `examples` and `notable`. These functions mark a target or document that is cut.
+`notable` reads 8 bytes for each document or example of the split, and the shown tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from niels_cache_assets.base.wording import counted
+from niels_cache_assets.facts.split_tokens import SplitTokens
+from niels_cache_assets.facts.targets import ExampleTargets
+from niels_cache_runtime.cache.mmap import Offsets
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import (
+    META_NAME,
+    Bools,
+    Family,
+    Split,
+    Tokens,
+    entries_per_example,
+    has_pairs,
+    list_shards,
+    shard_name,
+    token_dtype_of,
+)
+from niels_cache_runtime.format.meta import Meta, build_id, cut_ordinals, is_foreign, load_meta
+
+if TYPE_CHECKING:
+    import torch
+
+    from niels_cache_assets.tokenizer.kinds import TextTokenizer
+
+_BLOCK_OFFSETS = 1 << 20
+
+
+def notable_numbers(ends: Offsets, meta: Meta) -> dict[int, str]:
+    """Return the numbers of at most four different documents or examples, each with the reason why it was picked.
+
+    `ends`: where each document or example of the split ends, in tokens.
+    """
+    if not len(ends):
+        return {}
+    longest, shortest = _extremes(ends)
+    numbers: dict[int, str] = {}
+    drawn = int(build_id(meta) or "0" if is_foreign(meta) else meta["content_sha256"], 16) % len(ends)
+    for what, number in (("first", 0), ("random", drawn), ("longest", longest), ("shortest", shortest)):
+        numbers[number] = f"{numbers[number]}, {what}" if number in numbers else what
+    return numbers
+
+
+def _extremes(ends: Offsets) -> tuple[int, int]:
+    """Return the number of the longest and of the shortest document or example. If several have this length, return the first."""
+    longest = shortest = (0, int(ends[0]))
+    for first in range(0, len(ends), _BLOCK_OFFSETS):
+        before = int(ends[first - 1]) if first else 0
+        lengths = np.diff(ends[first : first + _BLOCK_OFFSETS].astype(np.int64), prepend=before)
+        most, least = int(lengths.argmax()), int(lengths.argmin())
+        longest = max(longest, (first + most, int(lengths[most])), key=lambda found: found[1])
+        shortest = min(shortest, (first + least, int(lengths[least])), key=lambda found: found[1])
+    return longest[0], shortest[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """The marking of a text that is cut. mark: printed at the end of the text. explanation: printed once for all samples."""
+
+    mark: str
+    explanation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A window, an example or a document to show. tokens: (n,), as in the cache. is_target: (n,) bool. hidden_tokens, hidden_targets: the
+    number of tokens and targets that are not shown. is_cut_by_budget: whether the token budget cut the document."""
+
+    title: str
+    tokens: Tokens
+    is_target: Bools
+    hidden_tokens: int = 0
+    hidden_targets: int = 0
+    is_cut_by_budget: bool = False
+
+    @property
+    def cut(self) -> Cut | None:
+        if self.hidden_targets:
+            return Cut(
+                mark=f"[cut: {self.hidden_targets:,} of its targets follow]",
+                explanation="[cut: ...]: the example is longer than --tokens, so its target is cut. A small T in training cuts it in the "
+                "same way, and the rest is never learned. Choose T so that few examples are cut; niels-cache report shows lengths.",
+            )
+        if self.is_cut_by_budget and not self.hidden_tokens:
+            return Cut(
+                mark="[cut by the token budget]",
+                explanation="[cut by the token budget]: the document is longer in its source, but train_tokens or val_tokens was reached.",
+            )
+        return None
+
+
+def _drawn(
+    tokens: SplitTokens, titles: Mapping[int, str], targets: ExampleTargets | None, *, length: int, cut_by_budget: Collection[int] = ()
+) -> Iterator[Drawn]:
+    """Yield documents or examples, or both sides of each preference pair, cut after `length` tokens.
+
+    `titles`: the titles by number. `targets`: None for documents. `cut_by_budget`: the numbers of documents that the token budget cut.
+    """
+    for number, title in titles.items():
+        for side, start, end in tokens.sides(number):
+            count = end - start
+            shown = tokens.read(start, count if targets else min(count, length))  # an example is read whole, to count its hidden targets
+            is_target = targets.of_example(shown, number, start) if targets else np.zeros(len(shown), dtype=np.bool_)
+            note = f", the first {length:,} of them shown" if count > length else ""
+            yield Drawn(
+                title=f"{title}{f', {side}' if side else ''}, {counted(count, 'token')}{note}",
+                tokens=shown[:length],
+                is_target=is_target[:length],
+                hidden_tokens=max(0, count - length),
+                hidden_targets=int(is_target[length:].sum()),
+                is_cut_by_budget=number in cut_by_budget,
+            )
+
+
+def windows(directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator) -> Iterator[Drawn]:
+    """Yield windows that the training sampler draws. The windows are shorter than `length` if no shard is long enough."""
+    from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset  # torch
+
+    folder, dtype = directory / split, token_dtype_of(load_meta(str(directory / META_NAME)))
+    longest = max((shard.stat().st_size // dtype.itemsize for shard in list_shards(folder)), default=0)
+    dataset = PretrainTokenStreamDataset(str(folder), T=max(1, min(length, longest - 1)), device="cpu")
+    x, _ = dataset.get_batch(B=count, generator=generator)
+    for number, tokens in enumerate(x.numpy().astype(dtype), start=1):
+        yield _window(tokens, split, number, count)
+
+
+def fetched_windows(
+    meta: Meta, split: Split, *, count: int, length: int, generator: torch.Generator, fetch: Callable[[Sequence[str]], Path]
+) -> Iterator[Drawn]:
+    """Yield the windows that `windows` yields, of a cache of which only the meta.json is here.
+
+    fetch: fetches files by their path in the data set, and returns its folder. Only shards with a drawn window are fetched.
+    """
+    from niels_cache_runtime.cache.gather import draw  # torch
+    from niels_cache_runtime.samplers.pretrain_dataset import count_windows
+
+    dtype, files = token_dtype_of(meta), meta["files"]
+    shards = [f"{split}/{shard_name(index)}" for index in range(sum(path.startswith(f"{split}/") for path in files))]
+    lengths = np.array([files[shard]["bytes"] // dtype.itemsize for shard in shards], dtype=np.int64)
+    T = max(1, min(length, int(lengths.max(initial=0)) - 1))
+    ends, starts = count_windows(lengths, T)
+    if not len(ends) or not ends[-1]:
+        raise NielsCacheError(f"{split}: has too few tokens, so there is nothing to sample; choose another --split")
+    numbers = draw(int(ends[-1]), B=count, generator=generator)
+    found = ends.searchsorted(numbers, side="right").tolist()
+    folder = fetch([shards[shard] for shard in sorted(set(found))])
+    for number, (window, shard) in enumerate(zip(numbers.tolist(), found, strict=True), start=1):
+        offset = (window - int(starts[shard])) * dtype.itemsize
+        tokens = np.fromfile(folder / shards[shard], dtype, count=T, offset=offset)
+        yield _window(tokens, split, number, count)
+
+
+def _window(tokens: Tokens, split: Split, number: int, count: int) -> Drawn:
+    title = f"{split} window {number} of {count}, {counted(len(tokens), 'token')}"
+    return Drawn(title=title, tokens=tokens, is_target=np.zeros(len(tokens), dtype=np.bool_))
+
+
+def notable(directory: Path, family: Family, split: Split, *, length: int, tokenizer: TextTokenizer | None) -> Iterator[Drawn]:
+    """Yield the first document or example, the longest, the shortest, and one chosen by the hash of the content."""
+    meta, tokens, noun = _open(directory, family, split)
+    titles = {number: f"{what}: {split} {noun} {number:,}" for number, what in notable_numbers(tokens.ends, meta).items()}
+    if family == "sft":
+        return _drawn(tokens, titles, targets_of(directory, split, meta, tokenizer), length=length)
+    return _drawn(tokens, titles, None, length=length, cut_by_budget=cut_ordinals(meta, split))
+
+
+def examples(
+    directory: Path, split: Split, *, count: int, length: int, generator: torch.Generator, tokenizer: TextTokenizer | None
+) -> Iterator[Drawn]:
+    """Yield different random examples. Long examples are cut for display."""
+    import torch
+
+    meta, tokens, noun = _open(directory, "sft", split)
+    total = len(tokens.ends)
+    numbers = torch.randperm(total, generator=generator)[:count].tolist()
+    titles = {number: f"{split} {noun} {number:,} of {total:,}" for number in numbers}
+    return _drawn(tokens, titles, targets_of(directory, split, meta, tokenizer), length=length)
+
+
+def _open(directory: Path, family: Family, split: Split) -> tuple[Meta, SplitTokens, str]:
+    """Return meta.json, the tokens, and what an item is called. Raise NielsCacheError if the split is empty."""
+    meta = load_meta(str(directory / META_NAME))
+    tokens = SplitTokens(directory, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
+    noun = "document" if family == "pretrain" else "pair" if has_pairs(meta) else "example"
+    if not len(tokens.ends):
+        raise NielsCacheError(f"{directory}: {split} is empty (0 {noun}s), so there is nothing to sample; choose another --split")
+    return meta, tokens, noun
+
+
+def targets_of(directory: Path, split: Split, meta: Meta, tokenizer: TextTokenizer | None) -> ExampleTargets:
+    """Return the targets of a split. Without a tokenizer, the ids that mark them are those in meta.json.
+
+    Raises the errors of ExampleTargets.
+    """
+    total = len(SplitTokens(directory, "sft", split, dtype=token_dtype_of(meta)))
+    return ExampleTargets(directory, split, meta, token_count=total, ids=tokenizer.special_token_ids() if tokenizer else None)

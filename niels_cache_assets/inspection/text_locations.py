@@ -1,0 +1,100 @@
+"""The places that hold text of documents, for a takedown: what to look at after documents have left a data set.
+
+Below the cache directory, each folder of a build is one place, also an unfinished one. Tokens count as text, because they decode to it.
+Of the pages of reports, only those of `report NAME` hold any. Dagster's home and its logs have names, ids, places and counts. Files are
+listed and never opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from niels_cache_assets.base.config_path import is_name
+from niels_cache_runtime.format.layout import FAMILIES
+
+if TYPE_CHECKING:
+    from niels_cache_assets.project.registry import Registry
+
+_KINDS = {  # by the end of a file's name; the first that fits counts
+    "_documents.parquet": "ids, titles and kept columns",
+    "_examples.parquet": "ids and titles",
+    "rejected.parquet": "excerpts of dropped documents",
+    ".parquet": "texts",
+    ".bin": "tokens",
+    "spm.model": "pieces of words",
+    "tokenizer.json": "pieces of words",
+    "tiktoken.json": "pieces of words",
+    "tokenizer/meta.json": "the longest words",
+}
+_FOLDERS = {"/reports/tune/": "excerpts of documents", ".partial": "an unfinished build"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPlace:
+    """A place. where: a folder, a pattern of files, or an address. what: the kinds of text there. bytes: None if they were not counted."""
+
+    where: str
+    what: str
+    bytes: int | None = None
+
+
+def text_places(registry: Registry, root: Path) -> Iterator[TextPlace]:
+    """Yield every place that this configuration and this cache directory know."""
+    yield from _in_caches(root.absolute())
+    for family in FAMILIES:
+        for name in registry.partition_keys(family):
+            source = registry.source(name)
+            given = [getattr(source, key, None) or () for key in ("files", "val_files", "path", "exclude")]
+            for where in (each for value in given for each in ([value] if isinstance(value, str) else value)):
+                what = "ids" if where == getattr(source, "exclude", None) else "the original text"
+                yield TextPlace(where=where, what=f"{what} of {family}.{name}")
+            for where in (each for each in getattr(source, "decontaminate_against", ()) if not is_name(each)):
+                yield TextPlace(where=where, what=f"texts that stay out of {family}.{name}")
+            if (dataset := getattr(source, "dataset", None)) and not getattr(source, "local_key", None):
+                yield TextPlace(where=f"hub: {dataset}", what=f"the original text of {family}.{name}")
+    yield from _of_the_hub()
+    if registry.publish is not None and registry.publish.address is not None:
+        yield TextPlace(where=_without_password(registry.publish.address), what="published caches")
+
+
+def _in_caches(root: Path) -> Iterator[TextPlace]:
+    """Yield the folders below the cache directory with a file that holds text. Links to one file count once for each name."""
+    found: dict[str, tuple[set[str], int]] = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_symlink() or not path.is_file():
+            continue
+        kind = _kind(path.relative_to(root).as_posix())
+        if kind is not None:
+            folder = path.parent
+            while folder.name in ("train", "val", "val_texts", "spool") or folder.name.endswith(("_documents", "_examples")):
+                folder = folder.parent
+            kinds, size = found.setdefault(str(folder), (set(), 0))
+            found[str(folder)] = kinds | {kind}, size + path.stat().st_size
+    for where, (kinds, size) in found.items():
+        yield TextPlace(where=where, what=", ".join(sorted(kinds)), bytes=size)
+
+
+def _kind(path: str) -> str | None:
+    for part, kind in _FOLDERS.items():
+        if part in f"/{path}":
+            return kind
+    if "/duplicates/" in f"/{path}":  # ordinals and similarities
+        return None
+    return next((kind for end, kind in _KINDS.items() if path.endswith(end)), None)
+
+
+def _of_the_hub() -> Iterator[TextPlace]:
+    """Yield the folders in which the hub's libraries keep files, if they exist."""
+    from huggingface_hub import constants
+
+    for folder in (Path(constants.HF_HUB_CACHE), Path(constants.HF_HOME) / "datasets"):
+        if folder.is_dir():
+            yield TextPlace(where=str(folder), what="files that the hub's libraries keep")
+
+
+def _without_password(address: str) -> str:
+    scheme, separator, rest = address.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

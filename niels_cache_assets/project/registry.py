@@ -1,0 +1,415 @@
+"""The registry, which holds all data sets and settings as typed objects. They come from the user's niels_cache.toml and, if the user chose
+a profile, from this profile (a configuration that ships with the package).
+
+A project consists of the data sets that its file names. Settings come in layers, and a later layer overrides keys of an earlier layer: the
+chosen profile, the user's file, `--set` and flags. Without a file, the default profile is used. A table that names a shipped data set and
+has no `source` inherits the keys of the catalog. A table inherits nothing if it has a `source` and no profile has a table of this name.
+
+The keys of Dagster's partitions are the names of the tables, in order. If a table is disabled, or lacks a required setting (roam without a
+path), it stays in the registry but is not a partition. This module opens no source.
+"""
+
+import difflib
+import os
+import re
+import shlex
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from niels_cache_assets.base.defaults import CONFIG_NAME
+from niels_cache_assets.base.toml import as_toml, typed_toml
+from niels_cache_assets.project.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
+from niels_cache_assets.project.problems import explain_problems, in_a_file, refuse_choice, refuse_unknown
+from niels_cache_assets.project.running import ClusterSettings, NotifySettings, PublishSettings
+from niels_cache_assets.project.shipped import PROFILES, catalog, profile_tables
+from niels_cache_assets.project.tables import (
+    BlendSettings,
+    BuildSettings,
+    CleaningSettings,
+    DagsterSettings,
+    DedupSettings,
+    ReportsSettings,
+    TokenizerSettings,
+)
+from niels_cache_assets.sources.interleave import Interleave
+from niels_cache_assets.sources.types import PretrainSource, SftSource
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import FAMILIES, Family
+
+CONFIG_VARIABLE = "NIELS_CACHE_CONFIG"
+PROFILE_VARIABLE = "NIELS_CACHE_PROFILE"
+ROOT_VARIABLE = "NIELS_CACHE_ROOT"
+FALLBACK_PROFILE = PROFILES[0]
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+_LONGEST_NAME = 200  # file names contain this name, and can have at most 255 bytes
+_ON_THE_COMMAND_LINE = "command line: "
+_MOST_PROBLEMS = 3  # the most problems of a table in one message
+
+_SCHEMAS: Mapping[str, type[BaseModel]] = {  # of the tables that have no names below them
+    "build": BuildSettings,
+    "tokenizer": TokenizerSettings,
+    "cleaning": CleaningSettings,
+    "dedup": DedupSettings,
+    "reports": ReportsSettings,
+    "dagster": DagsterSettings,
+    "cluster": ClusterSettings,
+    "notify": NotifySettings,
+}
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Origin:
+    """The origin of tables, for messages. Relative paths refer to the folder `base_dir`. `options`: keys that a command-line option set."""
+
+    where: str
+    base_dir: str = "."
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, label: str, key: str) -> str:
+        """Return the file or option that a message about a key must name. If `key` is None, the message is about several keys of the
+        table.
+        """
+        keys = ONE_KEY if key in ONE_KEY else (key,)
+        for said, option in self.options.items():
+            if said in (label, *(f"{label}.{each}" for each in keys)) or (not key and said.startswith(f"{label}.")):
+                return option
+        return self.where
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registry:
+    """The whole configuration.
+
+    origin: the file or profile that messages name.
+    profile: the profile whose tables the file overrides; None if there is no profile.
+    is_fallback: True if neither a file nor a profile was named, so the default profile is used.
+    overrides: the keys that options of the command line have changed, by table. Another process that reads the file has other settings.
+    advice: a line for each table that should be more explicit.
+    """
+
+    build: BuildSettings
+    tokenizer: TokenizerSettings
+    cleaning: CleaningSettings
+    dedup: DedupSettings
+    pretrain: Mapping[str, PretrainSource]
+    sft: Mapping[str, SftSource]
+    blend: Mapping[str, BlendSettings]
+    reports: ReportsSettings
+    dagster: DagsterSettings
+    publish: PublishSettings | None
+    cluster: ClusterSettings
+    notify: NotifySettings
+    origin: str
+    profile: str | None
+    is_fallback: bool = False
+    overrides: Tables = field(default_factory=dict)
+    advice: tuple[str, ...] = ()
+
+    @property
+    def settings_origin(self) -> str:
+        """The origin and the profile as text: `profile quickstart`, `niels_cache.toml` or `niels_cache.toml on profile default`."""
+        below = f"profile {self.profile}"
+        return self.origin if self.profile is None or self.origin == below else f"{self.origin} on {below}"
+
+    @property
+    def without_file(self) -> str:
+        """The message if `is_fallback` is set: there is no configuration file, so the default profile is used."""
+        names = ", ".join(name for family in FAMILIES for name in self.partition_keys(family))
+        above = _file_above()
+        mend = f"use the one above with --config {above}, or write one" if above else "write a file of your own"
+        return f"there is no {CONFIG_NAME} in {Path.cwd()}, so the default profile is used ({names}); {mend}: niels-cache init"
+
+    @property
+    def elsewhere(self) -> str:
+        """The text to add to the message for an unknown name. If `is_fallback` is set, the text says that the right file may be elsewhere.
+        Otherwise it is empty.
+        """
+        if not self.is_fallback:
+            return ""
+        named = f"--config {_file_above() or 'FILE'}"
+        return f"; there is no {CONFIG_NAME} here: work in the folder that has yours, or name it with {named}"
+
+    def datasets(self, family: Family) -> Mapping[str, PretrainSource] | Mapping[str, SftSource]:
+        return self.pretrain if family == "pretrain" else self.sft
+
+    def partition_keys(self, family: Family) -> list[str]:
+        """Return the names of the data sets that can be built, in order. They are enabled and have all required settings."""
+        return [name for name, source in self.datasets(family).items() if source.enabled and source.missing_setting() is None]
+
+    def published(self, family: Family) -> list[str]:
+        """Return the names of the data sets that [publish] publishes, in order. The list is empty without that table."""
+        if self.publish is None or self.publish.address is None:
+            return []
+        chosen = self.publish.data_sets
+        return [name for name in self.partition_keys(family) if chosen is None or name in chosen]
+
+    def switched_off(self) -> list[str]:
+        """Return the names of the data sets with enabled = false, in order."""
+        return [name for family in FAMILIES for name, source in self.datasets(family).items() if not source.enabled]
+
+    def prepared(self, step: Literal["clean", "dedup"] | None = None) -> list[str]:
+        """Return the pretrain data sets that can be built and have a corpus, in order. `step`: only those with this step in `prepare`."""
+        return [
+            name
+            for name in self.partition_keys("pretrain")
+            if (step in self.pretrain[name].prepare if step else self.pretrain[name].prepare)
+        ]
+
+    def in_parts(self) -> list[str]:
+        """Return the pretrain data sets that can be built and have several parts, in order."""
+        return [name for name in self.partition_keys("pretrain") if self.pretrain[name].is_in_parts]
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the cache or the corpus of a data set is built in parts, so that several machines can build it."""
+        return any(source.is_in_parts or source.corpus_parts > 1 for source in self.pretrain.values())
+
+    def corpora_in_parts(self) -> list[str]:
+        """Return the pretrain data sets that can be built and whose corpus has several parts, in order."""
+        return [name for name in self.partition_keys("pretrain") if self.pretrain[name].corpus_parts > 1]
+
+    @property
+    def search_ranges(self) -> int:
+        """The number of ranges of the search for duplicates that the file asks for. It is 0 if the search is made in one piece."""
+        return self.dedup.ranges if self.dedup.ranges > 1 and self.prepared("dedup") else 0
+
+    def blend_keys(self) -> list[str]:
+        """Return the blends whose members can all be built, in order."""
+        buildable = set(self.partition_keys("pretrain"))
+        return [name for name, settings in self.blend.items() if buildable.issuperset(settings.weights)]
+
+    def cleaning_of(self, name: str) -> CleaningSettings:
+        """Return the thresholds for a pretrain data set. They are those of [cleaning], changed by the key `cleaning` of the data set."""
+        return self.cleaning.with_changes(self.pretrain[name].cleaning or {})
+
+    def unconfigured(self) -> dict[str, str]:
+        """Return the enabled data sets that cannot be built yet, and the setting that each data set lacks."""
+        every = [(name, source) for family in FAMILIES for name, source in self.datasets(family).items()]
+        missing = {name: source.missing_setting() for name, source in every if source.enabled}
+        return {name: reason for name, reason in missing.items() if reason is not None}
+
+    def family_of(self, name: str) -> Family:
+        """Return the family of a configured data set. Raises NielsCacheError for an unknown name; the message suggests the nearest valid
+        name.
+        """
+        for family in FAMILIES:
+            if name in self.datasets(family):
+                return family
+        self.refuse_data_set(self.origin, "no data set", name)
+
+    def refuse_data_set(self, where: str, problem: str, given: str, choices: Iterable[str] | None = None) -> NoReturn:
+        """Raise NielsCacheError for a name that is not configured.
+
+        If the catalog has this data set, the message gives the table to add. Otherwise, the message gives the nearest of `choices`.
+        """
+        names = [*self.pretrain, *self.sft]
+        choices = names if choices is None else choices
+        refuse_unknown(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
+
+    def build_command(self, name: str, root: Path, *settings: str) -> str:
+        """Return the command that builds one data set with this configuration, for a shell. settings: further values of --set."""
+        file = Path(self.origin)
+        named = {f"{family}.{each}": table for family in (*FAMILIES, "blend") for each, table in self.overrides.get(family, {}).items()}
+        tables = {**{section: table for section, table in self.overrides.items() if section not in (*FAMILIES, "blend")}, **named}
+        given = [f"{label}.{key}={typed_toml(value)}" for label, table in tables.items() for key, value in table.items()]
+        words = [
+            *("niels-cache", "build-all", "--only", name),
+            *(word for setting in (*given, *settings) for word in ("--set", setting)),
+            *("--cache-dir", str(root.absolute())),
+            *(("--config", str(file.absolute())) if file.is_file() else ()),
+            *(("--profile", self.profile) if self.profile is not None else ()),
+        ]
+        return shlex.join(words)
+
+    def source(self, name: str) -> PretrainSource | SftSource:
+        return self.datasets(self.family_of(name))[name]
+
+
+def load_registry(
+    *,
+    profile: str | None = None,
+    config: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Registry:
+    """Read the user's file and the profile, and apply `overrides` (nested tables; their paths are relative to the working directory).
+
+    The file is `config`, else NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists. The quickstart profile reads a file only if
+    `config` or NIELS_CACHE_CONFIG names it. The profile is `profile`, else NIELS_CACHE_PROFILE, else the top-level key `profile` of the
+    file. If none of these is set, the profile is "default" without a file, and with a file there is no profile.
+
+    Raises NielsCacheError for a wrong configuration. The message names the file, the table, the key and the nearest valid choice. If the
+    key (such as "build.seed") is in `options`, the message names that option instead of the file.
+    """
+    chosen = profile or os.environ.get(PROFILE_VARIABLE)
+    named = config or os.environ.get(CONFIG_VARIABLE)
+    file = named or (CONFIG_NAME if chosen != "quickstart" and Path(CONFIG_NAME).exists() else None)
+    remedy = f"correct {'--config' if config else CONFIG_VARIABLE}" if named else "make it readable, or name another file with --config"
+    user = read_tables(Path(file), remedy) if file else {}
+    named_profile = chosen if chosen else user.get("profile")
+    wanted = None if file and named_profile is None else str(named_profile or FALLBACK_PROFILE)
+    user.pop("profile", None)
+    if wanted is not None and wanted not in PROFILES:
+        refuse_choice("--profile" if profile else PROFILE_VARIABLE if chosen else str(file), "no profile", wanted, PROFILES)
+    base_dir = str(Path(file).parent) if file else "."
+    origin = _Origin(where=file or f"profile {wanted}", base_dir=base_dir, options=options or {})
+    shipped = profile_tables(wanted or FALLBACK_PROFILE)
+    if wanted is None:
+        shipped = {section: table for section, table in shipped.items() if section not in FAMILIES}  # keeps [build] with cache_dir
+    advice: list[str] = []
+    configured = merged_tables(shipped, with_catalog(user, shipped, origin.where, advice), origin.where)
+    said = absolute_paths(dict(overrides or {}))
+    tables = merged_tables(configured, said, "command line")
+    registry = _typed(tables, origin, profile=wanted, is_fallback=not file and named_profile is None, advice=tuple(advice))
+    return replace(registry, overrides=said)
+
+
+def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
+    """Return a copy of a table with the given keys replaced, and validate it again. The value None keeps the value of the registry."""
+    given = {key: value for key, value in settings.items() if value is not None}
+    if not given:
+        return table
+    return _validate(type(table), {**table.model_dump(exclude_unset=True), **given}, _Origin(where="run configuration"), "run")
+
+
+def cache_root(registry: Registry, flag: str | None = None) -> Path:
+    """Return the root folder of the caches: `--cache-dir`, else NIELS_CACHE_ROOT (quickstart: a folder in it), else [build] cache_dir."""
+    variable = os.environ.get(ROOT_VARIABLE)
+    if variable and registry.profile == "quickstart":
+        variable = os.path.join(variable, "quickstart")  # quickstart must never share a tokenizer with the real caches
+    return Path(flag or variable or registry.build.cache_dir).expanduser()
+
+
+def is_valid_name(name: str) -> bool:
+    """Return whether a data set may have this name. The name becomes the name of a folder, and a part of asset keys and addresses."""
+    return _NAME.fullmatch(name) is not None and ".." not in name and len(name) <= _LONGEST_NAME
+
+
+def _file_above() -> str | None:
+    """Return the nearest configuration file in a parent of the working directory, quoted for a shell."""
+    found = (folder / CONFIG_NAME for folder in Path.cwd().parents if (folder / CONFIG_NAME).is_file())
+    return next((shlex.quote(str(path)) for path in found), None)
+
+
+def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback: bool, advice: tuple[str, ...]) -> Registry:
+    where = origin.where
+    typed: dict[str, dict[str, Any]] = {"pretrain": {}, "sft": {}}
+    for family in FAMILIES:
+        for name, table in tables.get(family, {}).items():
+            label = f"{family}.{name}"
+            if not is_valid_name(name):
+                raise NielsCacheError(
+                    f"{where}: [{label:.80}] is not a valid name; use letters, digits, _ - . with no leading dot and no two dots in a row"
+                )
+            if name == "tokenizer":
+                raise NielsCacheError(f"{where}: [{label}] is not a valid name: it is reserved for the tokenizer; choose another")
+            if not isinstance(table, dict):
+                raise NielsCacheError(
+                    f"{where}: [{family}] {name} = {as_toml(table)}: is not a data set; write a table with its own name: [{family}.NAME]"
+                )
+            if not isinstance(table.get("source"), str):
+                raise NielsCacheError(
+                    f"{where}: [{label}] has no source; add source = {' | '.join(map(repr, SOURCES[family]))}{_catalog_hint(name)}"
+                )
+            if table["source"] not in SOURCES[family]:
+                refuse_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], SOURCES[family])
+            typed[family][name] = _validate(SOURCES[family][table["source"]], table, origin, label)
+    if getattr(typed["pretrain"].get("duplicates"), "prepare", ()):  # its corpus would have the key of the drop lists
+        raise NielsCacheError(f"{where}: [pretrain.duplicates] is not a valid name: it is reserved for lists of duplicates; choose another")
+    twice = set(typed["pretrain"]) & set(typed["sft"])
+    if twice:
+        raise NielsCacheError(f"{where}: {', '.join(sorted(twice))} is both a pretrain and an sft data set; rename one")
+    sections: dict[str, Any] = {name: _validate(model, tables.get(name, {}), origin, name) for name, model in _SCHEMAS.items()}
+    registry = Registry(
+        **sections | typed,
+        blend=_blends(tables.get("blend", {}), typed["pretrain"], origin),
+        publish=_validate(PublishSettings, tables["publish"], origin, "publish") if "publish" in tables else None,
+        origin=where,
+        profile=profile,
+        is_fallback=is_fallback,
+        advice=advice,
+    )
+    publish = registry.publish or PublishSettings()
+    for section, key, names in (
+        ("tokenizer", "train_on", registry.tokenizer.train_on or ()),
+        ("publish", "data_sets", (*(publish.data_sets or ()), *publish.licenses)),
+        ("dedup", "priority", registry.dedup.priority),
+    ):
+        known = registry.pretrain if section == "dedup" else {**registry.pretrain, **registry.sft}
+        for name in names:
+            if name not in known:
+                registry.refuse_data_set(origin.of(section, key), f"[{section}] {key} names an unknown data set", name, known)
+    for name, source in registry.pretrain.items():
+        changes = source.cleaning or {}
+        _validate(CleaningSettings, {**registry.cleaning.model_dump(), **changes}, origin, f"pretrain.{name}.cleaning")
+        _refuse_dedup_twice(registry, name)
+        for member in getattr(source, "members", {}) if source.enabled else ():
+            if member not in registry.pretrain and member in catalog():
+                registry.refuse_data_set(where, f"[pretrain.{name}] members names an unknown data set", member, registry.pretrain)
+    return registry
+
+
+def _catalog_hint(name: str) -> str:
+    """Return a hint if the name of a table without `source` is similar to a name in the catalog."""
+    near = difflib.get_close_matches(name, catalog(), n=1)
+    return f"; the nearest table of the catalog is [{catalog()[near[0]][0]}.{near[0]}]" if near else ""
+
+
+def _refuse_dedup_twice(registry: Registry, name: str) -> None:
+    """Raise NielsCacheError if an interleave and its member both use dedup. Both have the same documents, and each would lose the documents
+    that the other one keeps.
+    """
+    source = registry.pretrain[name]
+    if not isinstance(source, Interleave) or "dedup" not in source.prepare:
+        return
+    for member in source.members:
+        if member in registry.pretrain and "dedup" in registry.pretrain[member].prepare:
+            raise NielsCacheError(
+                f"{registry.origin}: [pretrain.{name}]: {name} and its member {member} both use dedup; remove it from prepare of one"
+            )
+
+
+def _blends(tables: Tables, members: Collection[str], origin: _Origin) -> dict[str, BlendSettings]:
+    blends = {}
+    for name, table in tables.items():
+        if not is_valid_name(name) or not isinstance(table, dict):
+            raise NielsCacheError(f"{origin.where}: [blend.{ascii(name)[1:-1]:.80}] must be a table with a name of letters, digits, _ - .")
+        blends[name] = _validate(BlendSettings, table, origin, f"blend.{name}")
+        for member in blends[name].weights:
+            if member not in members:
+                problem = f"[blend.{name}] has a weight for an unknown pretrain data set"
+                refuse_unknown(origin.where, problem, member, members, names=members, origin=origin.where, families=("pretrain",))
+    return blends
+
+
+def _validate(model: type[Model], table: Mapping[str, Any], origin: _Origin, label: str) -> Model:
+    try:
+        return model.model_validate(table, context={"base_dir": origin.base_dir})
+    except ValidationError as error:
+        raise NielsCacheError(_explain(error, model, table, origin, label)) from error
+
+
+def _explain(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], origin: _Origin, label: str) -> str:
+    """Return one line with the file, the table, the keys, the problems, and the text to type."""
+    first = error.errors()[0]["loc"]
+    where = origin.of(label, str(first[0]) if first else "")
+    option = where.removeprefix(_ON_THE_COMMAND_LINE) if where.startswith(_ON_THE_COMMAND_LINE) else None
+
+    def spell(key: str, value: str) -> str:
+        if option is None:
+            return in_a_file(key, value)
+        if option.endswith("--set"):  # the --set of the command `clean` takes keys of one table
+            return f"--set {shlex.quote(f'{key}={value}' if option != '--set' else f'{label}.{key}={value}')}"
+        return f"{option} {value}"
+
+    problems = explain_problems(error, model, table, spell=spell)
+    told = problems[:_MOST_PROBLEMS]
+    more = f" (and {len(problems) - len(told)} more)" if len(problems) > len(told) else ""
+    return f"{where}: [{label}]{';'.join(told)}{more}"

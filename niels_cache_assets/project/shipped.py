@@ -1,0 +1,59 @@
+"""The data sets that ship with the package. A profile is a whole configuration, and the catalog lists all data sets of the profiles.
+
+A profile is a file profiles/NAME.toml. In the catalog every data set is enabled, because a user adds it by name. This module also has the
+descriptions that `init --list` shows. This module does not read a user's file.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from niels_cache_assets.base.toml import parse_toml
+from niels_cache_runtime.format.layout import FAMILIES, Family
+
+PROFILES = ("default", "quickstart")
+
+
+class About(NamedTuple):
+    """The description of a shipped data set. `size`: approximate size of the download. `licence`: as upstream states it."""
+
+    what: str
+    size: str
+    licence: str
+
+
+ABOUT: Mapping[str, About] = {
+    "fineweb_edu": About("web pages of educational value: one crawl of FineWeb-Edu", "205 M tokens of it: 1 GB", "ODC-By 1.0"),
+    "roam": About("your own notes, exported from Roam; needs a path", "your files", ""),
+    "wikitext": About("good and featured articles of Wikipedia: WikiText-103", "0.3 GB", "CC BY-SA 3.0, GFDL"),
+    "gutenberg": About("books of Project Gutenberg without its headers", "many GB", "public domain (USA)"),
+    "wikipedia": About("English Wikipedia of November 2023, cleaned and deduplicated", "12 GB", "CC BY-SA 3.0, GFDL"),
+    "dolly15k": About("15,000 instructions and answers, written by people", "13 MB", "CC BY-SA 3.0"),
+    "oasst1": About("conversations of OpenAssistant, the English ones", "40 MB", "Apache 2.0"),
+    "python_docs": About("the documentation of the Python that runs this", "no network", "PSF"),
+    "python_help": About("questions and answers about Python, made of its documentation", "no network", "PSF"),
+}
+
+
+def profile_tables(profile: str) -> dict[str, Any]:
+    """Return the tables of a profile as a new object that the caller may change."""
+    return parse_toml(resources.files("niels_cache_assets").joinpath(f"project/profiles/{profile}.toml").read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def catalog() -> Mapping[str, tuple[Family, Mapping[str, Any]]]:
+    """Return the family and the table of every shipped data set, by name. All are enabled."""
+    found: dict[str, tuple[Family, Mapping[str, Any]]] = {}
+    for profile in PROFILES:
+        tables = profile_tables(profile)
+        for family in FAMILIES:
+            for name, table in tables.get(family, {}).items():
+                found.setdefault(name, (family, {key: value for key, value in table.items() if key != "enabled"}))
+    return found
+
+
+def shipped_table(family: str, name: str) -> Mapping[str, Any] | None:
+    """Return the table of a shipped data set of this family, or None."""
+    its_family, table = catalog().get(name, (None, None))
+    return table if its_family == family else None

@@ -1,0 +1,306 @@
+"""The report `reports/cache` about all caches below a cache root. It has the records of Dagster, and the mixtures that runs would read.
+
+A report costs the small reads of artifacts/state.py and mixture.py, and reads 8 bytes for each document of pretrain caches
+(shared_texts.py). No file is hashed, and the network is not used. markdown.py and page.py write the report as text.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+from niels_cache_assets.artifacts.corpus_facts import duplicates_matrix
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.index import index_folder
+from niels_cache_assets.artifacts.state import CacheState, index_state
+from niels_cache_assets.base.wording import counted, label
+from niels_cache_assets.facts.contents import all_counts, content_hash, shortfall, total_bytes
+from niels_cache_assets.facts.drops import DropSummary, summary_of_drops
+from niels_cache_assets.facts.mixture import Mixture, all_mixtures
+from niels_cache_assets.inspection.shared_texts import SharedTexts, advice_against, shared_texts
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.reports.history import History, Outcome, Recorded
+from niels_cache_assets.sources.text_column import reading_warning
+from niels_cache_runtime.cache.opening import listed_files
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import META_NAME, SPLITS, Family, built_names
+from niels_cache_runtime.format.meta import Meta, is_foreign, load_meta
+from niels_cache_runtime.format.meta_keys import check_form
+
+CODE_VERSION = "1"  # raise this by hand when a report changes for the same caches and settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitCount:
+    """A count for each split. unit: the counted thing, such as "tokens"."""
+
+    unit: str
+    train: int
+    val: int
+
+    @property
+    def total(self) -> int:
+        return self.train + self.val
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One folder of the cache, which may not be built yet. meta: the content of its meta.json, or empty if the file is missing or
+    unreadable.
+    """
+
+    state: CacheState
+    meta: Meta
+
+    @property
+    def name(self) -> str:
+        return self.state.name
+
+    @property
+    def status(self) -> str:
+        """The condition with its cause, such as `complete` or `stale: other settings`."""
+        state = self.state
+        plain = state.condition in ("complete", "missing") or state.state == state.condition
+        return state.condition if plain else f"{state.condition}: {state.state}"
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the folder is switched on and has all its settings."""
+        return self.state.condition != "off"
+
+    @property
+    def is_built(self) -> bool:
+        return bool(self.meta.get("built", bool(self.meta)))
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files that meta.json lists."""
+        return total_bytes(self.meta.get("files", {}))
+
+    @property
+    def sha256(self) -> str | None:
+        return content_hash(self.meta)
+
+    @property
+    def revision(self) -> str | None:
+        return self.meta.get("dataset_revision") if self.is_built else None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts in meta.json, such as `train_tokens` and `documents`."""
+        return all_counts(self.meta) if self.is_built else {}
+
+    @property
+    def splits(self) -> list[SplitCount]:
+        """The counts that meta.json has for both splits: documents or examples, tokens, characters."""
+        found = []
+        for unit in ("documents", "examples", "tokens", "characters"):
+            table = self.meta.get(unit, {f"{split}": self.meta.get(f"{split}_{unit}") for split in SPLITS})
+            if self.is_built and table.get("train") is not None and table.get("val") is not None:
+                found.append(SplitCount(unit=unit, train=table["train"], val=table["val"]))
+        return found
+
+    @property
+    def balance(self) -> str | None:
+        """`40 documents kept and 20 dropped: 60 in all`, or None if meta.json has no such counts."""
+        unit = "examples" if self.state.kind == "sft" else "documents"
+        kept = next((row.total for row in self.splits if row.unit == unit), self.counts.get(unit))
+        if kept is None:
+            return None
+        dropped = sum(self.dropped.values())
+        return f"{counted(kept, unit[:-1])} kept and {dropped:,} dropped: {kept + dropped:,} in all"
+
+    @property
+    def drops(self) -> DropSummary:
+        """The drops of the build in words."""
+        return summary_of_drops(self.meta) if self.is_built else DropSummary()
+
+    @property
+    def duplicates(self) -> list[dict[str, Any]]:
+        """The rows of `duplicates_matrix` if the folder has the drop lists. Otherwise the list is empty."""
+        return duplicates_matrix(self.meta["datasets"]) if self.is_built and self.meta.get("kind") == "duplicates" else []
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """The number of dropped documents or examples for each reason, most frequent reason first."""
+        found = self.meta.get("dropped", {}) if self.is_built else {}
+        return dict(sorted(found.items(), key=lambda row: (-row[1], row[0])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """A problem that needs attention. `name`: the item or mixture with this problem."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheReport:
+    """The report about everything below `root`, in build order. settings: the configuration that the caches are compared with. shared: the
+    texts of train that are in the val of another data set. mends: by the name of such a data set, what keeps these texts out.
+    """
+
+    root: Path
+    settings: str
+    items: tuple[Item, ...]
+    mixtures: tuple[Mixture, ...]
+    history: History
+    shared: SharedTexts
+    mends: Mapping[str, str]
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def wanted(self) -> list[Item]:
+        """All items, except items that are switched off or lack a setting."""
+        return [item for item in self.items if item.is_wanted]
+
+    @property
+    def complete(self) -> int:
+        return sum(item.state.condition == "complete" for item in self.items)
+
+    def recorded(self, item: Item) -> Recorded:
+        """Return the records of an item. The checks of an item that is switched off are left out, because they pass without verifying
+        anything.
+        """
+        found = self.history.of(item.state.directory)
+        return found if item.is_wanted else replace(found, checks=())
+
+    def total(self, count: str, family: Family) -> int:
+        """Return the sum of a count, such as `train_tokens`, over all data sets of a family."""
+        return sum(item.counts.get(count, 0) for item in self.items if item.state.kind == family)
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """The number of checks of each outcome, of every wanted folder and of all data sets of a family."""
+        every = [*(self.recorded(item).checks for item in self.items), self.history.checks]
+        return Counter(check.outcome for checks in every for check in checks)
+
+    @property
+    def outcome_counts(self) -> str:
+        """The number of checks for each outcome, such as `12 passed, 1 warning`."""
+        outcomes = self.outcomes
+        return ", ".join(f"{outcomes[each]:,} {each}" for each in get_args(Outcome) if outcomes[each]) or "none recorded"
+
+    @cached_property
+    def notices(self) -> list[Notice]:
+        """All problems, in build order, not by severity."""
+        found = []
+        names = {item.name for item in self.items}
+        for item in self.items:
+            found += [Notice(name=item.name, text=text) for text in self._of_item(item, has_corpus=f"corpus/{item.name}" in names)]
+        for mixture in self.mixtures:
+            texts = [*mixture.warnings, *(f"{name}: {reason}" for name, reason in mixture.left_out.items() if not mixture.sources)]
+            found += [Notice(name=mixture.name, text=text) for text in texts]
+        for each in self.shared.found:
+            said = f"{counted(each.documents, 'document')} of train equal one in the val of {each.val}"
+            mend = f"; {self.mends[each.train]}" if each.train in self.mends else ""
+            first = f"the first is {each.first.file}:{each.first.row} ({each.first.source_id})"
+            found.append(Notice(name=each.train, text=f"{said}, {first}{mend}"))
+        return found
+
+    @cached_property
+    def noticed(self) -> frozenset[str]:
+        """The names of all items and mixtures with a notice."""
+        return frozenset(notice.name for notice in self.notices)
+
+    def _of_item(self, item: Item, *, has_corpus: bool) -> list[str]:
+        """Return the problems of an item. `has_corpus`: whether the item has a corpus. If so, the notices of the corpus report the revision
+        and the encoding.
+        """
+        recorded = self.recorded(item)
+        texts = [f"{item.status}; {item.state.advice}"] if item.state.needs_build else []
+        texts += [
+            f"{label(check.name)}: {check.said or check.outcome}" for check in recorded.checks if check.outcome in ("failed", "warning")
+        ]
+        short = shortfall(item.meta) if item.is_wanted else None
+        texts += (
+            [short] if short is not None and all(check.said != short for check in recorded.checks) else []
+        )  # if the cache is older than the check, no check reports this
+        newest = recorded.newest_revision
+        if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
+            texts.append(f"built from revision {item.revision}; upstream was last observed at {newest}")
+        if not has_corpus and (warning := reading_warning(item.meta)):
+            texts.append(warning)
+        return [*texts, *item.drops.warnings]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as data. Times are seconds since 1970."""
+        return {
+            "root": str(self.root),
+            "settings": self.settings,
+            "history": self.history.source,
+            "bytes": self.bytes,
+            "items": [self._item_json(item) for item in self.items],
+            "mixtures": [mixture.as_json() for mixture in self.mixtures],
+            "family_checks": [asdict(check) for check in self.history.checks],
+            "shared_texts": asdict(self.shared),
+            "notices": [asdict(notice) for notice in self.notices],
+        }
+
+    def _item_json(self, item: Item) -> dict[str, Any]:
+        state = item.state
+        return {
+            "name": item.name,
+            "kind": state.kind,
+            "directory": str(state.directory),
+            "condition": state.condition,
+            "state": state.state,
+            "advice": state.advice,
+            "note": state.note,
+            "counts": item.counts,
+            "dropped": item.dropped,
+            "left_out": item.drops.asked,
+            **({"duplicates_matrix": item.duplicates} if item.duplicates else {}),
+            "bytes": item.bytes,
+            "sha256": item.sha256,
+            "meta_sha256": item.meta.get("meta_sha256"),
+            "revision": item.revision,
+            **asdict(self.recorded(item)),
+        }
+
+
+def find_items(registry: Registry, *, root: Path) -> list[Item]:
+    """Return all items in build order, with the indices of blends last."""
+    states = [state for state in graph(registry, root).states() if state.state != "disabled" and state.kind != "index"]
+    indices = [index_state(index_folder(root) / name) for name in built_names(index_folder(root))]  # each folder is an item
+    return [_item(state) for state in (*states, *indices)]
+
+
+def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:
+    """Return the report of `items` (from `find_items`) and `history`."""
+    mixtures = tuple(all_mixtures(registry, root=root))
+    shared = shared_texts({item.name: item.state.directory for item in items if item.state.kind == "pretrain" and item.is_built})
+    others: dict[str, list[str]] = {}
+    for each in shared.found:
+        others.setdefault(each.train, []).append(each.val)
+    told = {name: advice_against(registry, name, named) for name, named in others.items() if name in registry.pretrain}
+    return CacheReport(
+        root=root.absolute(),
+        settings=registry.settings_origin,
+        items=tuple(items),
+        mixtures=mixtures,
+        history=history,
+        shared=shared,
+        mends={name: advice for name, advice in told.items() if advice is not None},
+    )
+
+
+def _item(state: CacheState) -> Item:
+    """Return the item with its meta.json. If a value in meta.json has a wrong form, the item is broken, whatever its settings are."""
+    if state.state in ("unreadable", "other data set"):
+        return Item(state=state, meta={})
+    path = state.directory / META_NAME
+    try:
+        meta = check_form(load_meta(str(path)), path)
+        if not is_foreign(meta):
+            listed_files(meta, state.directory)
+    except NielsCacheError as error:
+        is_said_whole = state.condition in ("complete", "stale")
+        return Item(state=replace(state, state="unreadable", advice=str(error)) if is_said_whole else state, meta={})
+    return Item(state=state, meta=meta)

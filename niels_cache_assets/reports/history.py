@@ -1,0 +1,59 @@
+"""The records of Dagster about caches, as plain data and as text for reports. defs/home/history.py reads the records. A report without
+records gives the reason.
+
+Times are seconds since 1970 from Dagster's clock. No file of a cache contains these times.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from niels_cache_assets.base.wording import UNKNOWN
+
+Outcome = Literal["passed", "warning", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The newest result of a check of the current cache. `said`: the finding of the check, or an empty text."""
+
+    name: str
+    outcome: Outcome
+    said: str
+    when: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """The records of one folder. newest_revision: the revision of its upstream at the last observation, or None."""
+
+    newest_revision: str | None = None
+    checks: tuple[Check, ...] = ()
+
+    @property
+    def passed(self) -> str:
+        """The number of passed checks and of all checks, such as `4 of 4`."""
+        passed = sum(check.outcome == "passed" for check in self.checks)
+        return f"{passed} of {len(self.checks)}" if self.checks else UNKNOWN
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """All records for a report. `source`: a text with the place of the records, or with the reason why there are no records. `folders`: the
+    records of
+    each folder, by absolute path. `checks`: the checks of whole families.
+    """
+
+    source: str
+    folders: Mapping[Path, Recorded] = field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
+
+    def of(self, folder: Path) -> Recorded:
+        return self.folders.get(folder.absolute(), Recorded())
+
+
+def date(seconds: float) -> str:
+    """Return a time such as `2026-11-21 22:05 UTC`."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC")

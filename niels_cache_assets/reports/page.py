@@ -1,0 +1,131 @@
+"""Reports as self-contained HTML files: the page about all caches, and the page that helps to choose the limits of one data set.
+
+A page includes its pictures as SVG, has no script and makes no request. It is light or dark like the reader's system. All inserted text
+is escaped (Jinja's autoescape), and a Content-Security-Policy forbids everything outside the file.
+"""
+
+import base64
+import hashlib
+import os
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, counted, file_size, label, reason, share_of
+from niels_cache_assets.facts.contents import contents
+from niels_cache_assets.facts.mixture import share
+from niels_cache_assets.plots.drawing import as_svg
+from niels_cache_assets.plots.pictures import limit_picture, mixture_picture, shown, similarity_pictures
+from niels_cache_assets.reports.cache import CacheReport, Item
+from niels_cache_assets.reports.drawings import Drawings
+from niels_cache_assets.reports.history import date
+from niels_cache_runtime.errors import NielsCacheError
+
+PAGE_NAME = "cache.html"
+
+_FEW = 12  # if a page has at most this many items, all items are open
+_LANGUAGES = 15
+_STYLES = ("page.css", "plots.css")
+
+
+def page_path(root: Path) -> Path:
+    """Return the default path of the report of a cache root."""
+    return root / "reports" / PAGE_NAME
+
+
+def tuning_path(root: Path, name: str) -> Path:
+    """Return the default path of the page of a data set with a corpus."""
+    return root / "reports" / "tune" / f"{name}.html"
+
+
+def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
+    """Return the page. `now`: the current time in seconds since 1970. The page shows this time."""
+    return _rendered(
+        "page.html",
+        report=report,
+        drawings=drawings,
+        now=now,
+        date=date,
+        share=share,
+        contents=contents,
+        file_size=file_size,
+        SHORT_SHA256=SHORT_SHA256,
+        UNKNOWN=UNKNOWN,
+        mixture_picture=mixture_picture,
+        is_open=lambda item: _is_open(report, item),
+    )
+
+
+def render_tuning(found: Mapping[str, Any]) -> str:
+    """Return the page of a data set with a corpus. found: what `tuning` of reports/tuning.py returned."""
+    cleaning, duplicates = found["cleaning"], found["duplicates"]
+    languages = sorted(cleaning["languages"].items(), key=lambda each: (-each[1], each[0])) if cleaning else []
+    others = sum(count for _, count in languages[_LANGUAGES:])
+    return _rendered(
+        "tuning.html",
+        found=found,
+        limit_picture=limit_picture,
+        shown=shown,
+        similarities=similarity_pictures(duplicates) if duplicates else (),
+        languages=[*languages[:_LANGUAGES], *([("all others", others)] if others else [])],
+        asked=sum(count for _, count in languages),
+        share_of=share_of,
+    )
+
+
+def _rendered(template: str, **values: Any) -> str:
+    """Return a page. template: the name of a file beside this module. The style sheets are in the page, and nothing else is allowed."""
+    style = "".join(map(_text, _STYLES))
+    environment = Environment(
+        loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals |= {
+        "as_svg": as_svg,
+        "counted": counted,
+        "label": label,
+        "reason": reason,
+    }
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return environment.get_template(template).render(style=style, policy=policy, **values)
+
+
+def _is_open(report: CacheReport, item: Item) -> bool:
+    """Return whether the page shows this item open. If there are few items, all items are open. Otherwise only items that need attention
+    are open.
+    """
+    return len(report.items) <= _FEW or item.name in report.noticed
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write the page in one step, so that readers always see a complete page. Raise NielsCacheError if it cannot be written, or would
+    replace a file that is no page.
+
+    Bytes of file names that are not UTF-8 are escaped.
+    """
+    spare = path.parent / f".{path.name}.{os.getpid()}"
+    try:
+        if path.is_file() and not _is_page(path):
+            raise NielsCacheError(f"{path}: is there already, and is no page; name another file with --out")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            spare.write_text(page, encoding="utf-8", errors="backslashreplace")
+            os.replace(spare, path)
+        finally:
+            spare.unlink(missing_ok=True)
+    except OSError as error:
+        raise NielsCacheError(f"{path}: cannot be written: {error.strerror or error}; name another file with --out") from error
+
+
+def _is_page(path: Path) -> bool:
+    """Return whether a file is empty, or begins as a page does."""
+    with open(path, "rb") as file:
+        begin = file.read(256).lstrip().lower()
+    return not begin or begin.startswith(b"<!doctype html")
+
+
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,278 @@
+"""The facts that help to choose the limits of [cleaning] and the threshold of [dedup], as plain data for a page or a program.
+
+The measures come from measures.json of the corpus, and the similarities from its signatures. No text is signed or cleaned again. A few row
+groups of text are read, for the pairs that are shown.
+
+The search for duplicates stores the pairs that it found, and no pair below its threshold. Here the signatures are compared with fewer rows
+in a band, so that pairs of lower similarity meet, too. A document counts with its most similar earlier document, in the order of the search
+(see artifacts/duplicates.py). Exact duplicates are left out, because no threshold changes them.
+
+Up to MOST documents are compared. Of a larger data set, a seeded sample of that size counts for all documents. The signatures of all data
+sets that come before are read once, in blocks. The memory is about 1.2 kB for each compared document, and 6 bytes for every document of the
+data sets.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from niels_cache_assets.artifacts.corpus import Corpus
+from niels_cache_assets.artifacts.corpus_facts import documents_given
+from niels_cache_assets.artifacts.duplicates import Duplicates
+from niels_cache_assets.base.random_numbers import TorchRandom
+from niels_cache_assets.corpus.identity import require_prepared
+from niels_cache_assets.corpus.layout import MEASURES_NAME, corpus_dir, duplicates_dir, duplicates_file
+from niels_cache_assets.corpus.order import Inputs
+from niels_cache_assets.corpus.prepared import document_files, document_rows, open_documents
+from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
+from niels_cache_assets.dedup.signatures import estimated_jaccard
+from niels_cache_assets.project.registry import Registry
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.layout import Ints, Uint32s, Uints
+from niels_cache_runtime.format.meta import Meta
+
+if TYPE_CHECKING:
+    from niels_cache_assets.cleaning.measures import Measures, Rule
+
+PAIRS = 20  # on each side of the threshold
+EXCERPT_CHARACTERS = 700
+MOST = 100_000
+BELOW = 0.25  # pairs are looked for down to the threshold less this
+BINS = 100
+_MEMBERS = 8  # compared documents that a document meets in one bucket of a band
+_PAIRS_AT_ONCE = 1 << 16
+_CHANGED_STEPS = 10  # on each side of a limit
+_LEAST_SHOWN = 0.3  # similarity
+
+Tuning = dict[str, Any]
+
+
+def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
+    """Return the facts about a prepared data set.
+
+    `documents`, `kept`: the numbers of documents before and after cleaning. `cleaning`: None if the data set is not cleaned, otherwise
+    `measured` and `counted` (how many documents were measured, and how many they count for), `languages`, and `rules` (see `_rule`).
+    `duplicates`: None without "dedup", otherwise see `_duplicates`.
+
+    Raises NielsCacheError if the corpus or its drop list is missing or out of date.
+    """
+    source = require_prepared(registry, name)
+    corpus = Corpus(registry=registry, root=root, name=name)
+    meta = corpus.current()
+    return {
+        "name": name,
+        "documents": documents_given(meta),
+        "kept": meta["documents"]["kept"],
+        "dropped": dict(meta["dropped"]),
+        "cleaning": _cleaning(corpus.directory) if "clean" in source.prepare else None,
+        "duplicates": _duplicates(registry, name, meta, root=root) if "dedup" in source.prepare else None,
+    }
+
+
+def read_measures(directory: Path) -> Measures:
+    """Return what the filters measured for a cleaned corpus. Raises NielsCacheError for a missing or damaged file."""
+    from niels_cache_assets.cleaning.measures import Measures
+
+    path = directory / MEASURES_NAME
+    try:
+        return Measures.from_state(json.loads(path.read_bytes()))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise NielsCacheError(f"{path}: cannot be read ({error}); prepare this data set again with force") from error
+
+
+def _cleaning(directory: Path) -> dict[str, Any]:
+    from niels_cache_assets.cleaning.measures import RULES
+
+    found = read_measures(directory)
+    rules = [_rule(rule, found) for rule in RULES if rule.key in found.limits]
+    return {"measured": found.measured, "counted": found.documents, "languages": dict(found.languages.most_common()), "rules": rules}
+
+
+def _rule(rule: Rule, found: Measures) -> dict[str, Any]:
+    """Return the facts about one limit.
+
+    `bins`: `from`, `to` (None: open), whether the rule `drops` the documents of the bin, the number of documents that no other rule drops
+    (`alone`), and of all others (`anyway`). `changes`: other limits, and how many `documents` more (or fewer, if negative) would stay.
+    `below`, `above`: documents on each side of the limit that no other rule drops, the nearest first.
+    """
+    from niels_cache_assets.cleaning.measures import STEPS
+
+    limit, counts = found.limits[rule.key], found.steps[rule.key]
+    shift = 1 if limit.side == "above" else 0
+    steps = sorted({*counts["alone"], *counts["anyway"], 0, shift})
+
+    def edge(step: int) -> float:
+        return round(limit.limit + (step - shift) * limit.step, 9)
+
+    bins = [
+        {
+            "from": None if step == -STEPS else max(edge(step), 0.0),
+            "to": None if step == STEPS else edge(step + 1),
+            "drops": limit.is_dropped(step),
+            "alone": counts["alone"][step],
+            "anyway": counts["anyway"][step],
+        }
+        for step in range(steps[0], steps[-1] + 1)
+    ]
+    changes = []
+    for change in range(-_CHANGED_STEPS, _CHANGED_STEPS + 1):
+        other = round(limit.limit + change * limit.step, 9)
+        if change == 0 or other < 0 or (rule.form == "share" and other > 1):
+            continue
+        between = range(shift, change + shift) if change > 0 else range(change + shift, shift)
+        documents = sum(counts["alone"][step] for step in between)
+        changes.append({"limit": other, "documents": documents if (change > 0) == (limit.side == "above") else -documents})
+    return {
+        "key": rule.key,
+        "reason": rule.reason,
+        "form": rule.form,
+        "side": limit.side,
+        "limit": limit.limit,
+        "dropped_alone": sum(row["alone"] for row in bins if row["drops"]),
+        "dropped_anyway": sum(row["anyway"] for row in bins if row["drops"]),
+        "bins": bins,
+        "changes": changes,
+        "below": found.samples(rule.key, "below"),
+        "above": found.samples(rule.key, "above"),
+    }
+
+
+def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> dict[str, Any]:
+    """Return the counts of the search, and the similarity of each document to its most similar earlier document.
+
+    `documents`: without exact duplicates. `compared`: how many of them were compared; all counts are those of all documents. `histogram`,
+    `lost`: the documents by similarity, and those at or above each threshold. `least`: pairs below this similarity are often missed.
+    `above`, `below`: pairs on both sides of the threshold, the nearest first.
+    """
+    lists, seed = Duplicates(registry=registry, root=root), registry.build.seed
+    meta = lists.current_of(name, corpus=corpus, source=registry.pretrain[name], seed=seed)
+    inputs = Inputs(registry, root, lists.wanted.corpora)
+    number = [each.name for each in inputs.all].index(name)
+    own = inputs.all[number]
+    with open_documents(duplicates_dir(root) / duplicates_file(name)) as parquet:
+        dropped = parquet.read(columns=["ordinal", "kind"])
+    is_exact, is_dropped = np.zeros(len(own.order), dtype=bool), np.zeros(len(own.order), dtype=bool)
+    ordinals = dropped["ordinal"].to_numpy()
+    is_dropped[ordinals] = True
+    is_exact[ordinals[dropped["kind"].to_numpy(zero_copy_only=False) == "exact"]] = True
+    places = np.flatnonzero(~is_exact[own.order])  # in the order of the search
+    documents = len(places)
+    if documents > MOST:
+        places = np.sort(places[TorchRandom(seed).permutation(documents)[:MOST]])
+    ordinals = own.order[places]
+    with own.slots() as rows:
+        by_ordinal = np.argsort(ordinals)
+        slots = np.empty((len(places), rows.width), dtype=np.uint32)
+        slots[by_ordinal] = rows[ordinals[by_ordinal]]
+    threshold = registry.dedup.threshold
+    least = max(_LEAST_SHOWN, threshold - BELOW)
+    before = sum(len(each.order) for each in inputs.all[:number])
+    best, because = _most_similar(inputs, number, slots, places + before, least)
+    scaled = np.bincount(np.minimum((best * BINS).astype(np.int64), BINS - 1), minlength=BINS) * (documents / max(len(places), 1))
+    counts = np.rint(scaled).astype(np.int64).tolist()
+    lost, first = np.cumsum(counts[::-1])[::-1].tolist(), int(_LEAST_SHOWN * BINS)
+    above, below = _nearest(best, threshold, PAIRS)
+    chosen = np.concatenate([above, below])
+    corpora, others = inputs.places(because[chosen])
+    earlier = [(inputs.all[corpus].name, other) for corpus, other in zip(corpora.tolist(), others.tolist(), strict=True)]
+    later = [(name, ordinal) for ordinal in ordinals[chosen].tolist()]
+    texts = _texts(root, {*earlier, *later}, lists.wanted.corpora)
+    pairs = [
+        {"similarity": round(similarity, 3), "is_dropped": bool(is_dropped[mine[1]]), "document": texts[mine], "earlier": texts[other]}
+        for similarity, mine, other in zip(best[chosen].tolist(), later, earlier, strict=True)
+    ]
+    return {
+        "threshold": threshold,
+        "verify": registry.dedup.verify,
+        "exact": meta["datasets"][name]["exact"],
+        "near": meta["datasets"][name]["near"],
+        "documents": documents,
+        "compared": len(places),
+        "least": round(least, 3),
+        "histogram": [{"from": bin / BINS, "to": (bin + 1) / BINS, "documents": counts[bin]} for bin in range(first, BINS)],
+        "dissimilar": sum(counts[:first]),
+        "lost": [{"threshold": bin / BINS, "documents": lost[bin]} for bin in range(first, BINS)],
+        "above": pairs[: len(above)],
+        "below": pairs[len(above) :],
+    }
+
+
+def _texts(root: Path, wanted: Collection[tuple[str, int]], corpora: Mapping[str, Meta]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the origin and the beginning of the text of each wanted document (data set and ordinal)."""
+    texts: dict[tuple[str, int], dict[str, Any]] = {}
+    for dataset in {name for name, _ in wanted}:
+        ordinals = np.array(sorted(ordinal for name, ordinal in wanted if name == dataset), dtype=np.int64)
+        files = document_files(corpus_dir(root, dataset), corpora[dataset])
+        for inside, rows in document_rows(files, ordinals, ["source_id", "file", "row", "title", "text"]):
+            for ordinal, row in zip(inside.tolist(), rows.to_pylist(), strict=True):
+                text = row.pop("text")
+                excerpt = {"characters": len(text), "excerpt": text[:EXCERPT_CHARACTERS]}
+                texts[dataset, ordinal] = {"dataset": dataset, "ordinal": ordinal, **row, **excerpt}
+    return texts
+
+
+def _nearest(best: NDArray[np.float64], threshold: float, pairs: int) -> tuple[Ints, Ints]:
+    """Return the documents at or above the threshold, and those below it, the nearest first."""
+    order = np.argsort(best, kind="stable")
+    middle = int(np.searchsorted(best[order], threshold, side="left"))
+    below = order[:middle][::-1]
+    return order[middle : middle + pairs], below[best[below] > 0][:pairs]
+
+
+def _most_similar(inputs: Inputs, number: int, slots: Uint32s, positions: Ints, least: float) -> tuple[NDArray[np.float64], Ints]:
+    """Return for each compared document the similarity of its most similar earlier document (0: none met it), and the position of that
+    document. positions: (n,) ascending, the positions of the compared documents in the order of all corpora.
+    """
+    best, because = np.zeros(len(slots)), np.full(len(slots), -1, dtype=np.int64)
+    if not len(slots):
+        return best, because
+    bands, rows = bands_for_recall(least, slots.shape[1])
+    hashes = band_hashes(slots, bands, rows)
+    order = np.argsort(hashes, axis=0, kind="stable").astype(np.uint32)
+    sorted_hashes = np.take_along_axis(hashes, order, axis=0)
+    del hashes
+    first = 0
+    for each in inputs.all[: number + 1]:
+        for block in each.signatures():
+            if first <= positions[-1]:
+                keys = band_hashes(block.slots, bands, rows)
+                for earlier, later in _meetings(keys, sorted_hashes, order, first, positions):
+                    similarity = estimated_jaccard(block.slots[earlier], slots[later])
+                    # The last of equal keys wins, so sort by similarity, and of equal ones the earliest document last.
+                    ascending = np.lexsort((-earlier, similarity))
+                    earlier, later, similarity = earlier[ascending], later[ascending], similarity[ascending]
+                    is_better = similarity > best[later]
+                    best[later[is_better]] = similarity[is_better]
+                    because[later[is_better]] = earlier[is_better] + first
+            first += len(block)
+    return best, because
+
+
+def _meetings(keys: Uints, sorted_hashes: Uints, order: Uint32s, first: int, positions: Ints) -> Iterator[tuple[Ints, Ints]]:
+    """Yield pairs (document of the block, compared document) that share a band, each pair once, the earlier one first."""
+    found = []
+    for band in range(keys.shape[1]):
+        low = np.searchsorted(sorted_hashes[:, band], keys[:, band], side="left")
+        size = np.searchsorted(sorted_hashes[:, band], keys[:, band], side="right") - low
+        size[keys[:, band] == NO_BUCKET] = 0
+        for step in range(_MEMBERS):
+            own = np.flatnonzero(size > step)
+            if not len(own):
+                break
+            # Of a large bucket, each document meets other members, so that all members meet some.
+            later = order[low[own] + (own + step) % size[own], band].astype(np.int64)
+            found.append(own * len(positions) + later)
+    if not found:
+        return
+    pairs = np.unique(np.concatenate(found))
+    earlier, later = np.divmod(pairs, len(positions))
+    is_earlier = earlier + first < positions[later]
+    earlier, later = earlier[is_earlier], later[is_earlier]
+    for start in range(0, len(earlier), _PAIRS_AT_ONCE):
+        yield earlier[start : start + _PAIRS_AT_ONCE], later[start : start + _PAIRS_AT_ONCE]
