@@ -32,10 +32,10 @@ from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats.rendering import Chat, Refusal, Rendering
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.sources import SFT_SOURCES
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming.feed import Feed
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|sys|>", "<|usr|>", "<|asst|>")

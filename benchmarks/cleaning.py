@@ -30,7 +30,7 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.normalizers import normalize
-from niels_cache_assets.project.tables import CleaningSettings
+from niels_cache_assets.cleaning.settings import CleaningSettings
 
 CHUNK = 256
 Chunk = tuple[int, list[Document]]

@@ -12,7 +12,7 @@ from matplotlib.patches import Rectangle
 from docs.runtime_pictures import COLOURS, GREY, TARGET, bare, figure_of
 from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.project.tables import TokenizerSettings
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 
 CHAT = [
     {"role": "user", "content": "Hi"},

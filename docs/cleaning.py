@@ -13,8 +13,9 @@ import numpy as np
 from niels_cache_assets.cleaning.filters import FILTERS
 from niels_cache_assets.cleaning.languages import STOP_WORDS
 from niels_cache_assets.cleaning.normalizers import NORMALIZERS
+from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.dedup.bands import choose_bands
-from niels_cache_assets.project.tables import CleaningSettings, DedupSettings
+from niels_cache_assets.dedup.settings import DedupSettings
 
 TARGET = Path(__file__).with_suffix(".md")
 

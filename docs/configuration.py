@@ -8,22 +8,17 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.project.running import ClusterSettings, NotifySettings, PublishSettings
-from niels_cache_assets.project.tables import (
-    BlendSettings,
-    BuildSettings,
-    CleaningSettings,
-    DagsterSettings,
-    DedupSettings,
-    ReportsSettings,
-    TokenizerSettings,
-)
+from niels_cache_assets.project.tables import BlendSettings, BuildSettings, DagsterSettings, ReportsSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.reading.encodings import DecodesText
 from niels_cache_assets.sources.reading.file_source import RowFileSource
 from niels_cache_assets.sources.reading.keep import HasColumns
 from niels_cache_assets.sources.types import Added, AddedOfHub, PretrainSource, SftSource
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 
 TARGET = Path(__file__).with_suffix(".md")
 

@@ -75,8 +75,8 @@ def made_here(folder: Path, *, tokenizer: str | None = None, eot: str | None = N
 
     `tokenizer`: a file with a tokenizer of any kind (None: that of the quickstart). `eot`: the string of its token after each document.
     """
+    from niels_cache_assets import load_registry
     from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
-    from niels_cache_assets.registry import load_registry
 
     model = Path(QUICKSTART, "tokenizer", "spm.model") if tokenizer is None else Path(tokenizer)
     if not model.exists() and tokenizer is not None:

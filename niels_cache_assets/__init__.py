@@ -8,15 +8,50 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from niels_cache_assets.base.documents import Conversation, Document, Message, SourceReport
     from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
     from niels_cache_assets.exchange.hf import to_hf_dataset
+    from niels_cache_assets.project.registry import Registry, load_registry
+    from niels_cache_assets.tokenizer.base import TextTokenizer
+    from niels_cache_assets.tokenizer.kinds import open_built_model, open_model, view_tokenizer
+    from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer
+    from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
+    from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 
-__all__ = ["build_pretrain_cache", "build_sft_cache", "to_hf_dataset"]
+__all__ = [
+    "Conversation",
+    "Document",
+    "HuggingFaceTokenizer",
+    "Message",
+    "Registry",
+    "SentencePieceTokenizer",
+    "SourceReport",
+    "TextTokenizer",
+    "TiktokenTokenizer",
+    "build_pretrain_cache",
+    "build_sft_cache",
+    "load_registry",
+    "open_built_model",
+    "open_model",
+    "to_hf_dataset",
+    "view_tokenizer",
+]
 
-_MODULES = {"build_pretrain_cache": "build_cache", "build_sft_cache": "build_cache", "to_hf_dataset": "exchange.hf"}
+_MODULES = {
+    "base.documents": ("Conversation", "Document", "Message", "SourceReport"),
+    "build_cache": ("build_pretrain_cache", "build_sft_cache"),
+    "exchange.hf": ("to_hf_dataset",),
+    "project.registry": ("Registry", "load_registry"),
+    "tokenizer.base": ("TextTokenizer",),
+    "tokenizer.kinds": ("open_built_model", "open_model", "view_tokenizer"),
+    "tokenizer.sentencepiece_model": ("SentencePieceTokenizer",),
+    "tokenizer.tiktoken_ranks": ("TiktokenTokenizer",),
+    "tokenizer.tokenizer_json": ("HuggingFaceTokenizer",),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

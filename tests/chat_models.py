@@ -11,7 +11,7 @@ import pytest
 
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.project.registry import Registry, load_registry
-from niels_cache_assets.project.tables import TokenizerSettings
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from tests.tiny import sentences
 

@@ -17,10 +17,10 @@ from niels_cache_assets.chats import rendering
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat, Refusal
 from niels_cache_assets.chats.rendering import Chat, Rendered, Rendering
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.sources.oasst1 import Oasst1
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.tokenizer.kinds import open_model
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta

@@ -22,9 +22,9 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import EXAMPLES, EXCERPT_CHARACTERS, CleaningReport
 from niels_cache_assets.cleaning.filters import REASONS, Rejected
+from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
 from niels_cache_assets.corpus.layout import REJECTED
-from niels_cache_assets.project.tables import CleaningSettings
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.sources.wikipedia import Wikipedia

@@ -12,7 +12,7 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.filters import FILTERS, JUDGED_CHARACTERS, REASONS, Facts, Filter, Rejected, Rejection
 from niels_cache_assets.cleaning.languages import identify_language
-from niels_cache_assets.project.tables import CleaningSettings
+from niels_cache_assets.cleaning.settings import CleaningSettings
 from tests.messages import missing
 
 BY_REASON: dict[str, Filter] = dict(FILTERS)

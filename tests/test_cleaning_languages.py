@@ -6,8 +6,8 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.filters import Facts, Rejected
 from niels_cache_assets.cleaning.languages import UNSPACED_LANGUAGES, _detector, identify_language, language_of
+from niels_cache_assets.cleaning.settings import LANGUAGES, CleaningSettings
 from niels_cache_assets.dedup.signatures import Signer, jaccard
-from niels_cache_assets.project.tables import LANGUAGES, CleaningSettings
 from tests.prose import PARAGRAPHS, unspaced_documents
 
 ENGLISH = (

@@ -12,8 +12,8 @@ from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import MASK_EXAMPLES, CleaningReport
 from niels_cache_assets.cleaning.masks import examples, mask
+from niels_cache_assets.cleaning.settings import MASKS, NORMALIZERS, REASONS, CleaningSettings
 from niels_cache_assets.cli import main
-from niels_cache_assets.project.tables import MASKS, NORMALIZERS, REASONS, CleaningSettings
 
 UNSKIPPABLE = {"empty", "unreadable"}
 ANY_TEXT = tuple(name for name in (*REASONS, *NORMALIZERS) if name not in UNSKIPPABLE)

@@ -13,7 +13,7 @@ from niels_cache_assets.cleaning import proofs
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.filters import BULLETS, Rejected
-from niels_cache_assets.project.tables import CleaningSettings
+from niels_cache_assets.cleaning.settings import CleaningSettings
 from tests.depth import cases
 from tests.prose import PARAGRAPHS, UNSPACED, unspaced_documents
 

@@ -14,9 +14,9 @@ from niels_cache_assets.base import reasons as drop_reasons
 from niels_cache_assets.base.documents import Document, Drops, SourceReport, joined_facts
 from niels_cache_assets.base.reasons import DROP_REASONS, is_asked
 from niels_cache_assets.build_cache import build_pretrain_cache
+from niels_cache_assets.cleaning.settings import REASONS
 from niels_cache_assets.facts.drops import summary_of_drops
 from niels_cache_assets.project.registry import Registry, load_registry
-from niels_cache_assets.project.tables import REASONS
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet

@@ -12,10 +12,10 @@ import torch
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.project.registry import load_registry
-from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.tokenizer.engines import Fastokens, prove
 from niels_cache_assets.tokenizer.kinds import load_tokenizer, open_built_model, open_model
 from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_places
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
@@ -150,7 +150,7 @@ def test_a_project_encodes_normalized_text_and_builds_again_when_the_key_changes
         assert materialize(found["tokenizer"]).state == "built"
         meta = materialize(graph(registry, tmp_path / "cache")["pretrain/a"]).meta
         shas.append(meta["content_sha256"])
-        loaded, built = load_tokenizer(registry, tmp_path / "cache"), open_built_model(tmp_path / "cache/tokenizer")
+        loaded, built = load_tokenizer(registry.tokenizer, tmp_path / "cache"), open_built_model(tmp_path / "cache/tokenizer")
         assert loaded.encode("e\u0301") == built.encode("e\u0301")
         assert (loaded.encode("e\u0301") == loaded.encode("\u00e9")) == bool(key)
         assert ("normalize" in (tmp_path / "cache/tokenizer/tiktoken.json").read_text()) == bool(key)

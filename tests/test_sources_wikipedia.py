@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from niels_cache_assets.artifacts.builds import prepare_corpus
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
+from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.project.registry import load_registry
-from niels_cache_assets.project.tables import CleaningSettings
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.mediawiki import markup as wikipedia_markup
 from niels_cache_assets.sources.reading.compressed import DamagedFile

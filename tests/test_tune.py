@@ -18,12 +18,12 @@ from niels_cache_assets.cleaning import measures as cleaning_measures
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.measures import RULES, Limit, Measures, limits_of
+from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.cli import main
 from niels_cache_assets.corpus.layout import MEASURES_NAME, SIGNATURES_NAME, corpus_dir, duplicates_dir, duplicates_file
 from niels_cache_assets.corpus.order import Inputs
 from niels_cache_assets.dedup.signatures import estimated_jaccard
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.project.tables import CleaningSettings
 from niels_cache_assets.reports import tuning as facts
 from niels_cache_assets.reports.page import render_tuning
 from niels_cache_assets.reports.tuning import tuning

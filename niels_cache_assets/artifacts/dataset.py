@@ -86,7 +86,7 @@ class Dataset(Artifact):
     @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer in the folder `root`. Raises NielsCacheError if it does not exist."""
-        return load_tokenizer(self.registry, self.root)
+        return load_tokenizer(self.registry.tokenizer, self.root)
 
     @property
     def reference(self) -> str | None:

@@ -29,11 +29,11 @@ from niels_cache_assets.artifacts.parts.seal import PreparedSealed, Sealed
 from niels_cache_assets.artifacts.prepared_corpora import with_prepared
 from niels_cache_assets.artifacts.state import CacheState, state_of, unlisted_corpus_state, unlisted_state
 from niels_cache_assets.artifacts.tokenizer import Tokenizer
+from niels_cache_assets.base.choices import refuse_choice
 from niels_cache_assets.corpus.layout import HASHES, range_name
 from niels_cache_assets.disk.attempts import lease_path
 from niels_cache_assets.disk.journal import real_path
 from niels_cache_assets.parts.layout import PART_KINDS, number_in
-from niels_cache_assets.project.problems import refuse_choice
 from niels_cache_assets.project.registry import Registry, apply_run_settings
 from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources.types import PretrainSource, SourceWithParts

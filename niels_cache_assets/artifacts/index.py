@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from niels_cache_assets.artifacts.base import Artifact, Held, Log, Outcome, Work, Written
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.base.choices import refuse_choice
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.project.problems import refuse_choice
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.tables import ALL_TRAIN, MEGATRON_SEED
 from niels_cache_runtime.errors import NielsCacheError

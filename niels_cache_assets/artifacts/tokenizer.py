@@ -14,9 +14,9 @@ from niels_cache_assets.corpus.identity import needs_tokenizer
 from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.tokenizer.kinds import LIBRARIES, open_configured_model
 from niels_cache_assets.tokenizer.measures import measure_texts
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_assets.tokenizer.tokenizer_json import json_file, side_files
 from niels_cache_assets.tokenizer.training import ROUND_TRIP_TEXTS, RoundTripLoss, round_trip_losses, train
 from niels_cache_runtime.errors import NielsCacheError

@@ -76,7 +76,7 @@ def _compared(registry: Registry, judged: CacheState, recorded: Recorded, root: 
         revision = recorded.made_of.get("revision") if now is None else now[0]
     would_be = found[key].journal(revision)
     if recorded.fingerprint == would_be.fingerprint:
-        tokenizer = None if judged.kind == "corpus" else load_tokenizer(registry, root)
+        tokenizer = None if judged.kind == "corpus" else load_tokenizer(registry.tokenizer, root)
         return Unfinished(stale=why_not_resumed(recorded.notes, tokenizer))
     return Unfinished(stale="; ".join(differences(recorded.made_of or {}, would_be.made_of or {})) or _OTHER_BUILD)
 

@@ -1,6 +1,6 @@
 """The builder of SFT caches: it writes conversations as tokens, example boundaries and lineage.
 
-All examples are stored in one spool first (build_cache/sft_spool.py). At the end, they are divided between the splits, because val is a share
+All examples are stored in one spool first (sft_spool.py). At the end, they are divided between the splits, because val is a share
 of all examples.
 """
 

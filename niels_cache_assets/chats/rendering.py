@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from niels_cache_assets.chats.templates import Template, find_template
-from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.sources.tool_arguments import form_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, open_configured_model
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 
 MOST_SECONDS = 10  # of processor time for one conversation

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from niels_cache_assets.project.tables import TokenizerSettings
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import CHAT_TEMPLATE_NAME
 from niels_cache_runtime.format.meta import sha256_text

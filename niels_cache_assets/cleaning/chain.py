@@ -17,7 +17,7 @@ from niels_cache_assets.cleaning.measures import measure
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
 from niels_cache_assets.cleaning.passes import WORTH_IT, is_available
 from niels_cache_assets.cleaning.proofs import certain
-from niels_cache_assets.project.tables import CleaningSettings
+from niels_cache_assets.cleaning.settings import CleaningSettings
 
 
 class Cleaner:

@@ -2,7 +2,7 @@
 
 The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document, and
 add one line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to REASONS in
-project/tables.py, at the position that the filter has in `_JUDGES`. The threshold of a filter is in project/tables.py, too. If Gopher has a
+settings.py, at the position that the filter has in `_JUDGES`. The threshold of a filter is in settings.py, too. If Gopher has a
 rule (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher. Some definitions hold
 for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines do not count. If more
 than half of a text is in a script without blanks (scripts.py), its filters count characters: two of them count as a word. The module
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.scripts import unspaced_characters
 from niels_cache_assets.cleaning.languages import STOP_WORDS, Language, language_of, stop_words_in
-from niels_cache_assets.project.tables import REASONS, CleaningSettings
+from niels_cache_assets.cleaning.settings import REASONS, CleaningSettings
 
 JUDGED_CHARACTERS = 1_000_000  # a list of words takes twenty times the memory of the text; more text would hardly change the result
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import NamedTuple
 
-from niels_cache_assets.project.tables import MASKS
+from niels_cache_assets.cleaning.settings import MASKS
 
 CONTEXT = 40  # characters of an example on each side
 

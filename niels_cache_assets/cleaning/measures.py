@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from niels_cache_assets.cleaning import filters
 from niels_cache_assets.cleaning.filters import FILTERS, Facts
-from niels_cache_assets.project.tables import CleaningSettings
+from niels_cache_assets.cleaning.settings import CleaningSettings
 
 FIRST = 2_000
 EVERY = 128

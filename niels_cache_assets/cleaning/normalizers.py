@@ -21,7 +21,7 @@ from html.entities import html5
 from typing import TYPE_CHECKING
 
 from niels_cache_assets.cleaning.brackets import Mark, occurrences, paired, rewritten, templates, without
-from niels_cache_assets.project.tables import NORMALIZERS as NAMES
+from niels_cache_assets.cleaning.settings import NORMALIZERS as NAMES
 
 if TYPE_CHECKING:
     pass

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from niels_cache_assets.cleaning.languages import STOP_WORDS, stop_words_in
 from niels_cache_assets.cleaning.passes import bytes_of
-from niels_cache_assets.project.tables import CleaningSettings
+from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_runtime.format.layout import Bytes
 
 _HEAD = 4_000  # characters in which two stop words nearly always occur

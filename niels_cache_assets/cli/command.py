@@ -65,7 +65,7 @@ def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
 
 def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
     """Raise NielsCacheError for an invalid value, and suggest the nearest valid value. `option` is empty for a positional argument."""
-    from niels_cache_assets.project.problems import refuse_choice
+    from niels_cache_assets.base.choices import refuse_choice
 
     refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
 

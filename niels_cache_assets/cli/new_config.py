@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.base import defaults
+from niels_cache_assets.base.choices import refuse_choice
 from niels_cache_assets.base.toml import as_toml
 from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.chats.templates import find_template
 from niels_cache_assets.cli.recognizing import Kind, Proposal, files_in, recognize
-from niels_cache_assets.project.problems import refuse_choice
 from niels_cache_assets.project.registry import is_valid_name, load_registry
 from niels_cache_assets.project.shipped import ABOUT, catalog
-from niels_cache_assets.project.tables import BuildSettings, TokenizerSettings
+from niels_cache_assets.project.tables import BuildSettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.finding.globs import glob_files, links_among
 from niels_cache_assets.tokenizer.base import likely_eot
 from niels_cache_assets.tokenizer.kinds import open_model
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 

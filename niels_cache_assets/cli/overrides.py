@@ -192,7 +192,7 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
     If the value of a key is a table, a path may select one entry, such as `pretrain.notes.cleaning.min_words`. The remaining entries of
     this table stay unchanged.
     """
-    from niels_cache_assets.project.problems import refuse_choice
+    from niels_cache_assets.base.choices import refuse_choice
 
     parsed: dict[tuple[str, ...], Any] = {}
     for setting in settings:

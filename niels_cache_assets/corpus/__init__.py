@@ -1,3 +1,1 @@
-"""The corpus of a data set with `prepare`. A corpus is the cleaned documents and their signatures on disk. This package also has the search
-for duplicates, and reports.
-"""
+"""The corpus of a data set with `prepare`: its cleaned documents and their signatures on disk, and what decides them."""

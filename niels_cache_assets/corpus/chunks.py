@@ -16,8 +16,8 @@ import numpy as np
 
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, Drops
 from niels_cache_assets.build_cache.base import Reached, take_up
+from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
-from niels_cache_assets.project.tables import CleaningSettings
 from niels_cache_assets.sources.reading.files import writable
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.encode import INVALID_UNICODE, document_chunks, has_lone_surrogate

@@ -8,12 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.base.choices import refuse_choice
 from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
 from niels_cache_assets.corpus.layout import CODE_VERSION, DIGESTS_NAME, SIGNATURES_NAME
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
-from niels_cache_assets.project.problems import refuse_choice
+from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.project.registry import Registry
-from niels_cache_assets.project.tables import DedupSettings
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_assets.streaming.decontaminate import decontamination_identity, references_identity
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
@@ -94,7 +94,7 @@ def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> TextTokeni
     if not needs_tokenizer(registry, name):
         return None
     try:
-        return load_tokenizer(registry, root)
+        return load_tokenizer(registry.tokenizer, root)
     except NielsCacheError as error:
         raise NielsCacheError(
             f"{name}: a member is split by token budgets, so the tokenizer is needed to leave out its val: {error}"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from niels_cache_assets.corpus.order import Inputs
-from niels_cache_assets.project.tables import DedupSettings
+from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_runtime.format.layout import SPLITS
 
 if TYPE_CHECKING:

@@ -100,7 +100,7 @@ def launch_builds(
     in parts: each takes parts that no one else builds, and at the end waits for the rest, even without `wait`.
 
     Raises NielsCacheError for an unknown name. Raises BadInputs before a tokenizer is trained if a data set cannot be read as configured
-    (artifacts/input_problems.py). Raises KeyboardInterrupt when interrupted. Then the run ends as canceled, and the files on disk stay unchanged.
+    (artifacts/input_problems.py). Raises KeyboardInterrupt when interrupted. Then the run ends as canceled, and no file on disk changes.
     Raises NotWrittenError if the Dagster home cannot record a run, for example because its disk is full. This error ends the launch.
     """
     found = graph(registry, root)

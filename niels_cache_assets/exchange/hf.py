@@ -20,7 +20,7 @@ import pyarrow as pa
 from datasets import Dataset, NamedSplit
 from datasets.table import InMemoryTable
 
-from niels_cache_assets.project.problems import refuse_choice
+from niels_cache_assets.base.choices import refuse_choice
 from niels_cache_assets.project.registry import cache_root, load_registry
 from niels_cache_runtime import NielsCacheError, open_cache
 from niels_cache_runtime.cache.checks import check_positive

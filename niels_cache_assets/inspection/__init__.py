@@ -1,1 +1,1 @@
-"""Values that describe caches. The command line and the UI show these values."""
+"""What commands show of finished caches: samples, origins of tokens, differences, shared texts. Nothing here changes a cache."""

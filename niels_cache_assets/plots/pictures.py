@@ -145,7 +145,7 @@ def ratios_picture(characters_per_token: Mapping[str, float]) -> Picture:
 
 
 def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
-    """Return the pictures of the report of a corpus (artifacts/corpus_facts.py): its stages, reasons, lengths and, if searched, duplicates."""
+    """Return the pictures of the report of a corpus (artifacts/corpus_facts.py): stages, reasons, lengths and, if searched, duplicates."""
     stages, rows = report["funnel"], report["lengths"]
     panels = list[Panel]()
     for key, title in (("documents", "documents"), ("bytes", "bytes of text")):

@@ -1,7 +1,8 @@
-"""The configuration of a project. Each table has a schema, and the module `registry` combines all tables into one typed object.
+"""The configuration of a project: niels_cache.toml, profiles and flags, as one typed object.
 
     registry: from files, profile and flags to a Registry      merging: tables over tables      problems: error messages
-    tables: a schema for each table that is not a data set      defaults: every default      shipped: profiles, catalog
+    tables, running: schemas of tables      shipped: profiles and catalog      editing: changes to the user's file
 
-The schema for the table of a data set is defined by the data set's source (`sources`).
+A source defines the schema for the table of its data sets, and [tokenizer], [cleaning] and [dedup] are defined beside their code
+(`settings.py`).
 """

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from niels_cache_assets.base.choices import refuse_choice
 from niels_cache_assets.base.toml import as_toml, parse_toml
-from niels_cache_assets.project.problems import refuse_choice
 from niels_cache_assets.project.shipped import shipped_table
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.types import PATH_KEYS, Source

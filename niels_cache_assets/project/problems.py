@@ -15,6 +15,7 @@ from pydantic import BaseModel, SecretStr, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from niels_cache_assets.base.choices import refuse_choice
 from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.base.toml import parse_toml, typed_toml
 from niels_cache_assets.project.shipped import catalog
@@ -34,18 +35,6 @@ _YES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": 
 
 
 Spell = Callable[[str, str], str]
-
-
-def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
-    """Raise NielsCacheError for an invalid name.
-
-    The message suggests the nearest valid name. If no valid name is near, the message lists all valid names, and then the text of the
-    argument `elsewhere`.
-    """
-    choices = list(choices)
-    near = difflib.get_close_matches(given, choices, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(choices) or 'none'}{elsewhere}"
-    raise NielsCacheError(f"{where}: {problem} {given!r}; {hint}")
 
 
 def refuse_unknown(

@@ -20,23 +20,19 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from niels_cache_assets.base.choices import refuse_choice
 from niels_cache_assets.base.defaults import CONFIG_NAME
 from niels_cache_assets.base.toml import as_toml, typed_toml
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.project.merging import ONE_KEY, SOURCES, Tables, absolute_paths, merged_tables, read_tables, with_catalog
-from niels_cache_assets.project.problems import explain_problems, in_a_file, refuse_choice, refuse_unknown
+from niels_cache_assets.project.problems import explain_problems, in_a_file, refuse_unknown
 from niels_cache_assets.project.running import ClusterSettings, NotifySettings, PublishSettings
 from niels_cache_assets.project.shipped import PROFILES, catalog, profile_tables
-from niels_cache_assets.project.tables import (
-    BlendSettings,
-    BuildSettings,
-    CleaningSettings,
-    DagsterSettings,
-    DedupSettings,
-    ReportsSettings,
-    TokenizerSettings,
-)
+from niels_cache_assets.project.tables import BlendSettings, BuildSettings, DagsterSettings, ReportsSettings
 from niels_cache_assets.sources.interleave import Interleave
 from niels_cache_assets.sources.types import PretrainSource, SftSource
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family
 

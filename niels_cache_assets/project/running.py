@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from niels_cache_assets.project.tables import Table, Words
+from niels_cache_assets.base.schema import Table, Words
 from niels_cache_runtime.format.layout import Family
 from niels_cache_runtime.remote.store import check_address
 

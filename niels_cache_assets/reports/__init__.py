@@ -1,6 +1,6 @@
-"""Reports about the content of caches, and about the part of each data set that a run would read. Nothing here imports Dagster.
+"""Reports about the content of caches. Nothing here imports Dagster.
 
-    cache.py      all caches         mixture.py   the part of each data set that a planned run reads
+    cache.py      all caches         tuning.py    facts that help to choose the limits of a data set
     drawings.py   the plots          history.py   the records of Dagster (defs/home/history.py reads them)
     markdown.py, page.py (page.html, page.css)   the output
 

@@ -16,8 +16,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
+from niels_cache_assets.base.choices import refuse_choice
 from niels_cache_assets.base.documents import Document, SourceReport
-from niels_cache_assets.project.problems import refuse_choice
 from niels_cache_assets.sources.reading.part_stream import PartStream, heads_of_parts, streams_of_all_parts
 from niels_cache_assets.sources.reading.references import with_references
 from niels_cache_assets.sources.reading.rows import batched

@@ -6,7 +6,7 @@
     {"images": ["a.png"], ...}                --> the kind of a row that holds more than text
 
 For a chat template, values reach it as they are in the row, because a template expects what `transformers` gives it. Only a content that is
-a list of texts becomes one text, and calls and tools that are JSON in a text are decoded (arguments of calls later: sources/tool_arguments.py).
+a list of texts becomes one text, and calls and tools that are JSON in a text are decoded (arguments of calls later: tool_arguments.py).
 """
 
 import json

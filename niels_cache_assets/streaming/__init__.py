@@ -1,7 +1,6 @@
-"""The document stream of a build: from the items of a source to tokens, splits and files.
+"""The document stream of a build: from the items of a source to tokens and splits.
 
-    intake, feed --> shuffle --> encode --> decontaminate --> splits --> pretrain_writer, sft_spool      types: what they exchange
-    held_out: documents that members of a mixture keep for val      disjoint: whether train and val of a cache share texts
+    intake, feed --> shuffle --> encode --> decontaminate --> splits      types: what they exchange
 
-The package `disk` writes the files.
+The subpackage `build_cache` writes the files.
 """

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from niels_cache_assets.base.defaults import BOS, ROLE_KEYS, SPECIAL_TOKENS, ModelKind
 from niels_cache_assets.base.strings import Strings
-from niels_cache_assets.project.tables import TokenizerSettings, kind_of_model
 from niels_cache_assets.tokenizer.base import TEXTS_PER_TASK, TextTokenizer, flat
 from niels_cache_assets.tokenizer.sentencepiece_model import SentencePieceTokenizer, load_model
+from niels_cache_assets.tokenizer.settings import TokenizerSettings, kind_of_model
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
@@ -31,9 +31,6 @@ from niels_cache_runtime.format.layout import (
     tokenizer_model_name,
 )
 from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
-
-if TYPE_CHECKING:
-    from niels_cache_assets.project.registry import Registry
 
 __all__ = [
     "LIBRARIES",
@@ -140,8 +137,8 @@ def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokeni
     return open_model(path, kind=meta.get("model_kind", "sentencepiece"), special_tokens=meta["special_tokens"])
 
 
-def load_tokenizer(registry: Registry, root: Path) -> TextTokenizer:
-    """Return the tokenizer in the cache root, which encodes for builds. Its special tokens are those of the configuration.
+def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
+    """Return the tokenizer in the cache root, which encodes for builds. Its special tokens are those of [tokenizer].
 
     Raises NielsCacheError if it is not built yet, or if it is no SentencePiece model and was built with other special tokens; the message
     says what to do.
@@ -152,11 +149,11 @@ def load_tokenizer(registry: Registry, root: Path) -> TextTokenizer:
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
     if model.name != TOKENIZER_MODEL_NAME:
         tokenizer: TextTokenizer = open_built_model(folder)
-        if tokenizer.special_tokens != registry.tokenizer.special_tokens:  # fingerprints of caches have those of the configuration
+        if tokenizer.special_tokens != settings.special_tokens:  # fingerprints of caches have those of the configuration
             raise NielsCacheError(f"{model}: the tokenizer was built with other special tokens; materialize the tokenizer first")
     else:
-        tokenizer = SentencePieceTokenizer(str(model), special_tokens=registry.tokenizer.special_tokens)
-    tokenizer.engine, tokenizer.proofs = registry.tokenizer.engine, root / PROOFS_NAME
+        tokenizer = SentencePieceTokenizer(str(model), special_tokens=settings.special_tokens)
+    tokenizer.engine, tokenizer.proofs = settings.engine, root / PROOFS_NAME
     return tokenizer
 
 

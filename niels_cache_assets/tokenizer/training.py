@@ -18,9 +18,9 @@ from typing import Any
 
 from niels_cache_assets.base.defaults import TOKENIZER_TRAIN_THREADS
 from niels_cache_assets.base.processes import attended
-from niels_cache_assets.project.tables import TokenizerSettings
 from niels_cache_assets.tokenizer.byte_level import BYTE_LEVEL, sample_lines, train_byte_level
 from niels_cache_assets.tokenizer.kinds import TextTokenizer
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime.errors import NielsCacheError
 
 ROUND_TRIP_TEXTS = (

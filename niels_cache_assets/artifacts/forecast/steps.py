@@ -267,7 +267,7 @@ class _Walk:
             tokenizer = open_configured_model(self._registry.tokenizer)
             tokenizer.engine = self._registry.tokenizer.engine
         else:
-            tokenizer = load_tokenizer(self._registry, self._root)
+            tokenizer = load_tokenizer(self._registry.tokenizer, self._root)
             tokenizer.proofs = None  # nothing is written
         return tokenizer
 

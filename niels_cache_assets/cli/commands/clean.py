@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from niels_cache_assets.base.documents import Document
+    from niels_cache_assets.cleaning.settings import CleaningSettings
     from niels_cache_assets.corpus.chunks import Chunk, CorpusCounts
     from niels_cache_assets.project.registry import Registry
-    from niels_cache_assets.project.tables import CleaningSettings
     from niels_cache_assets.sources.types import PretrainSource
 
 EXAMPLES = 3  # examples to print of each reason for --dropped and --reason

@@ -174,8 +174,8 @@ def _read_model(path: Path, registry: Registry) -> tuple[str | None, int, dict[s
     """Return the sha256 of a tokenizer, its number of ids, and the ids of the configured special tokens. An id is None if the model lacks
     this token.
     """
-    from niels_cache_assets.project.tables import kind_of_model
     from niels_cache_assets.tokenizer.kinds import is_configured_model, open_model_at
+    from niels_cache_assets.tokenizer.settings import kind_of_model
 
     settings = registry.tokenizer
     if kind_of_model(path) == "tiktoken" and not is_configured_model(settings, path):

@@ -64,7 +64,7 @@ when one of these changes, but not when other data sets have new duplicates.
 ```python
 from pathlib import Path
 from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
-from niels_cache_assets.registry import load_registry
+from niels_cache_assets import load_registry
 next(prepared_documents(load_registry(), "<data set>", root=Path("cache")))
 ```"""
 

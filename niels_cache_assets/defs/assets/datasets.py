@@ -15,6 +15,7 @@ import dagster as dg
 
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
+from niels_cache_assets.base.choices import refuse_choice
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assets.upstream import REVISION, last_observation, observe_what_was_read
@@ -24,7 +25,6 @@ from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkPa
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
 from niels_cache_assets.defs.turns import StreamPlace
 from niels_cache_assets.facts.training_code import loader_code
-from niels_cache_assets.project.problems import refuse_choice
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES, Family, Split

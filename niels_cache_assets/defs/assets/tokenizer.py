@@ -25,7 +25,7 @@ change, or you use `force`. It does not depend on upstream, because then one new
 text of each data set, and data sets that could not be read.
 
 ```python
-from niels_cache_assets.tokenization import open_built_model
+from niels_cache_assets import open_built_model
 tokenizer = open_built_model("cache/tokenizer")
 tokenizer.decode(tokenizer.encode("any text"))
 ```"""

@@ -35,7 +35,7 @@ data set's settings at the last observation: by a build, by the job `observe_ups
 built from another version shows as unsynced. You configure the origin in niels_cache.toml, `[{family}.<data set>]`.
 
 ```python
-from niels_cache_assets.registry import load_registry
+from niels_cache_assets import load_registry
 load_registry().source("<data set>").describe()
 ```"""
 

@@ -96,7 +96,7 @@ def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: boo
     folder = dataset_dir(root, "pretrain", name)
     overlap = splits_disjoint(
         folder,
-        load_tokenizer(registry, root),
+        load_tokenizer(registry.tokenizer, root),
         threshold=threshold,
         max_pairs=MAX_PAIRS,
         threads=registry.build.threads,

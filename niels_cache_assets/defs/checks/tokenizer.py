@@ -38,7 +38,7 @@ def tokenizer_checks(registry: Registry) -> dg.AssetChecksDefinition:
     )
     def check_tokenizer(context: dg.AssetCheckExecutionContext, cache_root: RootParam) -> Iterator[dg.AssetCheckResult]:
         with readable_failures():
-            tokenizer = load_tokenizer(registry, cache_root.path)
+            tokenizer = load_tokenizer(registry.tokenizer, cache_root.path)
             results = {
                 SPECIAL_TOKENS: _special_tokens(tokenizer),
                 ROUND_TRIP: _round_trip(tokenizer, imported=registry.tokenizer.model is not None),

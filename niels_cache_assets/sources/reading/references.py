@@ -8,8 +8,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from niels_cache_assets.base.choices import refuse_choice
 from niels_cache_assets.base.config_path import is_name
-from niels_cache_assets.project.problems import refuse_choice
 from niels_cache_assets.sources.reading.compressed import with_compressions
 from niels_cache_assets.sources.reading.files import SourceFile, files_digest, find_files
 from niels_cache_assets.sources.reading.rows import first_rows, json_rows

@@ -1,0 +1,12 @@
+"""The base class of configuration tables, and types that several tables share."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Words = Annotated[tuple[str, ...], Field(strict=False)]  # a list in TOML
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
