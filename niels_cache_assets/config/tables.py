@@ -1,8 +1,7 @@
-"""The schemas of the tables that are not data sets. These are [build], [tokenizer], [cleaning], [dedup], [blend.NAME], [reports] and
-[dagster].
+"""Schemas of [build], [tokenizer], [cleaning], [dedup], [blend.NAME], [reports] and [dagster]: all tables that are not data sets.
 
-The schema for the table of a data set is defined by the source of the data set. This module opens no file; it only asks whether a model is
-a folder.
+The schema of a data set's table is defined by the source of the data set. This module opens no file; it only checks whether a model is a
+folder.
 """
 
 import difflib
@@ -66,6 +65,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Table(BaseModel):
+    """A table of the configuration: no unknown keys, no conversion between types, and frozen."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
@@ -176,9 +177,10 @@ class TokenizerSettings(Table):
 
 
 def kind_of_model(path: str | os.PathLike[str]) -> defaults.ModelKind:
-    """Return the kind of model that the name of a file tells: .json or a folder is a tokenizer.json, .tiktoken is a rank file.
+    """Return the kind of a model, judged by its file name.
 
-    Any other file is taken for a SentencePiece model. The file `tiktoken.json` of a cache is the description of ranks.
+    A folder or a .json file is a tokenizer.json, and a .tiktoken file is a rank file. So is the file `tiktoken.json` of a cache, which
+    describes ranks. Any other file is assumed to be a SentencePiece model.
     """
     name = os.fspath(path)
     if name.endswith(".tiktoken") or os.path.basename(name) == TOKENIZER_MODEL_NAMES["tiktoken"]:
@@ -187,10 +189,9 @@ def kind_of_model(path: str | os.PathLike[str]) -> defaults.ModelKind:
 
 
 class CleaningSettings(Table):
-    """[cleaning]: filter thresholds for every data set with `prepare = ["clean", ...]`. Drop reasons are in
-    parentheses.
+    """[cleaning]: filter thresholds, with drop reasons in parentheses, for every data set with `prepare = ["clean", ...]`.
 
-    `cleaning = {...}` in the table of a data set replaces keys. The page docs/cleaning.md gives the source of each threshold.
+    `cleaning = {...}` in the table of a data set replaces keys. docs/cleaning.md names the source of each threshold.
     """
 
     skip: Words = Field(
@@ -287,7 +288,11 @@ class CleaningSettings(Table):
         return self
 
     def with_changes(self, changes: dict[str, Any]) -> Self:
-        """Return these settings with some keys replaced. Validates them again, and raises pydantic.ValidationError if they are invalid."""
+        """Return these settings with some keys replaced.
+
+        Raises:
+            pydantic.ValidationError: If the new settings are invalid.
+        """
         return type(self).model_validate({**self.model_dump(), **changes})
 
 
@@ -343,7 +348,7 @@ class BlendSettings(Table):
     @field_validator("split")
     @classmethod
     def _a_split(cls, value: str) -> str:
-        """Check the form of a split. `split_ranges` of the runtime makes the same check, but it would load torch."""
+        """Check the form of a split, as `split_ranges` of the runtime does, which would load torch."""
         parts = value.split(",")
         if len(parts) > 3 or not all(_SHARE.fullmatch(part) for part in parts) or not any(map(float, parts)):
             raise ValueError('give the weights of train, valid and test, such as "99,1,0"')
