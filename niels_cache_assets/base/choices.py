@@ -8,10 +8,17 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 def refuse_choice(where: str, problem: str, given: str, choices: Iterable[str], elsewhere: str = "") -> NoReturn:
-    """Raise NielsCacheError for an invalid name.
+    """Raise an error for an invalid name, with the nearest valid name as a suggestion.
 
-    The message suggests the nearest valid name. If no valid name is near, the message lists all valid names, and then the text of the
-    argument `elsewhere`.
+    Args:
+        where: What the message begins with: the place that the name comes from.
+        problem: What is wrong with the name, such as "unknown source".
+        given: The invalid name.
+        choices: The valid names, all of which are listed if none is near.
+        elsewhere: Text that follows the list; by default none.
+
+    Raises:
+        NielsCacheError: Always.
     """
     choices = list(choices)
     near = difflib.get_close_matches(given, choices, n=1)

@@ -9,4 +9,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Table(BaseModel):
+    """A table of the configuration: no unknown keys, no conversion between types, and frozen."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -46,10 +46,9 @@ _NEVER_SKIPPED = {
 
 
 class CleaningSettings(Table):
-    """[cleaning]: filter thresholds for every data set with `prepare = ["clean", ...]`. Drop reasons are in
-    parentheses.
+    """[cleaning]: filter thresholds, with drop reasons in parentheses, for every data set with `prepare = ["clean", ...]`.
 
-    `cleaning = {...}` in the table of a data set replaces keys. The page docs/cleaning.md gives the source of each threshold.
+    `cleaning = {...}` in the table of a data set replaces keys. docs/cleaning.md names the source of each threshold.
     """
 
     skip: Words = Field(
@@ -146,5 +145,9 @@ class CleaningSettings(Table):
         return self
 
     def with_changes(self, changes: dict[str, Any]) -> Self:
-        """Return these settings with some keys replaced. Validates them again, and raises pydantic.ValidationError if they are invalid."""
+        """Return these settings with some keys replaced.
+
+        Raises:
+            pydantic.ValidationError: If the new settings are invalid.
+        """
         return type(self).model_validate({**self.model_dump(), **changes})

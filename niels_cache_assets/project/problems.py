@@ -1,7 +1,7 @@
-"""Error messages for names that are not configured, and for wrong values of a table. Each message says what to type.
+"""Error messages for names that are not configured and for wrong values in a table, each of which says what to type.
 
-All such messages are here. The value may come from niels_cache.toml, --set, a flag or a run configuration. Messages of our own validators
-are used unchanged.
+All such messages are written here, whether the value comes from niels_cache.toml, --set, a flag or a run configuration. Messages of our own
+validators are used unchanged.
 """
 
 import difflib
@@ -48,8 +48,20 @@ def refuse_unknown(
     elsewhere: str = "",
     families: Iterable[Family] = FAMILIES,
 ) -> NoReturn:
-    """Raise NielsCacheError for a name that is not configured. `names`: all configured names. `families`: the families whose data sets are
-    valid here.
+    """Raise an error for a name that is not configured, and say if the catalog has it.
+
+    Args:
+        where: What the message begins with: the place that the name comes from.
+        problem: What is wrong with the name, such as "no data set".
+        given: The name.
+        choices: The names that are valid here.
+        names: All configured names, valid here or not.
+        origin: The file or profile that names the data sets.
+        elsewhere: Text that follows a list of the choices; by default none.
+        families: The families whose data sets are valid here; by default all.
+
+    Raises:
+        NielsCacheError: Always.
     """
     choices, names = list(choices), set(names)
     addable = [name for name, (family, _) in catalog().items() if family in families and name not in names]
@@ -62,14 +74,23 @@ def refuse_unknown(
 
 
 def in_a_file(key: str, value: str) -> str:
+    """Return a key and its value as a line of a TOML file."""
     return f"{key} = {value}"
 
 
 def explain_problems(error: ValidationError, model: type[BaseModel], table: Mapping[str, Any], *, spell: Spell = in_a_file) -> list[str]:
-    """Return a clause for each problem of `table`. Each clause begins with a blank.
+    """Return a clause for each problem of a table, which continues a message that names the table.
 
-    If there are unknown keys, only unknown keys are reported. `spell` gets a key and its value (as TOML), and returns what the user must
-    type in the place that the table came from.
+    If there are unknown keys, only unknown keys are reported.
+
+    Args:
+        error: What pydantic reported for the table.
+        model: The schema of the table.
+        table: The table.
+        spell: Returns what the user must type where the table comes from, given a key and its value as TOML; by default a line of a file.
+
+    Returns:
+        The clauses, each of which begins with a space or a colon.
     """
     problems = error.errors()
     problems = [each for each in problems if each["type"] == "extra_forbidden"] or problems
@@ -81,7 +102,7 @@ def explain_problems(error: ValidationError, model: type[BaseModel], table: Mapp
 
 
 def _path(problem: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
-    """Return the keys and item numbers in the location of a problem. The names of types, which pydantic adds for a union, are left out."""
+    """Return the keys and item numbers in the location of a problem, without the names of types that pydantic adds for a union."""
     if not problem["loc"]:
         return ()
     first, *rest = problem["loc"]
@@ -118,7 +139,7 @@ def _explain(problem: ErrorDetails, path: tuple[int | str, ...], model: type[Bas
 
 
 def _wanted(problem: ErrorDetails, annotation: Any, field: FieldInfo) -> str | None:
-    """Return a text such as `must be a list of texts`. Return None for a kind of error that no field of ours has."""
+    """Return a text such as `must be a list of texts`, or None for a kind of error that no field of ours has."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind in _BOUNDS:
         _, name, words = _BOUNDS[kind]
@@ -213,7 +234,7 @@ def _inner(annotation: Any, path: Sequence[int | str]) -> Any:
 
 
 def _meant_value(path: Sequence[int | str], value: Any, given: Any, field: FieldInfo, model: type[BaseModel]) -> str | None:
-    """Return the value that the user probably meant for the key, as TOML. Return None if no guess is possible."""
+    """Return the value that the user probably meant for the key, as TOML, or None if no guess is possible."""
     takes = _taking(field, model)
     for candidate in (*_meant(given), *_allowed_near(given, _inner(field.annotation, path[1:]))):
         replaced = _replaced(value, path[1:], candidate)
@@ -246,7 +267,7 @@ def _meant(given: Any) -> Iterator[Any]:
 
 
 def _allowed_near(given: Any, annotation: Any) -> list[Any]:
-    """Return the allowed text that is nearest to the given value, alone and in a list. The result is empty if no text is near."""
+    """Return the allowed text that is nearest to the given value, alone and in a list, or nothing if no text is near."""
     choices = _choices(annotation)
     near = difflib.get_close_matches(str(given), list(map(str, choices)), n=1)
     return [near[0], [near[0]]] if near else []

@@ -69,7 +69,7 @@ class BlendSettings(Table):
     @field_validator("split")
     @classmethod
     def _a_split(cls, value: str) -> str:
-        """Check the form of a split. `split_ranges` of the runtime makes the same check, but it would load torch."""
+        """Check the form of a split, as `split_ranges` of the runtime does, which would load torch."""
         parts = value.split(",")
         if len(parts) > 3 or not all(_SHARE.fullmatch(part) for part in parts) or not any(map(float, parts)):
             raise ValueError('give the weights of train, valid and test, such as "99,1,0"')

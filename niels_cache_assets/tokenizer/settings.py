@@ -94,9 +94,10 @@ class TokenizerSettings(Table):
 
 
 def kind_of_model(path: str | os.PathLike[str]) -> defaults.ModelKind:
-    """Return the kind of model that the name of a file tells: .json or a folder is a tokenizer.json, .tiktoken is a rank file.
+    """Return the kind of a model, judged by its file name.
 
-    Any other file is taken for a SentencePiece model. The file `tiktoken.json` of a cache is the description of ranks.
+    A folder or a .json file is a tokenizer.json, and a .tiktoken file is a rank file. So is the file `tiktoken.json` of a cache, which
+    describes ranks. Any other file is assumed to be a SentencePiece model.
     """
     name = os.fspath(path)
     if name.endswith(".tiktoken") or os.path.basename(name) == TOKENIZER_MODEL_NAMES["tiktoken"]:
