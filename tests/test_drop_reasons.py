@@ -39,7 +39,7 @@ def test_the_table_has_the_filters_of_cleaning_and_only_reasons_that_the_code_ha
 
 
 def test_a_reason_that_is_not_in_the_table_is_an_error_that_says_where_to_add_it() -> None:
-    with pytest.raises(ValueError, match=r"new_reason.*drop_reasons\.py"):
+    with pytest.raises(ValueError, match=r"new_reason.*reasons\.py"):
         SourceReport().drop_row("new_reason", "a.jsonl", 3)
 
 

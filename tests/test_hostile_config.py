@@ -10,11 +10,14 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from niels_cache_assets.base.toml import parse_toml
+from niels_cache_assets.cleaning.settings import CleaningSettings
+from niels_cache_assets.dedup.settings import DedupSettings
 from niels_cache_assets.project import tables
 from niels_cache_assets.project.problems import explain_problems
 from niels_cache_assets.project.registry import Registry, is_valid_name, load_registry
 from niels_cache_assets.project.running import ClusterSettings, NotifySettings
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+from niels_cache_assets.tokenizer.settings import TokenizerSettings
 from niels_cache_runtime import NielsCacheError
 from tests.hostile import CASES, TEXTS, Draws, fuzz
 from tests.messages import missing
@@ -36,7 +39,7 @@ _TABLES = ["build", "tokenizer", "cleaning", "dedup", "pretrain.notes", "sft.cha
 _TABLES += ["pretrain", "sft", "blend", "other", "pretrain.'../x'", 'pretrain."a\\u0000b"', "pretrain.''", "sft.'.x'", "blend.'a/b'"]
 _TABLES += ["pretrain.tokenizer", "sft.notes"]
 _SOURCES = {**PRETRAIN_SOURCES, **SFT_SOURCES}
-_SETTINGS = [tables.BuildSettings, tables.TokenizerSettings, tables.CleaningSettings, tables.DedupSettings, tables.BlendSettings]
+_SETTINGS = [tables.BuildSettings, TokenizerSettings, CleaningSettings, DedupSettings, tables.BlendSettings]
 _SETTINGS += [tables.ReportsSettings, tables.DagsterSettings, ClusterSettings, NotifySettings]
 _KEYS = [*sorted({key for model in (*_SETTINGS, *_SOURCES.values()) for key in model.model_fields}), "title", "revision", "''"]
 
@@ -137,7 +140,7 @@ def test_a_value_that_would_be_found_out_late_is_refused_at_once(tmp_path: Path,
 MODELS: tuple[type[BaseModel], ...] = (
     *PRETRAIN_SOURCES.values(),
     *SFT_SOURCES.values(),
-    *(tables.BuildSettings, tables.TokenizerSettings, tables.CleaningSettings, tables.DedupSettings, tables.BlendSettings),
+    *(tables.BuildSettings, TokenizerSettings, CleaningSettings, DedupSettings, tables.BlendSettings),
     *(tables.ReportsSettings, tables.DagsterSettings, ClusterSettings, NotifySettings),
 )
 VALUES: tuple[Any, ...] = ("abc", "5", "0.5", "true", 5, -1, 2.5, 1e300, float("nan"), True, ["x"], [5], {"a": 1}, {"a": "0.5"}, [], {})
