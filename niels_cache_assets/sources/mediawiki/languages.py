@@ -1,8 +1,10 @@
 """Words of MediaWiki and of Wikipedias by language: namespaces without text, headings of end matter, and words of redirects.
 
-This module is data, without logic. `site` chooses the words for a dump. Namespaces and redirects of all languages are recognised in every
-dump, because a word of another language there is no prose. Headings of one language may be prose in another (German "Noten" are also
-music), so the headings in END_MATTER_OF count only in dumps of their language. Namespaces and redirects: MediaWiki, languages/messages.
+This module is data, without logic. `site` chooses the words for a dump. Namespaces and redirects of all languages are recognized in every
+dump, because a word of another language in these places is not prose. Headings of one language may be prose in another (German "Noten" are
+also sheet music), so the headings in END_MATTER_OF count only in dumps of their language.
+
+Source of namespaces and redirects: MediaWiki, languages/messages.
 """
 
 # The namespaces of files and of categories, with former names, which links may still use. A dump names only the present names.
