@@ -92,7 +92,7 @@ class ChatJsonl(FileSource, SftSource):
     roles observation and function_call. Empty system messages are left out.
     """
 
-    never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that ends has the same bytes
+    never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that succeeds has the same bytes
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"

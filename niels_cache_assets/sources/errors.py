@@ -17,7 +17,7 @@ from niels_cache_runtime.errors import NielsCacheError
 DEBUG = "DEBUG: "  # prefix of log lines that only help to find a bug; the log of the run keeps these lines
 
 _UNREACHABLE = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
-_CONNECTION_ERRORS = {  # by library: the base classes of its connection errors
+_CONNECTION_ERRORS = {  # library -> base classes of its connection errors
     "httpx": {"TransportError"},
     "httpx2": {"TransportError"},
     "aiohttp": {"ClientConnectionError", "ClientPayloadError"},

@@ -115,7 +115,7 @@ def rest_of(batch: DocumentBatch, ids: Collection[str], report: SourceReport) ->
     return batch[~gone]
 
 
-@lru_cache(maxsize=8)  # each of many parts asks for that of the same list
+@lru_cache(maxsize=8)  # each of many parts needs the digest of the same list
 def _digest(ids: frozenset[str]) -> str:
     return hashlib.sha256(json.dumps(sorted(ids)).encode()).hexdigest()
 
@@ -126,7 +126,7 @@ def _read(path: str, stamp: tuple[int, int] | None) -> tuple[frozenset[str], Map
     file = SourceFile(path, os.path.basename(path))
     with reading(file), open_bytes(file) as stream:
         try:
-            lines = re.split(r"\r\n|\r|\n", stream.read().decode("utf-8-sig"))  # an id may have other ends of lines, such as U+2028
+            lines = re.split(r"\r\n|\r|\n", stream.read().decode("utf-8-sig"))  # an id may contain other line separators, such as U+2028
         except UnicodeDecodeError as error:
             raise NielsCacheError(f"{path}: exclude is not UTF-8 at byte {error.start}; write one id a line in UTF-8") from error
     entries = {line: _ids_of(line) for line in lines if line.strip()}

@@ -36,7 +36,7 @@ class _HubJsonl(Jsonl):
     reads_files: ClassVar[bool] = False
 
 
-_READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # by the loader, and by `reads_files`
+_READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # (loader, `reads_files`) -> reader
     ("parquet", True): Parquet,
     ("parquet", False): _HubParquet,
     ("json", True): Jsonl,

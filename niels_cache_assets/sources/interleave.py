@@ -200,7 +200,7 @@ class Member:
     def documents(self, report: SourceReport) -> Iterator[Document]:
         """Yield the documents with the splits that the member's own build assigns before tokenization."""
         context = self._own_context(report)
-        # The rows of a file have the numbers that the parts give them, and these decide about val.
+        # Rows keep the numbers that the parts give them, because these numbers determine val.
         if isinstance(self._source, SourceWithParts) and self._source.parts > 1:
             if self._in_parts is None:
                 self._in_parts = streams_of_all_parts(self._source, revision=context.revision, seed=context.seed)

@@ -18,8 +18,8 @@ from niels_cache_assets.documents import Message
 from niels_cache_runtime.format.meta import unique_keys
 
 _ROLES = {"human": "user", "gpt": "assistant"}  # the role names of ShareGPT
-_CALLS = "function_call"  # the role of messages that are calls of tools as JSON
-SHARED_ROLES = {**_ROLES, "observation": "tool", _CALLS: "assistant"}  # with those that LLaMA-Factory adds; only chat templates know them
+_CALLS = "function_call"  # the role of messages that hold tool calls as JSON
+SHARED_ROLES = {**_ROLES, "observation": "tool", _CALLS: "assistant"}  # also the roles that LLaMA-Factory adds, for chat templates only
 _MESSAGE_KEYS = ("role", "from", "content", "value")
 _MEDIA = ("image", "audio", "video")
 _NOTHING = (None, "", "null")  # JSON texts without a value
@@ -213,7 +213,7 @@ def _is_sound_call(call: Any) -> bool:
 
 WEIGHT_PROBLEMS = ("unusable_weight", "contradictory_weights", "weight_of_other_role")
 
-_MASKING = "masked"  # of torchtune; true means no training
+_MASKING = "masked"  # torchtune's key; true means that the message is not trained on
 WEIGHT_KEYS = frozenset({"weight", "train", "training", "trainable", "loss", "loss_mask", "loss_scale", "train_detail", _MASKING})
 
 

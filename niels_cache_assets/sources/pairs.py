@@ -17,7 +17,7 @@ from niels_cache_assets.sources.messages import joined, masked_before, without_w
 from niels_cache_runtime.format.meta import sha256_text
 
 _HASH_DIGITS = 15  # 60 bits, so that the number fits an int64
-_TURN = re.compile(r"\n\n(Human|Assistant):")  # of dialogues in one text, such as those of Anthropic/hh-rlhf
+_TURN = re.compile(r"\n\n(Human|Assistant):")  # a turn of a dialogue in one text, as in Anthropic/hh-rlhf
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 Messages = Sequence[Mapping[str, Any]]

@@ -58,7 +58,7 @@ _MOST_LABELS = 8  # a column holds labels if each value occurs at least this oft
 _LEAST_LABELS = 16  # in at least this many rows,
 _LABEL_CHARACTERS = 64  # with at most this many characters
 _MOST_PATH = 1024
-_MOST_DAMAGED = 0.25  # of the characters of a value; above this, it is binary data
+_MOST_DAMAGED = 0.25  # share of damaged characters above which a value is binary data
 _SAMPLE = 32  # characters
 _MOST_SHOWN = 20
 

@@ -36,7 +36,7 @@ from niels_cache_runtime.errors import NielsCacheError
 _ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
 _NAMES_PER_REQUEST = 500
 
-ChooseColumns = Callable[[dict[str, bool]], list[str]]  # takes {field: holds strings}, and returns the fields to read
+ChooseColumns = Callable[[dict[str, bool]], list[str]]  # takes {field: whether it holds strings}, and returns the fields to read
 
 
 class HubRows(NamedTuple):

@@ -38,7 +38,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 ITER_ROWS = 1024  # rows that become Python values at once; smaller batches cost more per row
 FILE, ROW, DAMAGE = "__niels_cache_file", "__niels_cache_row", "__niels_cache_damage"
-_TEXT_CHARACTERS = 1 << 20  # read at a time
+_TEXT_CHARACTERS = 1 << 20  # characters that are read at a time
 _ENDS_IN_NULL = re.compile(rb"null[ \t\r]*(?:\n|\Z)")  # the pattern begins with a literal, so that the search is fast
 _NULL_ROW = re.compile(rb"^[ \t\r]*null[ \t\r]*$", re.MULTILINE)
 

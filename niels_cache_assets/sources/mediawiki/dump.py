@@ -115,7 +115,7 @@ class _Handler:
         self.site: Site | None = None  # the wiki that the dump describes, known from the first page on
         self._language, self._of_site = "", {"dbname": "", "base": ""}
         self._namespaces: list[tuple[int, str]] = []
-        self._number = ""  # of the namespace that is being read
+        self._number = ""  # number of the namespace that is being read
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         name = tag.rpartition(" ")[2]

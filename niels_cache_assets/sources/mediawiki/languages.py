@@ -28,7 +28,7 @@ sources, secondary sources, general sources, online sources, cited sources, bibl
 further reading, suggested reading, recommended reading, additional reading, external links, external link, external sources, web links,
 links, see also, related articles
 """
-# The same of other Wikipedias, without headings that also head prose (such as "Literatur", which may be about literature).
+# The same headings in other Wikipedias, without headings that also head prose (such as "Literatur", which may be about literature).
 _END_MATTER_OF_OTHERS = """
 einzelnachweise, weblinks, siehe auch, anmerkungen, quellen, fußnoten, belege, quellen und einzelnachweise,
 notes et références, références, voir aussi, liens externes, articles connexes, lien externe, notes et sources, bibliographie,
@@ -93,13 +93,13 @@ END_MATTER_OF = {
     language: frozenset(headings.split(", "))
     for language, headings in (entry.split(": ", 1) for entry in " ".join(_END_MATTER_OF.split()).split("; "))
 }
-# Codes of languages that are written like a language of the table.
+# Codes of languages that use the headings of another language in the table.
 _SAME_LANGUAGE = """
 nb no, nn no, sh sr, bs hr, als de, bar de, be-tarask be, simple en, yue zh, zh-yue zh, wuu zh, arz ar, ary ar, zh-classical zh, gsw de
 """
 SAME_LANGUAGE = dict(entry.split() for entry in _SAME_LANGUAGE.split(", "))
 
-# The words that begin a redirect, after "#". A link follows. Each wiki also takes the English word.
+# The words that begin a redirect, between "#" and a link. Each wiki also accepts the English word.
 _REDIRECT_WORDS = """
 aanstuur تحويل yönləndirmə istiqamətləndirmə перанакіраванне перанакіраваньне пренасочване виж পুনর্নির্দেশ adkas redirecció přesměruj
 ail-cyfeirio ailgyfeirio omdirigering omdiriger weiterleitung ανακατευθυνση redirect alidirekti alidirektu redirección redireccion suuna

@@ -11,8 +11,8 @@ whose links are plain needs no parser (`simple_text`).
 The text keeps paragraphs, headings as separate lines, list items with `-`, labels of links, formulas as LaTeX between `$`, code,
 quotations, and raised numbers such as `10^6`. The text omits sections of end matter (`languages`) and sections that only list names or
 works, because such sections are not prose and would turn many articles into lists. It also omits links to the same article in a different
-language if they are on a separate line. (`[[wp:Manual]]` in a sentence shows the same text as in MediaWiki.) `Form` keeps the levels of
-headings.
+language if they are on a separate line. (`[[wp:Manual]]` in a sentence shows the same text as in MediaWiki.) With
+`Form(headings=True)`, headings keep their levels.
 
 Grammar: mediawiki.org, Help:Formatting and Preprocessor ABNF. Dumps and redirects are handled elsewhere.
 """
@@ -217,7 +217,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         if hidden:
             parts.append(_GONE)
         elif name:
-            if name in FORMULAS:  # in LaTeX this is the same formula, and the next step does not take it for a template
+            if name in FORMULAS:  # in LaTeX this is the same formula, and the next step does not mistake it for a template
                 content = "$" + content.strip().replace("{{", "{ {").replace("}}", "} }") + "$"
             raw.append(content)
             parts.append(f"\x02{len(raw) - 1}\x02")

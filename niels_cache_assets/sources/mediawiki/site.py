@@ -15,7 +15,7 @@ _CANONICAL = {"media": _MEDIA, "special": -1, "talk": 1, "image": _FILE, "image 
     name: 2 * number for number, name in enumerate(("user", "project", "file", "mediawiki", "template", "help", "category"), start=1)
 }
 _CANONICAL |= {f"{name} talk": number + 1 for name, number in list(_CANONICAL.items()) if number > 1 and not name.endswith(" talk")}
-_UNSEEN = " \u200e\u200f"  # around the name of a namespace, these have no meaning
+_UNSEEN = " \u200e\u200f"  # characters without meaning around the name of a namespace
 _LONGEST_NAME = 80  # characters
 _WIKI = "wiki|wiktionary|wikibooks|wikinews|wikiquote|wikisource|wikiversity|wikivoyage"
 _DATABASE = re.compile(rf"([a-z_]{{2,20}}?)(?:{_WIKI})")

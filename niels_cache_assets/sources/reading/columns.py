@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _FIRST_NOT_ASCII = 0x7F  # DEL is not a blank, but it is rare
-_AFTER_FOLLOWERS = np.int8(-64)  # as signed numbers, all bytes of a character but its first are below this one
+_AFTER_FOLLOWERS = np.int8(-64)  # as signed numbers, all bytes of a UTF-8 character after its first are below this one
 _TOGETHER_CHARACTERS = 2 << 20  # maximum size of a batch whose groups are yielded together
 _SHORT_BYTES = 4096  # average size of a text above which texts become Python strings, each of which is freed separately
 

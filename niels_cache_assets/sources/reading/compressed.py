@@ -37,7 +37,7 @@ def with_compressions(*endings: str) -> tuple[str, ...]:
 _OTHERS = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".z", ".lz", ".lz4", ".lzma", ".lzo", ".br", ".sz", ".snappy")
 _COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time; damage costs at most the output of one block
 _ZSTD_PIECE = 1 << 9
-MOST_WINDOW = 1 << 31  # bytes: that of `zstd --ultra --long=31`
+MOST_WINDOW = 1 << 31  # bytes; the window of `zstd --ultra --long=31`
 _XZ_MEMORY = MOST_WINDOW + (1 << 24)  # the dictionary, which is the window, and the decompressor's own memory
 _BLOCK = 1 << 18
 

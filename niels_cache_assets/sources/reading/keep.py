@@ -19,8 +19,8 @@ from niels_cache_assets.sources.text_column import TEXT_FIELD_HELP
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_runtime.errors import NielsCacheError
 
-EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each export of text, and so no names for kept columns
-MOST_CHARACTERS = 8192  # of the kept values of a row
+EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each text export, so kept columns cannot have these names
+MOST_CHARACTERS = 8192  # maximum length of the kept values of a row
 
 
 class KeepsColumns(Source):

@@ -178,5 +178,5 @@ def require_unchanged(files: Sequence[tuple[ListedFile, SourceFile]]) -> None:
         if file.url.startswith("hf://"):
             continue
         if (file_size(file), file_digest(file)) != (listed.bytes, listed.digest):
-            again = "niels-cache build-all --force" if file.is_remote else "niels-cache build-all"  # only local plans look again
+            again = "niels-cache build-all --force" if file.is_remote else "niels-cache build-all"  # only local plans are renewed
             raise NielsCacheError(f"{file.name}: has changed since the plan of this data set was made; make the plan again: {again}")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Item = TypeVar("Item")
-Row = TypeVar("Row", bound=tuple[Any, ...])  # a tuple of a row's file or number, and last its values
+Row = TypeVar("Row", bound=tuple[Any, ...])  # a tuple whose last element holds the values of the row
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20

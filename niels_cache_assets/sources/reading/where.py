@@ -170,7 +170,7 @@ class Where:
                     statistics = column.statistics
                     if statistics is not None and statistics.has_min_max:
                         limits[_Column(path)] = statistics.min, statistics.max
-                except (ValueError, ArithmeticError):  # a minimum that Python cannot hold
+                except (ValueError, ArithmeticError):  # a minimum that Python cannot represent
                     continue
         return self._node.may_be_true(limits)
 
