@@ -328,7 +328,6 @@ class ChatJsonl(FileSource, SftSource):
         return with_system(system, messages), None
 
     def _read(self, value: Any) -> list[Message] | str:
-        """Return the messages in a list, or the reason why there are none."""
         return plain_messages(value) if self.template == SENTINELS else template_messages(value)
 
     def _prompt_of(self, values: dict[str, Any]) -> Any:

@@ -99,7 +99,6 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         return converted, dropped, examples
 
     def _sites(self, names: set[str]) -> dict[str, Site]:
-        """Return the wiki of each of these dumps."""
         groups = tuple(tuple(part.files or ()) for part in self.upstream_splits())
         files = _found(groups, names)
         site_of = lambda file: _site(file, self.encoding, _stamp(file))  # noqa: E731

@@ -285,7 +285,6 @@ def _pieces(text: io.TextIOWrapper) -> Iterator[str]:
 
 
 def _packed(damage: Damage) -> int:
-    """Return the numbers of replaced bytes and characters in one number, for the column DAMAGE."""
     return damage.size << 32 | damage.characters
 
 

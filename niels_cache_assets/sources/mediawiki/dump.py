@@ -185,7 +185,6 @@ class _Handler:
         self.ended = not self._path
 
     def _keep(self, place: str, text: str) -> None:
-        """Keep the text of an element of _KEPT or _OF_SITE."""
         if place in _KEPT:
             self._values[_KEPT[place]] = text
         elif place != "namespaces/namespace":

@@ -372,7 +372,6 @@ def _take_address(out: list[str], index: int) -> None:
 
 
 def _line_text(line: str) -> str:
-    """Return the text of one line without its markup."""
     item = _LIST.match(line)
     prefix = ""
     if item:

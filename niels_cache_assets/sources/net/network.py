@@ -47,7 +47,6 @@ class _Patience:
 
     @property
     def seconds(self) -> float:
-        """The time in seconds for which a failed request is retried."""
         return _seconds(defaults.NETWORK_PATIENCE) if self._set_seconds is None else self._set_seconds
 
     def in_this_thread(self) -> float:

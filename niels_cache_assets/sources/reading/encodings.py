@@ -95,7 +95,6 @@ class DecodesText(Source):
 
     @property
     def max_document_bytes(self) -> int:
-        """The maximum size of a document or line in bytes."""
         return self.max_document_mib << 20
 
     @field_validator("encoding")
@@ -394,7 +393,6 @@ class Decoding:
         return damage.characters
 
     def count_marked(self, file: str, marked: str | None) -> int:
-        """Count the replaced bytes in a marked text, or none if it is None, and return the number of characters in their place."""
         return 0 if marked is None else self.count(file, damage_of(marked))
 
     def count_row(self, file: str, values: dict[str, Any], texts: Callable[[dict[str, Any]], Iterable[Any]]) -> int:

@@ -143,7 +143,6 @@ class FilePass:
 
     @property
     def name(self) -> str:
-        """The name of the current file."""
         return self._files[self.number].name
 
     def files(self) -> Iterator[SourceFile]:
