@@ -1,8 +1,9 @@
-"""Checks of all data sets before a long build. They check that the files exist and have the fields that the tables name.
+"""Checks of all data sets before a long build: the files exist and have the fields that the tables name.
 
 The checks read the first rows of local files and the columns of each Parquet file. They send one request for each hub data set until the
-hub is unreachable. An unreachable upstream is not reported as a problem, because the build waits for it. This module tokenizes and writes
-nothing.
+hub turns out to be unreachable. An unreachable upstream is not reported as a problem, because the build waits for it.
+
+This module tokenizes and writes nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,8 +27,11 @@ ONE_TRY = 0.0  # retry a failed request for this many seconds; a build retries l
 class InputProblem(NamedTuple):
     """A problem of one data set.
 
-    `table`: the table of the data set, such as "pretrain.books". `is_away`: whether upstream cannot be reached now. `is_of_a_row`: whether
-    one row is broken, which a key of the table can leave out.
+    Attributes:
+        table: The table of the data set, such as "pretrain.books".
+        message: The problem, in one line.
+        is_away: Whether upstream cannot be reached now.
+        is_of_a_row: Whether one row is broken, which a key of the table can leave out.
     """
 
     table: str
@@ -40,7 +44,11 @@ class InputProblem(NamedTuple):
 
 
 class BadInputs(NielsCacheError):
-    """Data sets that cannot be built with their settings. `lines` has one line for each problem."""
+    """Data sets that cannot be built with their settings.
+
+    Attributes:
+        lines: One line for each problem, after a heading.
+    """
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines = list(map(escaped, lines))
@@ -49,9 +57,12 @@ class BadInputs(NielsCacheError):
 
 
 def input_problems(registry: Registry, names: Iterable[str] | None = None, *, offline: bool = False) -> Iterator[InputProblem]:
-    """Yield the problems of the data sets in `names`, in order. With None, check all data sets that can be built.
+    """Yield the problems of data sets, in order. This sends no request to the hub.
 
-    `offline`: whether to skip files on other machines. This function sends no request to the hub.
+    Args:
+        registry: The configuration.
+        names: The names of the data sets to check. None checks all data sets that can be built.
+        offline: Whether to skip files on other machines.
     """
     problem_of = cache(partial(_template_problem, registry))
     for table, source in _tables(registry, names):
@@ -84,6 +95,10 @@ def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iter
     """Yield a problem for each hub data set that does not exist or refuses access.
 
     If a data set cannot be reached, its problem has `is_away`, and the check ends.
+
+    Args:
+        registry: The configuration.
+        names: The names of the data sets to check. None checks all data sets that can be built.
     """
     for table, source in _tables(registry, names):
         if not isinstance(source, HubData) or source.local_key:
@@ -99,7 +114,7 @@ def hub_problems(registry: Registry, names: Iterable[str] | None = None) -> Iter
 
 
 def _tables(registry: Registry, names: Iterable[str] | None) -> Iterator[tuple[str, Source]]:
-    """Yield pairs such as ("pretrain.books", source) for the tables in `names`. With None, yield all tables that can be built."""
+    """Yield pairs such as ("pretrain.books", source) for the tables in `names`, or for all tables that can be built if `names` is None."""
     wanted = None if names is None else set(names)
     for family in FAMILIES:
         for name in registry.partition_keys(family):
@@ -113,9 +128,11 @@ def is_remote(source: Source) -> bool:
 
 
 def require_inputs(registry: Registry, names: Iterable[str]) -> None:
-    """Raise BadInputs if these data sets have problems. The error lists all problems.
+    """Check these data sets, and those that the tokenizer is trained on.
 
-    The data sets that the tokenizer is trained on are checked, too.
+    Raises:
+        BadInputs: If there are problems. The error lists all of them.
+        NielsCacheError: If there is no data set to train a tokenizer on.
     """
     every = [name for family in FAMILIES for name in registry.partition_keys(family)]
     if not every and not registry.tokenizer.train_on:

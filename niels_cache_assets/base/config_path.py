@@ -1,4 +1,7 @@
-"""Paths in niels_cache.toml, names that stand among paths (of data sets and of chat templates), and what a template learns."""
+"""Types of values in niels_cache.toml: paths, and the names of data sets and chat templates that may stand in place of a path.
+
+The key `turns`, which depends on the chat template, is here too.
+"""
 
 import difflib
 import os
@@ -14,7 +17,7 @@ from niels_cache_assets.base.defaults import Turns
 def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
     """Expand ~ and $VARIABLES in a path, and make the path relative to the folder of its TOML file.
 
-    The validation context gives this folder as `base_dir`. URLs are not changed.
+    The validation context gives this folder as `base_dir`. URLs are returned unchanged.
     """
     if not isinstance(value, str) or "://" in value:
         return value
@@ -30,7 +33,7 @@ def _from_config_folder(value: Any, info: ValidationInfo) -> Any:
 
 
 def is_name(value: str) -> bool:
-    """Return whether an entry of a list names a data set: it has no slash, no dot and no star. Otherwise, it is a path."""
+    """Return whether an entry of a list is the name of a data set and not a path: it has no slash, dot or star."""
     return _NAME.fullmatch(value) is not None
 
 

@@ -1,12 +1,14 @@
-"""The kinds of sources, one file each. A file has the name that a table gives as `source = "..."`.
+"""Kinds of sources, one file each.
+
+A file has the name that a table gives as `source = "..."`.
 
     types            the interface of a source                 errors      errors of sources, and how messages show them
     conversations    functions of all SFT kinds                val_share   the seeded share of documents that goes to val
     inputs           checks of all data sets before a build    net/        requests over the network
     hub/             the Hugging Face hub                      reading/    files, rows, encodings
-    mediawiki/       dumps and their markup
+    mediawiki/       dumps and their markup                    finding/    files that a glob or a folder names
 
-The import of this package opens no file and loads no large library.
+Importing this package opens no file and loads no large library.
 """
 
 from niels_cache_assets.sources.chat_jsonl import ChatJsonl

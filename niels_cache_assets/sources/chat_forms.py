@@ -1,4 +1,4 @@
-"""The forms of chats in rows, recognized by looking at them: which keys of a table `chat_jsonl` fit.
+"""Recognition of chats in rows: which keys of a table `chat_jsonl` fit them.
 
     {"conversations": [...], "system"}               messages_field = "conversations", system_field
     {"instruction", "input", "output", "history"}    instruction_field, input_field, output_field, history_field
@@ -8,9 +8,11 @@
     {"conversations": [...], "chosen", "rejected"}   kind = "preference", prompt_field = "conversations"
     {"input": {"messages"}, "preferred_output", "non_preferred_output"}    the same, with prompt_field = "input"
 
-The caller tries the keys on the rows. `init` writes them, and errors of a build advise them. The first name of a kind of column wins
-(`instruction`, `output`); otherwise exactly one column may have one of the names. A list of messages is never taken alone if another column
-has messages that are not in it. Trees of messages are of the source `oasst1`.
+The caller tries the keys on the rows. `init` writes them, and errors of a build suggest them. If there is a column with the first name of
+its kind (`instruction`, `output`), it is used; otherwise exactly one column may have one of the other names. A list of messages is never
+used alone if another column has messages that are not in it.
+
+Trees of messages belong to the source `oasst1`.
 """
 
 import json
@@ -42,7 +44,7 @@ Fits = Callable[[Keys], bool]
 
 
 class UnclearColumnsError(NielsCacheError):
-    """Several columns of the rows may hold the same thing."""
+    """Rows in which several columns may hold the same thing."""
 
 
 def are_trees(rows: Rows) -> bool:
@@ -54,9 +56,14 @@ def are_trees(rows: Rows) -> bool:
 
 
 def keys_of_rows(rows: Rows, fits: Fits) -> Keys | None:
-    """Return the keys of a table that makes chats or pairs of these rows, or None if they hold none.
+    """Return the keys of a table that makes chats or pairs from these rows, or None if they hold none.
 
-    fits: whether some keys make a chat or a pair of a row. Raises UnclearColumnsError if several columns may hold the same thing.
+    Args:
+        rows: The first rows of a file.
+        fits: Returns whether a table with the given keys makes a chat or a pair from at least one row.
+
+    Raises:
+        UnclearColumnsError: If several columns may hold the same thing.
     """
     columns = _Columns(rows)
     if (keys := _of_pairs(columns, fits)) is not None:
@@ -89,14 +96,19 @@ def _sample(value: Any) -> str:
 
 
 def note_of_lost_messages(row: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """Return a note on the messages of a row that a table does not read, although it reads other messages. names: the fields it reads."""
+    """Return a note on the messages of a row that a table ignores although it reads other messages, or None.
+
+    Args:
+        row: A row.
+        names: The fields that the table reads.
+    """
     read = [*names]
     lost = _lost(row, read) if any(holds_messages(row.get(name)) for name in read) else []
     return f"the messages in {', '.join(lost)} are not read (the table reads {', '.join(read)})" if lost else None
 
 
 def _lost(row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    """Return the fields of a row with messages that are in none of the named fields."""
+    """Return the fields of a row with messages that none of the named fields contains."""
     read = [message for name in names for message in _messages(row.get(name))]
     return [name for name, value in row.items() if name not in names and any(message not in read for message in _messages(value))]
 
@@ -106,7 +118,7 @@ def _messages(value: Any) -> list[Any]:
 
 
 class _Columns:
-    """The columns of rows, by their usual names."""
+    """The columns of rows, found by their usual names."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -114,15 +126,21 @@ class _Columns:
         self.of_messages = [name for name in self.names if any(holds_messages(row.get(name)) for row in rows)]
 
     def called(self, names: Sequence[str], *, with_text: bool = True) -> list[str]:
-        """Return the columns that have one of these names, in any case; only those with the first name if there are such.
+        """Return the columns that have one of these names, ignoring case; only those with the first name if there are any.
 
-        with_text: leave out columns that hold neither text nor messages.
+        Args:
+            names: Names in lower case, the preferred one first.
+            with_text: Whether to leave out columns that hold neither text nor messages.
         """
         found = [[name for name in self.names if name.lower() == wanted and (not with_text or self._says(name))] for wanted in names]
         return found[0] or [name for same in found[1:] for name in same]
 
     def one(self, key: str, names: Sequence[str], *, with_text: bool = True) -> Keys:
-        """Return the key with the only column that has one of these names, or nothing. Raises UnclearColumnsError for several columns."""
+        """Return the key with the only column that has one of these names, or an empty dict if there is none.
+
+        Raises:
+            UnclearColumnsError: If there are several such columns.
+        """
         found = self.called(names, with_text=with_text)
         if len(found) > 1:
             self.raise_unclear(key, found)
@@ -132,7 +150,7 @@ class _Columns:
         raise UnclearColumnsError(f"several fields may be the one for {key}: {shown(self.rows, names)}; set the keys of the table yourself")
 
     def lost_without(self, names: Sequence[str]) -> list[str]:
-        """Return the other columns with messages that are in none of these columns."""
+        """Return the other columns with messages that none of these columns contains."""
         return [*dict.fromkeys(name for row in self.rows for name in _lost(row, names))]
 
     def _says(self, name: str) -> bool:
@@ -144,7 +162,7 @@ def _first_fitting(tables: Iterable[Keys], fits: Fits) -> Keys | None:
 
 
 def _of_pairs(columns: _Columns, fits: Fits) -> Keys | None:
-    """Return the keys of a table that makes preference pairs."""
+    """Return the keys of a table that makes preference pairs, or None."""
     for chosen, rejected in _SIDES:
         if chosen not in columns.names or rejected not in columns.names:
             continue
@@ -169,7 +187,7 @@ def _of_pairs(columns: _Columns, fits: Fits) -> Keys | None:
 
 
 def _of_prompts(columns: _Columns, fits: Fits) -> Keys | None:
-    """Return the keys of a table that makes chats of a prompt and its answer, if one of them is messages."""
+    """Return the keys of a table that makes chats from a prompt and its answer, if at least one of the two is messages, or None."""
     asked, answered = columns.called(_INSTRUCTIONS), columns.called(_ANSWERS)
     if not {*asked, *answered} & {*columns.of_messages}:
         return None
@@ -180,7 +198,10 @@ def _of_prompts(columns: _Columns, fits: Fits) -> Keys | None:
 
 
 def _of_messages(columns: _Columns, fits: Fits) -> Keys | None:
-    """Return the keys of a table that takes a list of messages. A list may be empty in all rows only if it has a usual name."""
+    """Return the keys of a table that reads a list of messages, or None.
+
+    A list that is empty in all rows is accepted only if it has a usual name.
+    """
     usual = [name for name in columns.names if name.lower() in _DIALOGUES and any(isinstance(row.get(name), list) for row in columns.rows)]
     tables = {name: {} if name == "messages" else {"messages_field": name} for name in columns.of_messages or usual[:1]}
     fitting = [name for name, keys in tables.items() if fits(keys)]
@@ -194,7 +215,7 @@ def _of_messages(columns: _Columns, fits: Fits) -> Keys | None:
 
 
 def _of_instructions(columns: _Columns, fits: Fits) -> Keys | None:
-    """Return the keys of a table that makes chats of an instruction and its answer."""
+    """Return the keys of a table that makes chats from an instruction and its answer, or None."""
     if not columns.called(_ANSWERS):
         return None
     is_input_asked = not columns.called(_INSTRUCTIONS)

@@ -1,4 +1,4 @@
-"""The source `chat_jsonl`, for SFT rows of the user's files, with one conversation or preference pair in each row.
+"""The source `chat_jsonl`, for SFT rows in the user's files, with one conversation or preference pair per row.
 
 This module turns rows into messages. `sources.conversations` decides which conversations are valid. One row at a time is in memory.
 """
@@ -58,7 +58,7 @@ _OF_CHATS = ("messages_field", "instruction_field", "history_field", "output_fie
 _OF_INSTRUCTIONS = ("input_field", "history_field", "output_field")
 _OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens", "split_by")
 _PROMPT, _TOOLS = "prompt", "tools"  # the fields that are read if `prompt_field` and `tools_field` are not set
-_OF_FORM = {  # by reason for dropping: the description of a wrong form, for the case that all rows have this form
+_OF_FORM = {  # drop reason -> description of the wrong form, for data in which all rows have this form
     "malformed_messages": "the messages are not a list of objects",
     "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
     "null_content": "a message has no content",
@@ -89,10 +89,10 @@ class ChatJsonl(FileSource, SftSource):
     A prompt and its completion are in the fields for instruction and output, as text or as messages.
 
     Messages are {role, content}, or ShareGPT's {from, value} with human and gpt. With a chat template, they may also have LLaMA-Factory's
-    roles observation and function_call. An empty system message is left out.
+    roles observation and function_call. Empty system messages are left out.
     """
 
-    never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that ends has the same bytes
+    never_counts: ClassVar[frozenset[str]] = frozenset({"on_broken"})  # a build that succeeds has the same bytes
     endings: ClassVar[tuple[str, ...]] = (*with_compressions(".jsonl", ".ndjson", ".json"), ".parquet")
 
     source: Literal["chat_jsonl"] = "chat_jsonl"
@@ -170,7 +170,7 @@ class ChatJsonl(FileSource, SftSource):
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
         """Check that each configured field occurs in the first rows, and that at least one of these rows has the right form.
 
-        An optional field may appear in any row. If a build would stop at a broken row, no broken row may be among the first rows.
+        An optional field may occur in any row. If a build would stop at a broken row, no broken row may be among the first rows.
         """
         files = self.readable_files()
         stream = ((file.name, row, values) for file in files for row, values in self._rows(file))
@@ -211,15 +211,15 @@ class ChatJsonl(FileSource, SftSource):
                 )
 
     def _template_advice(self, rows: Sequence[dict[str, Any]]) -> str:
-        """Return a clause for a table without a chat template whose rows need one, such as calls of tools. Otherwise it is empty."""
+        """Return a clause for a table without a chat template whose rows need one, for example for tool calls. Otherwise it is empty."""
         with_template = self.model_copy(update={"template": "model"})
         needs = self.template == SENTINELS and any(with_template._problem(row) is None for row in rows)
         return '; these rows need a chat template, such as template = "model"' if needs else ""
 
     @classmethod
     def fits(cls, rows: Sequence[dict[str, Any]], keys: Mapping[str, str]) -> bool:
-        """Return whether a table with these keys makes a conversation or a pair of at least one row. A list of messages may be empty."""
-        for template in (SENTINELS, "chatml"):  # a template knows more roles, and calls of tools
+        """Return whether a table with these keys makes a conversation or a pair from at least one row. A list of messages may be empty."""
+        for template in (SENTINELS, "chatml"):  # a template supports more roles, and tool calls
             table = cls.model_validate({"source": "chat_jsonl", "files": ["*"], "template": template, **keys})
             unlabelled = ({name: value for name, value in row.items() if name not in LABELS} for row in rows)
             if any(table._problem(row) in (None, "empty_conversation") for row in unlabelled):
@@ -231,13 +231,13 @@ class ChatJsonl(FileSource, SftSource):
         return made if isinstance(made, str) else example_problem(Conversation(made[0], rejected=made[1]), self.roles)
 
     def _made_of(self, values: dict[str, Any]) -> tuple[list[Message], list[Message] | None, list[Any] | None] | str:
-        """Return the messages of a row, those of the rejected side or None, and the tools. Return the reason if the row has none."""
+        """Return the messages of a row, those of the rejected side or None, and the tools, or the reason why the row has none."""
         made, tools = self.example_of(values), self._tools(values)
         return made if isinstance(made, str) else tools if isinstance(tools, str) else (*made, tools)
 
     @property
     def _on_broken(self) -> OnBroken | None:
-        """The treatment of broken rows. None: they are counted without a report."""
+        """The treatment of broken rows. None counts them without a report."""
         return self.on_broken or (None if self.template == SENTINELS else "stop")
 
     def _configured(self) -> dict[str, str]:
@@ -263,7 +263,7 @@ class ChatJsonl(FileSource, SftSource):
         if self.is_preference:
             needed = {key: configured[key] for key in ("chosen_field", "rejected_field")}
         state = files.state
-        state.setdefault("unseen", sorted(configured))  # keys whose field has not occurred in any row yet
+        state.setdefault("unseen", sorted(configured))  # keys whose field has not occurred in any row so far
         state.setdefault("labels", False)  # whether a row had a label
         decoding = Decoding(self, context)
         unproven = dict(configured)  # keys whose field has not yet held a valid value
@@ -312,7 +312,7 @@ class ChatJsonl(FileSource, SftSource):
             )
 
     def example_of(self, values: dict[str, Any]) -> Example | str:
-        """Return the messages of a row, and those of the rejected side or None. Return the reason if the row has none."""
+        """Return the messages of a row and those of the rejected side or None, or the reason why the row has none."""
         if self.template != SENTINELS and (media := media_of(values)) is not None:
             return media
         system = values.get(self.system_field) if self.system_field else None
@@ -328,23 +328,22 @@ class ChatJsonl(FileSource, SftSource):
         return with_system(system, messages), None
 
     def _read(self, value: Any) -> list[Message] | str:
-        """Return the messages in a list, or the reason why there are none."""
         return plain_messages(value) if self.template == SENTINELS else template_messages(value)
 
     def _prompt_of(self, values: dict[str, Any]) -> Any:
-        """Return the prompt of a pair if it has a field of its own."""
+        """Return the prompt of a pair if it has a field of its own, or None."""
         return values.get(_PROMPT if self.prompt_field is None else self.prompt_field)
 
     def _tools(self, values: dict[str, Any]) -> list[Any] | str | None:
-        """Return the tools of a row for the chat template, or the reason why they cannot be used."""
+        """Return the tools of a row for the chat template, None if there are none, or the reason why they cannot be used."""
         if self.template == SENTINELS:
             return None
         prompt = self._prompt_of(values) if self.is_preference else None
-        beside = prompt.get(_TOOLS) if isinstance(prompt, dict) else None  # as OpenAI's pairs have them
+        beside = prompt.get(_TOOLS) if isinstance(prompt, dict) else None  # the place of tools in OpenAI's pairs
         return tools_of(values.get(self.tools_field or _TOOLS, beside))
 
     def _mapped(self, values: dict[str, Any]) -> list[Message] | str:
-        """Return the messages of an instruction (or prompt) and its answer, after those of the history."""
+        """Return the messages of an instruction (or prompt) and its answer, after those of the history, or the reason if there are none."""
         asked, answered = values.get(self.instruction_field or ""), values.get(self.output_field or "")
         extra = values.get(self.input_field) if self.input_field else None
         history = values.get(self.history_field) if self.history_field else None
@@ -363,7 +362,7 @@ class ChatJsonl(FileSource, SftSource):
 
 
 def _is_right(key: str, value: Any) -> bool:
-    """Return whether the field of this key holds a valid value. An optional field may be missing."""
+    """Return whether the field of a key holds a valid value. An optional field may be missing."""
     if value is None:
         return key in _OPTIONAL
     if key == "history_field":
@@ -382,7 +381,7 @@ def _are_turns(value: Any) -> bool:
 
 
 def _contents(example: Example | str) -> list[str]:
-    """Return the texts of all messages of an example. The texts of a prompt come once."""
+    """Return the texts of all messages of an example, those of the prompt of a pair only once."""
     if isinstance(example, str):
         return []
     messages, rejected = example

@@ -1,5 +1,6 @@
-"""Functions that all SFT kinds use. They check whether a conversation can be used for training, make batches, and make messages from an
-instruction.
+"""Functions that all SFT kinds share.
+
+They check whether a conversation can be used for training, make batches, and make messages from an instruction.
 """
 
 import difflib
@@ -25,12 +26,13 @@ _EMPTY = ("null_content", "empty_content")
 
 
 def conversation_problem(messages: Sequence[Mapping[str, Any]], roles: Collection[str] = ROLE_TO_KEY) -> str | None:
-    """Return why these messages are not an SFT example, as a reason for `dropped`. Return None if they are an SFT example.
+    """Return the drop reason if these messages are not an SFT example, otherwise None.
 
-    Roles may come in any order. Each role must be in `roles`, and each message needs content. With the roles of chat templates, a message
-    may call tools or think instead, and a tool may answer nothing. At least one message must be the assistant's, because the loss counts
-    only these messages. With the roles of chat templates, this message may not be empty, but other messages of the assistant and of the
-    system may be. Keys that say whether to train on a message must have clear values (see `messages`).
+    Roles may come in any order. Each role must be in `roles`, and each message needs content. At least one message must be the assistant's,
+    because the loss counts only these messages. Keys that say whether to train on a message must have clear values (see `messages`).
+
+    With the roles of chat templates, a message may have tool calls or reasoning instead of content, and a tool may return an empty answer.
+    At least one assistant message must not be empty, but other assistant messages and system messages may be.
     """
     return _problem_without_weights(messages, roles) or weight_problem(messages)
 
@@ -59,7 +61,10 @@ def _problem_with_template(messages: Sequence[Mapping[str, Any]], roles: Collect
 
 
 def silent_turns(messages: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the numbers of the messages of the assistant that say nothing. A chat template writes them, but they are no targets."""
+    """Return the indices of the assistant messages that are empty.
+
+    A chat template writes them, but they are not targets.
+    """
     said_nothing = (number for number, message in enumerate(messages) if message["role"] == "assistant" and not calls_or_thinks(message))
     return [number for number in said_nothing if _content_problem(messages[number]) in _EMPTY]
 
@@ -69,8 +74,10 @@ def _is_known(role: Any, roles: Collection[str]) -> bool:
 
 
 def _may_be_empty(message: Mapping[str, Any]) -> bool:
-    """Return whether a message without content may be there: it calls tools or thinks, it is the empty answer of a tool, or it is the
-    system's, whose empty message switches the default of a template off.
+    """Return whether a message without content is valid.
+
+    It is if the message has tool calls or reasoning, if it is the empty answer of a tool, or if it is an empty system message, which
+    disables the default system message of a template.
     """
     content = message.get("content")
     return not content and (calls_or_thinks(message) or (message["role"] in ("tool", "system", "developer") and content == ""))
@@ -84,7 +91,7 @@ def _content_problem(message: Mapping[str, Any]) -> str | None:
 
 
 def example_problem(example: Conversation, roles: Collection[str] = ROLE_TO_KEY) -> str | None:
-    """Return why this conversation or preference pair cannot be used for training, or None if it can."""
+    """Return the drop reason if this conversation or preference pair cannot be used for training, otherwise None."""
     problem = conversation_problem(example.messages, roles)
     if problem is not None or example.rejected is None:
         return problem
@@ -105,11 +112,15 @@ def valid_batches(
     roles: Collection[str] = ROLE_TO_KEY,
     refuse: Callable[[str, str, int, Sequence[Message]], None] | None = None,
 ) -> Iterator[list[Conversation]]:
-    """Yield the conversations in batches of 256. Drop and count conversations that cannot be used for training.
+    """Yield the conversations in batches of 256. Drop and count those that cannot be used for training.
 
-    `files`: the pass over the files with these conversations, if there is one. It reports where each batch begins in the files, so that a
-    build can be resumed (see `rows.batched`). `roles`: the roles that messages may have. `refuse`: called with the reason, the file, the
-    row and the messages of each dropped conversation, which it counts.
+    Args:
+        conversations: The conversations of a source.
+        report: Counts the dropped conversations if `refuse` is None.
+        files: The pass over the files with these conversations, if there is one. It reports where each batch begins in the files, so that a
+            build can be resumed (see `rows.batched`).
+        roles: The roles that messages may have.
+        refuse: Called with the reason, file, row and messages of each dropped conversation, which it counts.
     """
 
     def valid() -> Iterator[Conversation]:
@@ -131,17 +142,17 @@ def instruction_messages(system: Any, user: Any, assistant: Any) -> list[Message
 
 
 def with_system(system: Any, messages: list[Message]) -> list[Message]:
-    """Return messages after a message of the system, or alone if it is empty or already there. Values are not checked here."""
+    """Return the messages after a system message, or unchanged if it is empty or already there. Values are not checked here."""
     first = cast(Message, {"role": "system", "content": system})
     return messages if system in (None, "") or messages[:1] == [first] else [first, *messages]
 
 
 OnBroken = Literal["stop", "drop"]
-LABELS = ("label", "kto_tag")  # the names in trl and in LLaMA-Factory
+LABELS = ("label", "kto_tag")  # the field names of trl and of LLaMA-Factory
 
 Kto = Literal["positives", "drop"]
 
-_MISTAKES = {  # by reason for dropping
+_MISTAKES = {  # drop reason -> description
     "unknown_role": "a message has an unknown role",
     "no_assistant": "the assistant never speaks",
     "broken_json_in_call": "a call of a tool is not valid JSON",
@@ -164,15 +175,22 @@ class BrokenRowError(NielsCacheError):
 
 
 def stops_at(reason: str | None, on_broken: OnBroken | None) -> bool:
-    """Return whether a build stops at rows that are dropped for this reason. It stops at a label without `kto` also with
-    on_broken = "drop": it might train on rejected answers.
+    """Return whether a build stops at rows that are dropped for this reason.
+
+    It stops at a label without `kto` even with on_broken = "drop", because it might train on rejected answers.
     """
     return reason == "kto_label_without_key" or (on_broken == "stop" and reason in _MISTAKES)
 
 
 def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], roles: Collection[str], advice: str = "") -> BrokenRowError:
-    """Return the error for a row with a mistake. place: the file and the row. messages: those of the row, if they can be read. roles: the
-    roles that are known. advice: a clause with keys of the table that fit the row, or an empty string.
+    """Return the error for a row with a mistake.
+
+    Args:
+        place: The file and the row.
+        reason: The drop reason.
+        messages: The messages of the row, if they can be read.
+        roles: The known roles.
+        advice: A clause with keys of the table that fit the row, or an empty string.
     """
     what = _unknown_role(messages, roles) if reason == "unknown_role" else None
     if reason in WEIGHT_PROBLEMS:
@@ -181,9 +199,12 @@ def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], r
 
 
 class BrokenRows:
-    """The broken rows of one pass over a source. Each is counted, or it stops the build.
+    """The broken rows of one pass over a source. Each one is counted, or stops the build.
 
-    on_broken: "drop" also reports the first row of each reason; None reports nothing. roles: the roles that messages may have.
+    Args:
+        context: The pass.
+        on_broken: "drop" also reports the first row of each reason. None reports nothing.
+        roles: The known roles.
     """
 
     def __init__(self, context: StreamContext, on_broken: OnBroken | None, roles: Collection[str]) -> None:
@@ -191,7 +212,11 @@ class BrokenRows:
         self._told: set[str] = set()
 
     def refuse(self, reason: str, file: str, row: int, messages: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Count a dropped row. Raises BrokenRowError for a mistake, if this pass builds a cache that may not leave it out."""
+        """Count a dropped row.
+
+        Raises:
+            BrokenRowError: If the row has a mistake, and this pass builds a cache that may not leave it out.
+        """
         place = f"{file}: row {row}"
         if stops_at(reason, self._on_broken) and self._context.building is not None:
             table = self._context.building.replace("/", ".")
@@ -205,7 +230,7 @@ class BrokenRows:
 
 
 def _unknown_role(messages: Iterable[Mapping[str, Any]], roles: Collection[str]) -> str | None:
-    """Return the unknown role in words, with the nearest known one, or None if the messages have none."""
+    """Return a description of the unknown role with the nearest known one, or None if the messages have no unknown role."""
     for number, message in enumerate(messages):
         role = message.get("role")
         if not isinstance(role, str):
@@ -219,7 +244,7 @@ def _unknown_role(messages: Iterable[Mapping[str, Any]], roles: Collection[str])
 
 
 def has_label(row: Mapping[str, Any]) -> bool:
-    """Return whether the row has true or false in a field with the name of a label. Beside a `completion`, 1 and 0 mean the same."""
+    """Return whether the row has true or false in a label field. In a row with `completion`, 1 and 0 mean the same."""
     return bool(_labels(row))
 
 
@@ -229,7 +254,7 @@ def _labels(row: Mapping[str, Any]) -> list[Any]:
 
 
 def label_problem(row: Mapping[str, Any], kto: Kto | None) -> str | None:
-    """Return why the label of a row keeps it out of a data set, as a reason for `dropped`. None: it has no label, or may be learned."""
+    """Return the drop reason if the label of a row excludes it from a data set, otherwise None."""
     if not has_label(row):
         is_given = any(row.get(name) is not None for name in LABELS)
         return "malformed_label" if kto is not None and is_given else None

@@ -1,4 +1,4 @@
-"""The source `dolly15k`, for Databricks' Dolly on the Hugging Face hub. People wrote its instructions and answers."""
+"""The source `dolly15k`, for Databricks' Dolly on the Hugging Face hub, whose instructions and answers were written by people."""
 
 from collections.abc import Iterator
 from typing import Literal

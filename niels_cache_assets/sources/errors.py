@@ -1,4 +1,4 @@
-"""Errors of sources. This module has the class for an unavailable source, and functions that show other errors in messages and logs.
+"""Errors of sources: the class for an unavailable source, and functions that show other errors in messages and logs.
 
 A source reads foreign data with foreign libraries, so it may raise any exception. A message never shows a token, a password or the query of
 an address.
@@ -17,7 +17,7 @@ from niels_cache_runtime.errors import NielsCacheError
 DEBUG = "DEBUG: "  # prefix of log lines that only help to find a bug; the log of the run keeps these lines
 
 _UNREACHABLE = {errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH}
-_CONNECTION_ERRORS = {  # by library: the base classes of its connection errors
+_CONNECTION_ERRORS = {  # library -> base classes of its connection errors
     "httpx": {"TransportError"},
     "httpx2": {"TransportError"},
     "aiohttp": {"ClientConnectionError", "ClientPayloadError"},
@@ -28,11 +28,18 @@ _CONNECTION_ERRORS = {  # by library: the base classes of its connection errors
 
 
 class SourceUnavailable(NielsCacheError):
-    """A source that cannot be reached now (network or hub down). A finished cache of this source can still be used."""
+    """A source that cannot be reached now, because the network or the hub is down.
+
+    A finished cache of this source can still be used.
+    """
 
 
 def shown(url: str) -> str:
-    """Return an address without user, password and query, which may be secrets. Paths are returned unchanged."""
+    """Return an address without user, password and query, which may be secrets. Paths are returned unchanged.
+
+    Raises:
+        NielsCacheError: If `url` has a scheme but is not a valid address.
+    """
     if "://" not in url:
         return url
     try:
@@ -43,8 +50,9 @@ def shown(url: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text without access tokens and without the queries of addresses, which may contain keys. The access token of this process
-    is removed too.
+    """Return a text without access tokens and without the queries of addresses, which may contain keys.
+
+    The access token of this process is removed too.
     """
     from huggingface_hub import get_token
 
@@ -54,7 +62,7 @@ def without_secrets(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error, safe for a message."""
+    """Return the first line of an error, without secrets."""
     return without_secrets((str(error).strip().splitlines() or [""])[0])
 
 
@@ -69,7 +77,7 @@ def chain_of(error: BaseException) -> list[BaseException]:
 
 
 def endless_redirect(error: BaseException) -> str | None:
-    """Return a description of an endless redirect and the last address, or None for any other error."""
+    """Return a description of an endless redirect with the last address, or None for any other error."""
     for link in chain_of(error):
         if type(link).__name__ == "TooManyRedirects":  # of any HTTP library
             request: Any = getattr(link, "_request", None)
@@ -78,9 +86,9 @@ def endless_redirect(error: BaseException) -> str | None:
 
 
 def is_of_network(error: BaseException) -> bool:
-    """Return whether the error or one of its causes is a failed connection, in which the server gave no answer.
+    """Return whether an error or one of its causes is a failed connection, in which the server gave no answer.
 
-    Errors of other HTTP libraries are recognized by their names, because those libraries may not be installed.
+    Errors of HTTP libraries are recognized by name, because those libraries may not be installed.
     """
     return not isinstance(error, FileNotFoundError | PermissionError) and any(map(_is_of_connection, chain_of(error)))
 
@@ -94,12 +102,12 @@ def _is_of_connection(error: BaseException) -> bool:
 
 
 def in_one_line(error: Exception) -> str:
-    """Return the message of our own error. For any other error, return its class and the first line of its message: `KeyError: 'text'`."""
+    """Return the message of an error of this project, or else the class and first line of the error: `KeyError: 'text'`."""
     return str(error) if isinstance(error, NielsCacheError) else f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
 
 
 def log_traceback(error: Exception, log: Callable[[str], object]) -> None:
-    """Log the traceback of an error, unless it is our own error, whose message already says all that the user needs."""
+    """Log the traceback of an error, except for an error of this project, whose message already says all that the user needs."""
     if not isinstance(error, NielsCacheError):
         log(without_secrets("".join(traceback.format_exception(error))))
 

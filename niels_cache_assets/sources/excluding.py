@@ -1,9 +1,11 @@
-"""The key `exclude`: documents to take down, by the ids that the source gives them.
+r"""The key `exclude`: documents to remove, by the ids that the source gives them.
 
-The file has one id a line, as `trace` and the lineage show it: the value of the id field, or `file#row`. A line stands for itself, and for
-itself without white space around it. A JSON string, such as "two\\nlines", stands for any id, also for one that no line can hold. The ids
-are in memory, at about 200 bytes each, and a document costs one look into a set. The set of ids is part of the fingerprint; the order of
-the lines and the path are not. In a data set in parts, only the ids that a part holds are part of its fingerprint (parts/excluded.py).
+The file has one id per line, as `trace` and the lineage show it: the value of the id field, or `file#row`. A line stands for itself, and
+for itself without surrounding white space. A JSON string, such as "two\nlines", stands for any id, including one that no line can hold.
+
+The ids are held in memory, at about 200 bytes each, and a document costs one set lookup. The set of ids is part of the fingerprint; the
+order of the lines and the path are not. In a data set in parts, only the ids that occur in a part are part of its fingerprint
+(`parts/excluded.py`).
 """
 
 import hashlib
@@ -26,22 +28,33 @@ EXCLUDED = "excluded"  # the reason in `dropped`, and the key in `facts` with th
 
 
 def excluded_ids(path: str) -> frozenset[str]:
-    """Return the ids in a file: its lines, with and without white space around them, and the values of JSON strings.
+    """Return the ids in a file: its lines, with and without surrounding white space, and the values of JSON strings.
 
-    Raises NielsCacheError if the file is missing, is not UTF-8, or has no id.
+    Raises:
+        NielsCacheError: If the file is missing, is not UTF-8, or has no id.
     """
     return _entries_of(path)[0]
 
 
 def unmatched_lines(path: str, removed: Collection[str]) -> list[str]:
-    """Return the lines of a file that match none of the removed ids, each as a JSON string. Raises NielsCacheError as `excluded_ids`."""
+    """Return the lines of a file that match none of the removed ids, each as a JSON string.
+
+    Raises:
+        NielsCacheError: If the file is missing, is not UTF-8, or has no id.
+    """
     return [json.dumps(line, ensure_ascii=False) for line, ids in _entries_of(path)[1].items() if not any(each in removed for each in ids)]
 
 
 def require_matches(path: str, facts: Mapping[str, Any], *, must_match: bool) -> str | None:
-    """Return a line about the ids in a file that no document has had, or None. facts: those of the build in its meta.json.
+    """Return a line about the ids in a file that matched no document, or None if all matched.
 
-    Raises NielsCacheError instead if each id must match.
+    Args:
+        path: The file with the ids.
+        facts: The facts of the build in its meta.json.
+        must_match: Whether an id that matched no document is an error.
+
+    Raises:
+        NielsCacheError: If `must_match` is set and an id matched no document.
     """
     unmatched = unmatched_lines(path, facts.get(EXCLUDED, {}))
     if not unmatched:
@@ -62,19 +75,22 @@ def _entries_of(path: str) -> tuple[frozenset[str], Mapping[str, tuple[str, ...]
 
 
 def exclude_identity(path: str | None) -> dict[str, str]:
-    """Return what the key adds to a fingerprint: a sha256 over the sorted ids, or nothing without the key."""
+    """Return what the key adds to a fingerprint: a sha256 of the sorted ids, or nothing without the key."""
     return {} if path is None else identity_of_ids(excluded_ids(path))
 
 
 def identity_of_ids(ids: Collection[str]) -> dict[str, str]:
-    """Return what these ids add to a fingerprint: a sha256 over the sorted ids, or nothing without ids."""
+    """Return what these ids add to a fingerprint: a sha256 of the sorted ids, or nothing without ids."""
     return {"exclude": _digest(frozenset(ids))} if ids else {}
 
 
 def without_excluded(batches: Iterator[Documents], path: str | None, report: SourceReport) -> Iterator[Documents]:
-    """Yield the batches without the documents whose ids are in the file `path`. None: all batches, unchanged.
+    """Yield the batches without the documents whose ids are in a file.
 
-    The removed documents are counted in `dropped` and `facts` of the report.
+    Args:
+        batches: The batches of a source.
+        path: The file with the ids. None yields all batches unchanged.
+        report: Counts the removed documents in `dropped` and `facts`.
     """
     if path is None:
         yield from batches
@@ -86,7 +102,7 @@ def without_excluded(batches: Iterator[Documents], path: str | None, report: Sou
 
 
 def rest_of(batch: DocumentBatch, ids: Collection[str], report: SourceReport) -> DocumentBatch:
-    """Return a batch without the documents that have one of these ids. They are counted in `dropped` and `facts` of the report."""
+    """Return a batch without the documents that have one of these ids, which are counted in `dropped` and `facts` of the report."""
     gone = np.fromiter((source_id in ids for source_id in batch.source_id), bool, len(batch))
     if not gone.any():
         return batch
@@ -99,7 +115,7 @@ def rest_of(batch: DocumentBatch, ids: Collection[str], report: SourceReport) ->
     return batch[~gone]
 
 
-@lru_cache(maxsize=8)  # each of many parts asks for that of the same list
+@lru_cache(maxsize=8)  # each of many parts needs the digest of the same list
 def _digest(ids: frozenset[str]) -> str:
     return hashlib.sha256(json.dumps(sorted(ids)).encode()).hexdigest()
 
@@ -110,7 +126,7 @@ def _read(path: str, stamp: tuple[int, int] | None) -> tuple[frozenset[str], Map
     file = SourceFile(path, os.path.basename(path))
     with reading(file), open_bytes(file) as stream:
         try:
-            lines = re.split(r"\r\n|\r|\n", stream.read().decode("utf-8-sig"))  # an id may have other ends of lines, such as U+2028
+            lines = re.split(r"\r\n|\r|\n", stream.read().decode("utf-8-sig"))  # an id may contain other line separators, such as U+2028
         except UnicodeDecodeError as error:
             raise NielsCacheError(f"{path}: exclude is not UTF-8 at byte {error.start}; write one id a line in UTF-8") from error
     entries = {line: _ids_of(line) for line in lines if line.strip()}

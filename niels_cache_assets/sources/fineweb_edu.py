@@ -1,4 +1,4 @@
-"""The source `fineweb_edu`, for FineWeb-Edu, which is web pages of educational value."""
+"""The source `fineweb_edu`, for FineWeb-Edu: web pages of educational value."""
 
 from typing import Literal
 

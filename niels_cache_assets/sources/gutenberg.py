@@ -1,6 +1,6 @@
 """The source `gutenberg`, for books of Project Gutenberg without the project's header and licence footer.
 
-The books are read from the hub, or from a folder of *.txt. One book of a folder, or one row group (block of rows) of the hub, is in memory.
+The books are read from the hub, or from a folder of *.txt. One book of a folder, or one row group of the hub, is in memory.
 """
 
 import re
@@ -27,7 +27,7 @@ _END = re.compile(rf"^[ \t]*\*{{3}}\s*END OF {_NAME}", _FLAGS)
 _END_PHRASE = re.compile(r"^[ \t]*End of (?:the |this )?Project Gutenberg(?:['’]s)? [^\n]*$", _FLAGS)
 _TITLE = re.compile(r"^Title:[ \t]*(\S[^\r\n]*)\r?$", _FLAGS)
 _HEADER_CHARACTERS = 20_000  # the small print of the 1990s has 10,000 characters
-_FOOTER_CHARACTERS = 20_000  # without an end marker, the phrase is only searched near the end, because books may quote it
+_FOOTER_CHARACTERS = 20_000  # without an end marker, the phrase is only searched for near the end, because books may quote it
 _PHRASE_DISTANCE = 500  # the phrase may come this many characters before the end marker
 
 
@@ -115,7 +115,7 @@ def strip_project_gutenberg(text: str) -> tuple[str | None, str]:
 
 
 def _end_of_body(text: str, begin: int, end: re.Match[str] | None) -> int:
-    """Return where the body that starts at `begin` ends: at its end marker, or at a phrase near it or near the end of the text."""
+    """Return where the body that starts at `begin` ends: at its end marker, or at a phrase near the marker or near the end of the text."""
     stop = end.start() if end else len(text)
     distance = _PHRASE_DISTANCE if end else _FOOTER_CHARACTERS
     for phrase in reversed([*_END_PHRASE.finditer(text, max(begin, stop - _FOOTER_CHARACTERS), stop)]):

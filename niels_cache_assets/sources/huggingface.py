@@ -1,5 +1,6 @@
-"""The source `huggingface`, for any text data set of the Hugging Face hub, and the base class of `fineweb_edu`. The hub's library
-shuffles.
+"""The source `huggingface`, for any text data set of the Hugging Face hub, and the base class of `fineweb_edu`.
+
+The hub's library shuffles the documents.
 """
 
 import difflib
@@ -35,7 +36,7 @@ class _HubJsonl(Jsonl):
     reads_files: ClassVar[bool] = False
 
 
-_READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # by the loader, and by `reads_files`
+_READERS: dict[tuple[str, bool], type[Parquet] | type[Jsonl]] = {  # (loader, `reads_files`) -> reader
     ("parquet", True): Parquet,
     ("parquet", False): _HubParquet,
     ("json", True): Jsonl,
@@ -82,7 +83,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
         return found
 
     def _group_of(self, name: str) -> int:
-        """Return the number of the first table `added` that names a file, from 1, or 0."""
+        """Return the number of the first table `added` that names a file, from 1, or 0 if there is none."""
         return next((number for number, each in enumerate(self.added, 1) if _matches(name, each.files)), 0)
 
     def list_files(self, revision: str | None, *, group: int = 0, hashed: bool = True) -> list[ListedFile]:
@@ -112,7 +113,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
         return [each for file in files for each in located_among(found[file.split], [file])]
 
     def file_reader(self, names: Sequence[str]) -> Parquet | Jsonl:
-        """Return our own reader, because the stream of the hub's library cannot begin at a file."""
+        """Return the reader of the user's files, because the stream of the hub's library cannot begin at a file."""
         kind = format_of(list(names)), self.reads_files
         if kind not in _READERS:
             raise NielsCacheError(f"{names[0]}: parts are read from Parquet and JSON Lines files only; remove parts")
@@ -184,7 +185,7 @@ class HubText(HasColumns, HubData, SourceWithParts):
     def _kept(
         self, columns: Mapping[str, Sequence[Any]], files: Sequence[str], rows: Sequence[int], stays: Sequence[bool]
     ) -> list[str | None]:
-        """Return the kept values of each row as JSON, or None for a row that does not stay."""
+        """Return the values of the `keep` columns of each row as JSON, or None for a row that is dropped."""
         values = zip(*(columns[name] for name in self.keep), strict=True)
         return [
             self.kept_of(dict(zip(self.keep, row, strict=True)), file, number) if stay else None
@@ -198,7 +199,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _patterns_of(files: Iterable[ListedFile]) -> list[str]:
-    """Return a pattern for each folder of these files, once with all folders above it, and once with its own name only."""
+    """Return two patterns for each folder of these files: one with all parent folders, and one with the folder's own name only."""
     folders = dict.fromkeys(PurePosixPath(file.name).parent for file in files)
     return [f"{pattern}/*" for folder in folders for pattern in dict.fromkeys((folder.name, str(folder))) if pattern]
 

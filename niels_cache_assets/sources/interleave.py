@@ -1,9 +1,10 @@
-"""The source `interleave`, which mixes one stream from other pretrain data sets by weight, document by document.
+"""The source `interleave`, which mixes several pretrain data sets into one stream by weight, document by document.
 
-`datasets.interleave_datasets` draws from streams. Each member is read with the settings of its own table. A document costs about 0.1 ms,
-because the library passes rows between threads one at a time. A member that is split by val_frac is read one more time to count its
-documents. The memory is that of all members together. corpus/held_out.py finds the documents that a member keeps for val, and describes
-the cost of this.
+`datasets.interleave_datasets` draws from the streams. Each member is read with the settings of its own table.
+
+A document costs about 0.1 ms, because the library passes rows between threads one at a time. A member that is split by val_frac is read one
+more time to count its documents. The memory is that of all members together. `streaming/held_out.py` finds the documents that a member
+keeps for val, and describes the cost of this.
 """
 
 from __future__ import annotations
@@ -29,12 +30,17 @@ from niels_cache_runtime.errors import NielsCacheError
 class Interleave(PretrainSource):
     """Documents from several data sets, drawn with the given weights.
 
-    `all_exhausted` restarts members that end early. Their documents repeat, so there can be no val split. The documents that a member keeps
-    for val, by upstream's split, val_frac or token budgets, are left out and counted (`member_val`). The other documents are split by the
-    rule of this table, even if the member's own cache ends earlier. If a member has `decontaminate`, documents of all members that equal or
-    nearly equal its val are left out too (`in_val_of_member`, `near_val_of_member`). If a member has `decontaminate_against`, the same is
-    true for the texts that it names, with the limits and reasons of that member. held_out.py describes how val is found. A member in parts
-    is read file by file, without its shuffle. The files that it has grown by come last.
+    `all_exhausted` restarts members that end early. Their documents repeat, so there can be no val split.
+
+    The documents that a member keeps for val, by upstream's split, val_frac or token budgets, are left out and counted (`member_val`). The
+    other documents are split by the rule of this table, even if the member's own cache ends earlier. `streaming/held_out.py` describes how
+    val is found.
+
+    If a member has `decontaminate`, documents of all members that are equal or nearly equal to its val are left out too
+    (`in_val_of_member`, `near_val_of_member`). The same applies to the texts in `decontaminate_against` of a member, with the limits and
+    drop reasons of that member.
+
+    A member in parts is read file by file, without its shuffle. Its added files come last.
     """
 
     source: Literal["interleave"] = "interleave"
@@ -126,8 +132,9 @@ class Interleave(PretrainSource):
 
 
 class Member:
-    """One member of a mixture, as a generator of keys for the library. A document waits here until the library has drawn its key, so that
-    no document is copied.
+    """One member of a mixture, as a generator of keys for the library.
+
+    A document waits here until the library has drawn its key, so that no document is copied.
     """
 
     def __init__(self, name: str, source: PretrainSource, context: StreamContext) -> None:
@@ -163,7 +170,10 @@ class Member:
             yield {"member": member, "key": key}
 
     def find_held_out(self) -> None:
-        """Find the val documents of this member. Call this before the first document of any member is read."""
+        """Find the val documents of this member.
+
+        Call this before the first document of any member is read.
+        """
         context = self._context
         if context.held_out is not None:
             documents = lambda: self.documents(SourceReport())  # noqa: E731
@@ -171,7 +181,7 @@ class Member:
             context.held_out.find(self._name, documents=documents, heads=heads, log=context.log)
 
     def heads(self) -> Iterator[tuple[int, Iterator[Document]]]:
-        """Yield for each part of this member the number of tokens that its head gives to val, and its documents."""
+        """Yield for each part of this member the number of tokens that its head contributes to val, and its documents."""
         context = self._own_context(SourceReport())
         assert isinstance(self._source, SourceWithParts)
         for val_tokens, stream in heads_of_parts(self._source, revision=context.revision, seed=context.seed):
@@ -188,9 +198,9 @@ class Member:
         return ((document, "member_val" if document.split == "val" else None) for document in documents)
 
     def documents(self, report: SourceReport) -> Iterator[Document]:
-        """Yield the documents with the split that the member's own build gives them before it tokenizes."""
+        """Yield the documents with the splits that the member's own build assigns before tokenization."""
         context = self._own_context(report)
-        # The rows of a file have the numbers that the parts give them, and these decide about val.
+        # Rows keep the numbers that the parts give them, because these numbers determine val.
         if isinstance(self._source, SourceWithParts) and self._source.parts > 1:
             if self._in_parts is None:
                 self._in_parts = streams_of_all_parts(self._source, revision=context.revision, seed=context.seed)

@@ -20,9 +20,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class Jsonl(KeepsDamaged, RowFileSource):
-    """JSON Lines: one object per line. A string `title` becomes the document's title. `row` in the lineage is the index of the
-    line, including blank lines.
-    """
+    """JSON Lines: one object per line. A string `title` becomes the document's title. In the lineage, `row` counts blank lines too."""
 
     endings: ClassVar[tuple[str, ...]] = with_compressions(".jsonl", ".ndjson", ".json")
 
@@ -92,7 +90,11 @@ class Jsonl(KeepsDamaged, RowFileSource):
         return []
 
     def _rows(self, files: FilePass, context: StreamContext, text_field: str | None = None) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Yield (name of the file, row, values). Files in which no row has `text_field` are recorded; a pass begins after a text."""
+        """Yield (name of the file, row, values).
+
+        Files in which no row has `text_field` are recorded. A pass that resumes inside a file begins after a text, so that file has the
+        field.
+        """
         on_damage = self.on_damage(context, files)
         how: dict[str, Any] = {"encoding": self.encoding, "limit": self.max_document_bytes, "on_damage": on_damage}
         for file in files.files():
@@ -106,7 +108,7 @@ class Jsonl(KeepsDamaged, RowFileSource):
 
 
 def _fields(head: Sequence[tuple[str, int, dict[str, Any]]]) -> dict[str, bool]:
-    """Return {field: whether it holds a string in any of these rows}."""
+    """Return for each field whether it holds a string in any of these rows."""
     fields: dict[str, bool] = {}
     for _, _, values in head:
         for name, value in values.items():

@@ -1,5 +1,4 @@
-"""The source `markdown_folder`, for notes below a folder, with one document for each *.md file. The module also has the base class of
-`roam`.
+"""The source `markdown_folder`, for notes in a folder, one document per *.md file, and the base class of `roam`.
 
 Files are read in the order of their relative paths. Hidden files and folders (.git, .obsidian) are left out. One file is in memory at a
 time.
@@ -31,7 +30,7 @@ class Notes(DecodesText, PretrainSource):
             yield from self.file_documents(file, files, context, decoding)
 
     def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
-        """Yield the documents of a file, beginning at the position of the pass in this file."""
+        """Yield the documents of a file, from the position of the pass in this file."""
         if files.position.row:
             return
         text, marked = read_text(file, encoding=self.encoding, limit=self.max_document_bytes)

@@ -1,12 +1,13 @@
-"""Messages of rows in the form of this project, and the tools that a row offers.
+"""Conversion of the messages and tools of rows to the form of this project.
 
     {"role", "content"} or {"from", "value"} --> Message      with a chat template, with all its other keys
-    {"from": "function_call", "value": "{...}"} --> Message with a call of a tool, for a chat template
+    {"from": "function_call", "value": "{...}"} --> Message with a tool call, for a chat template
     "[{...}]" or [{...}]                      --> tools
     {"images": ["a.png"], ...}                --> the kind of a row that holds more than text
 
-For a chat template, values reach it as they are in the row, because a template expects what `transformers` gives it. Only a content that is
-a list of texts becomes one text, and calls and tools that are JSON in a text are decoded (arguments of calls later: tool_arguments.py).
+A chat template receives the values as they are in the row, because it expects what `transformers` gives it. There are two exceptions. A
+content that is a list of texts becomes one text, and calls and tools that are JSON strings are decoded (`chats/arguments.py` decodes the
+arguments of calls later).
 """
 
 import json
@@ -17,8 +18,8 @@ from niels_cache_assets.base.documents import Message
 from niels_cache_runtime.format.meta import unique_keys
 
 _ROLES = {"human": "user", "gpt": "assistant"}  # the role names of ShareGPT
-_CALLS = "function_call"  # the role of messages that are calls of tools as JSON
-SHARED_ROLES = {**_ROLES, "observation": "tool", _CALLS: "assistant"}  # with those that LLaMA-Factory adds; only chat templates know them
+_CALLS = "function_call"  # the role of messages that hold tool calls as JSON
+SHARED_ROLES = {**_ROLES, "observation": "tool", _CALLS: "assistant"}  # also the roles that LLaMA-Factory adds, for chat templates only
 _MESSAGE_KEYS = ("role", "from", "content", "value")
 _MEDIA = ("image", "audio", "video")
 _NOTHING = (None, "", "null")  # JSON texts without a value
@@ -31,7 +32,7 @@ class _RepeatedKeyError(Exception):
 def plain_messages(value: Any) -> list[Message] | str:
     """Return the messages with the role names of this project, or the reason why they cannot be used.
 
-    Empty system messages are left out, and so are other keys, except those that say whether to train on a message.
+    Empty system messages are removed. So are all other keys, except those that say whether to train on a message.
     """
     return _read(value) if _are_objects(value) else "malformed_messages"
 
@@ -39,8 +40,8 @@ def plain_messages(value: Any) -> list[Message] | str:
 def template_messages(value: Any) -> list[Message] | str:
     """Return the messages for a chat template, or the reason why they cannot be used.
 
-    Messages keep their other keys, except those without a value. An empty message of the system stays: without it, many templates write
-    their default one.
+    Messages keep their other keys, except those without a value. An empty system message stays, because many templates otherwise write
+    their default system message.
     """
     if not _are_objects(value):
         return "malformed_messages"
@@ -52,7 +53,11 @@ def template_messages(value: Any) -> list[Message] | str:
 
 
 def _problem_of(given: Mapping[str, Any], message: dict[str, Any]) -> str | None:
-    """Decode the calls of a message, and join the parts of its content. Return the reason why it cannot be used, or None."""
+    """Decode the calls of a message and join the parts of its content, in place.
+
+    Returns:
+        The reason why the message cannot be used, or None.
+    """
     if _role_of(given) == _CALLS:  # its text holds the calls
         message["content"], message["tool_calls"] = None, _calls_in(message["content"])
     if isinstance(message["content"], list):
@@ -71,7 +76,7 @@ def _problem_of(given: Mapping[str, Any], message: dict[str, Any]) -> str | None
 
 
 def tools_of(value: Any) -> list[Any] | str | None:
-    """Return the tools that a row offers, or None if there are none, or the reason why they cannot be used."""
+    """Return the tools that a row offers, None if there are none, or the reason why they cannot be used."""
     if value in _NOTHING or value == []:
         return None
     try:
@@ -82,7 +87,7 @@ def tools_of(value: Any) -> list[Any] | str | None:
 
 
 def media_of(row: Mapping[str, Any]) -> str | None:
-    """Return the reason for a row with an image, audio or video in a field of its own, such as `images`. Return None for other rows."""
+    """Return the reason to drop a row with an image, audio or video in a field of its own, such as `images`, or None for other rows."""
     return next((f"{kind}_content" for kind in _MEDIA for name in (kind, f"{kind}s") if row.get(name)), None)
 
 
@@ -93,7 +98,10 @@ def holds_messages(value: Any) -> bool:
 
 
 def joined(instruction: Any, extra: Any, between: str) -> Any:
-    """Join an instruction and further input to the user's message. A value that is not a string is returned unchanged."""
+    """Return an instruction and further input joined to one user message.
+
+    If the instruction or the input is not a string, that value is returned unchanged, so that a later check reports it.
+    """
     if extra is None or not isinstance(instruction, str):
         return instruction
     if not isinstance(extra, str):
@@ -102,7 +110,7 @@ def joined(instruction: Any, extra: Any, between: str) -> Any:
 
 
 def calls_or_thinks(message: Mapping[str, Any]) -> bool:
-    """Return whether a message says something without content: calls of tools, or reasoning."""
+    """Return whether a message has tool calls or reasoning, which make it useful without content."""
     return bool(message.get("tool_calls") or message.get("reasoning_content"))
 
 
@@ -119,7 +127,12 @@ def _content_of(message: Mapping[str, Any]) -> Any:
 
 
 def _spoken(value: list[dict[str, Any]], *, keeps_empty: bool = False) -> list[dict[str, Any]]:
-    """Return the messages without those of the system that have no text. keeps_empty: with those whose text is empty."""
+    """Return the messages without system messages that have no content.
+
+    Args:
+        value: The messages of a row.
+        keeps_empty: Whether to keep system messages whose content is the empty string.
+    """
     missing = (None,) if keeps_empty else (None, "")
     return [message for message in value if not (_role_of(message) == "system" and _content_of(message) in missing)]
 
@@ -135,7 +148,7 @@ def _read(value: list[dict[str, Any]], *, roles: Mapping[str, str] = _ROLES, kee
 
 
 def _calls_in(content: Any) -> list[Any]:
-    """Return the calls of tools in the JSON text of a message. Broken ones give a list that holds no call."""
+    """Return the tool calls in the JSON text of a message. Broken JSON gives a list that holds no call."""
     decoded = _decoded(content)
     calls = decoded if isinstance(decoded, list) and decoded else [decoded]
     return [{"type": "function", "function": call} if isinstance(call, Mapping) and "name" in call else None for call in calls]
@@ -148,13 +161,13 @@ def _joined(parts: list[Any]) -> str | None:
 
 
 def _kind_of_media(parts: list[Any]) -> str | None:
-    """Return the reason for a content with an image, audio or video: the kind of the first one. Return None for other parts."""
+    """Return the reason to drop a content with an image, audio or video, by its first one, or None for other parts."""
     kinds = (str(part.get("type", "")).removeprefix("input_").removesuffix("_url") for part in parts if isinstance(part, Mapping))
     return next((f"{kind}_content" for kind in kinds if kind in _MEDIA), None)
 
 
 def _decoded(value: Any) -> Any:
-    """Return the value of a JSON text, or None if it is broken. Every other value is returned unchanged."""
+    """Return the value of a JSON text, or None if it is broken. Any other value is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -164,7 +177,13 @@ def _decoded(value: Any) -> Any:
 
 
 def _json(text: str) -> Any:
-    """Return the value of a JSON text. Raises ValueError or RecursionError for a broken one, _RepeatedKeyError for a repeated key."""
+    """Return the value of a JSON text.
+
+    Raises:
+        ValueError: If the JSON is broken.
+        RecursionError: If the JSON is nested too deeply.
+        _RepeatedKeyError: If an object has a key twice.
+    """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         try:
@@ -176,7 +195,7 @@ def _json(text: str) -> Any:
 
 
 def _is_sound_call(call: Any) -> bool:
-    """Return whether a call is an object whose arguments, if they are a text, are JSON. The arguments themselves stay as they are."""
+    """Return whether a call is an object whose arguments, if they are a string, are JSON. The arguments are not changed."""
     if not isinstance(call, Mapping):
         return False
     function = call.get("function", call)
@@ -194,12 +213,12 @@ def _is_sound_call(call: Any) -> bool:
 
 WEIGHT_PROBLEMS = ("unusable_weight", "contradictory_weights", "weight_of_other_role")
 
-_MASKING = "masked"  # of torchtune; true means no training
+_MASKING = "masked"  # torchtune's key; true means that the message is not trained on
 WEIGHT_KEYS = frozenset({"weight", "train", "training", "trainable", "loss", "loss_mask", "loss_scale", "train_detail", _MASKING})
 
 
 def masked_messages(messages: Sequence[Mapping[str, Any]], *, first: int = 0) -> frozenset[int]:
-    """Return the numbers of the assistant's messages, from number `first` on, that are marked not to be trained on."""
+    """Return the indices of the assistant messages, from index `first` on, that are marked as not to be trained on."""
     if all(map(WEIGHT_KEYS.isdisjoint, messages)):
         return frozenset()
     return frozenset(
@@ -210,13 +229,13 @@ def masked_messages(messages: Sequence[Mapping[str, Any]], *, first: int = 0) ->
 
 
 def weight_problem(messages: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return why the weights of these messages cannot be used, as a reason for `dropped`, or None if they can."""
+    """Return the drop reason if the weights of these messages cannot be used, otherwise None."""
     found = _find(messages)
     return None if found is None else found[0]
 
 
 def describe_weight_problem(messages: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the `weight_problem` of messages in words, or None if they have none."""
+    """Return a description of the `weight_problem` of these messages, or None if they have none."""
     found = _find(messages)
     return None if found is None else found[1]
 
@@ -227,7 +246,11 @@ def without_weights(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def masked_before(messages: Sequence[Message], first: int) -> list[Message]:
-    """Return messages whose replies before number `first` are marked not to be trained on, unless they have a mark already."""
+    """Mark the assistant messages before index `first` as not to be trained on, unless they already have a mark.
+
+    Returns:
+        The messages, with marked copies in place of those that change.
+    """
     return [
         cast(Message, {**message, "train": False})
         if number < first and message["role"] == "assistant" and WEIGHT_KEYS.isdisjoint(message)
@@ -237,7 +260,7 @@ def masked_before(messages: Sequence[Message], first: int) -> list[Message]:
 
 
 def _marks(message: Mapping[str, Any]) -> dict[str, bool | None]:
-    """Return for each key whether to train on the message, or None if its value says neither. Keys that are null are left out."""
+    """Return for each weight key whether to train on the message, or None if its value is unclear. Keys that are null are left out."""
     return {key: _says_train(key, message[key]) for key in sorted(WEIGHT_KEYS & message.keys()) if message[key] is not None}
 
 
@@ -248,7 +271,7 @@ def _says_train(key: str, value: Any) -> bool | None:
 
 
 def _find(messages: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """Return the reason and the words for the first message whose weights cannot be used."""
+    """Return the reason and a description for the first message whose weights cannot be used, or None."""
     for number, message in enumerate(messages):
         if WEIGHT_KEYS.isdisjoint(message):
             continue

@@ -1,6 +1,6 @@
-"""What a build says about the local files of a source before it reads them: links, hard links, empty files, files that are not text.
+"""Notes that a build prints about the local files of a source before it reads them.
 
-This opens each file once, for its first bytes.
+They name links, hard links, empty files and files that are not text. Each file is opened once, for its first bytes.
 """
 
 import os
@@ -15,9 +15,10 @@ from niels_cache_assets.sources.types import AddedFiles, Source
 
 
 def notes_on_source(source: Source) -> list[str]:
-    """Return what the user should know about the local files of a table, in one line for each problem.
+    """Return what the user should know about the local files of a table, one line for each problem.
 
-    Raises NielsCacheError for a file that a reader would refuse for its first bytes, because a build might reach it only after hours.
+    Raises:
+        NielsCacheError: If a reader would reject a file because of its first bytes. A build might reach this file only after hours.
     """
     path = getattr(source, "path", None)
     lists = [[path] if path else [], getattr(source, "files", None) or [], getattr(source, "val_files", None) or []]
@@ -59,7 +60,15 @@ def _is_strange(path: str, content: Content) -> bool:
 
 
 def _line(found: Mapping[str, str], one: str, many: str, rest: str, *, warns: bool = False) -> list[str]:
-    """Return the line for these paths, or nothing. `rest`: takes the first path and its value."""
+    """Return the line for the paths of one problem, or an empty list if there are none.
+
+    Args:
+        found: For each path, the value that the line shows next to it.
+        one: Noun and verb for a single path.
+        many: Noun and verb for several paths.
+        rest: A format string for the rest of the line, which takes the first path and its value.
+        warns: Whether the line is a warning.
+    """
     if not found:
         return []
     path = min(found)

@@ -1,8 +1,8 @@
-"""The source `oasst1`, for OpenAssistant's message trees as conversations. There is one conversation for each path from a root to a leaf.
+"""The source `oasst1`, for OpenAssistant's message trees, with one conversation for each path from a root to a leaf.
 
 The module reads flat messages and tree files. Flat messages (the hub's rows) come in any order, so all of them are held in memory: 88,000
 for oasst1. Tree files (*.trees.jsonl) are read one tree at a time. The time is linear in the number of messages and in the length of the
-written threads. There is no recursion.
+threads. There is no recursion.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,9 +43,7 @@ class Node(NamedTuple):
 
 
 class Oasst1(HubData, SftSource):
-    """OpenAssistant's message trees. Each path from the root to a leaf (a thread) becomes one conversation, without a system
-    message.
-    """
+    """OpenAssistant's message trees. Each path from the root to a leaf (a thread) becomes one conversation without a system message."""
 
     source: Literal["oasst1"] = "oasst1"
     dataset: str = "OpenAssistant/oasst1"
@@ -84,7 +82,7 @@ class Oasst1(HubData, SftSource):
         return kept
 
     def _trees(self, part: Part, context: StreamContext, decoding: Decoding) -> Iterator[list[Node]]:
-        """Yield the list of messages of each tree. Trees come in the order of their first messages in the data."""
+        """Yield the messages of each tree. Trees come in the order of their first messages in the data."""
         files = next((files for each, files in self.files_by_part() if each == part), [])
         tree_files = [file for file in files if _holds_trees(file, self.encoding, self.max_document_bytes)]
         if tree_files and len(tree_files) < len(files):
@@ -121,7 +119,7 @@ def _holds_trees(file: SourceFile, encoding: str, limit: int) -> bool:
 
 
 def _nodes(tree: dict[str, Any], file: str, row: int, report: SourceReport) -> list[Node]:
-    """Return the messages of a tree. If a row has replaced bytes, each of its messages has the number of replaced characters."""
+    """Return the messages of a tree, each with the number of replaced characters in its text."""
     nodes = list(_flattened(tree, file, row, report))
     if not isinstance(tree, DamagedRow):
         return nodes
@@ -152,9 +150,9 @@ def _flattened(tree: dict[str, Any], file: str, row: int, report: SourceReport) 
 def threads(nodes: Iterable[Node], max_messages: int, report: SourceReport, split: Split | None) -> Iterator[Conversation]:
     """Yield all paths from root to leaf of one tree, depth first, with replies in the order of their rows.
 
-    A path keeps its first `max_messages` messages, and is cut after its last message of the assistant. Empty messages are skipped. If
-    several paths are equal after these cuts, one of them is yielded. A message without an id, or with the id of an earlier message, is left
-    out, because it would make a loop or a repeated tree.
+    A path keeps its first `max_messages` messages, and is cut after its last assistant message. Empty messages are skipped. If several
+    paths are equal after these cuts, one of them is yielded. A message without an id, or with the id of an earlier message, is left out,
+    because it would cause a cycle or a repeated tree.
     """
     children: dict[str | None, list[Node]] = {}
     total = 0
@@ -184,7 +182,7 @@ def threads(nodes: Iterable[Node], max_messages: int, report: SourceReport, spli
         stack.extend((reply, path) for reply in reversed(replies))
         if not replies:
             yield from _thread(path, node, written, report, split)
-    if total > reached:  # the parent of these is missing or was left out, or they make a loop
+    if total > reached:  # the parent of these is missing or was left out, or they form a cycle
         lost = [each for parent, each in children.items() if parent is not None and parent not in seen] or [*children.values()]
         report.drop_row("without_parent", lost[0][0].file, lost[0][0].row, count=total - reached)
 

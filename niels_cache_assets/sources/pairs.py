@@ -1,9 +1,9 @@
-"""Preference pairs of rows: two conversations that begin with the same messages, the prompt. One of them was preferred to the other.
+"""Preference pairs of rows: two conversations that begin with the same messages, the prompt, of which one was preferred.
 
     prompt, chosen, rejected: messages or text --> messages of both sides --> why they are no pair, or the hash of their prompt
 
-A row may give the prompt alone, or in both sides, or both. Messages are compared by speaker, text and calls. White space, and the form of
-the calls' arguments, make no difference. Nothing is read here.
+A row may have the prompt in a separate field, in both sides, or in all three. Messages are compared by role, text and calls, regardless of
+white space and of the form of the calls' arguments. This module reads no files.
 """
 
 import json
@@ -17,7 +17,7 @@ from niels_cache_assets.sources.tool_arguments import json_value, with_arguments
 from niels_cache_runtime.format.meta import sha256_text
 
 _HASH_DIGITS = 15  # 60 bits, so that the number fits an int64
-_TURN = re.compile(r"\n\n(Human|Assistant):")  # of dialogues in one text, such as those of Anthropic/hh-rlhf
+_TURN = re.compile(r"\n\n(Human|Assistant):")  # a turn of a dialogue in one text, as in Anthropic/hh-rlhf
 _SPEAKERS = {"Human": "user", "Assistant": "assistant"}
 
 Messages = Sequence[Mapping[str, Any]]
@@ -25,9 +25,16 @@ Read = Callable[[Any], list[Message] | str]
 
 
 def sides_of(prompt: Any, chosen: Any, rejected: Any, read: Read, *, extra: Any = None) -> tuple[list[Message], list[Message]] | str:
-    """Return the messages of both sides, with the prompt, or the reason why the row has none. See `continued` for the arguments.
+    """Return the messages of both sides, with the prompt, or the reason why the row has none.
 
     If the prompts of the sides differ only in white space, both get that of the chosen side.
+
+    Args:
+        prompt: The prompt; see `continued`.
+        chosen: The preferred side; see `side` of `continued`.
+        rejected: The other side.
+        read: Returns the messages in a list, or the reason why there are none.
+        extra: Further input after the prompt; see `continued`.
     """
     sides = [continued(prompt, side, read, extra=extra) for side in (chosen, rejected)]
     for side in sides:
@@ -44,14 +51,14 @@ def sides_of(prompt: Any, chosen: Any, rejected: Any, read: Read, *, extra: Any 
 def continued(prompt: Any, side: Any, read: Read, *, extra: Any = None) -> list[Message] | str:
     """Return the messages of a prompt and of a side that continues it or repeats it, or the reason why there are none.
 
-    The prompt is in the result once. A side that begins like the prompt, but is not the same there, is refused.
+    The prompt is in the result once. A side that begins like the prompt but then differs from it is rejected.
 
     Args:
         prompt: Text, messages, or None.
-        side: Text, a message, or messages, with the prompt or without it. A text without a prompt must be a dialogue: turns that begin with
+        side: Text, a message, or messages, with or without the prompt. A text without a prompt must be a dialogue: turns that begin with
             `Human:` and `Assistant:` after an empty line.
         read: Returns the messages in a list, or the reason why there are none.
-        extra: Further input after the last message of the prompt, which must then be the user's. None and blanks add nothing.
+        extra: Further input after the last message of the prompt, which must then be the user's. None and blank text add nothing.
     """
     before = _asked(prompt or None, extra, read)
     if isinstance(before, str):
@@ -69,7 +76,7 @@ def continued(prompt: Any, side: Any, read: Read, *, extra: Any = None) -> list[
 
 
 def completed(prompt: Any, completion: Any, read: Read, *, extra: Any = None) -> list[Message] | str:
-    """Return the messages of a prompt and its completion (see `continued`). As in trl, replies inside of the prompt are not learned."""
+    """Return the messages of a prompt and its completion (see `continued`). As in trl, replies inside the prompt are not trained on."""
     made = continued(prompt, completion, read, extra=extra)
     before = _asked(prompt, None, read) if isinstance(prompt, list) else None
     if isinstance(made, str) or not isinstance(before, list):
@@ -78,7 +85,7 @@ def completed(prompt: Any, completion: Any, read: Read, *, extra: Any = None) ->
 
 
 def _asked(prompt: Any, extra: Any, read: Read) -> list[Message] | str | None:
-    """Return the messages of a prompt with further input, or the reason why it cannot be used. None: there is no prompt."""
+    """Return the messages of a prompt with further input, None if there is no prompt, or the reason why it cannot be used."""
     adds = extra is not None and (not isinstance(extra, str) or bool(extra.strip()))
     if prompt is None:
         return "no_place_for_input" if adds else None
@@ -93,7 +100,7 @@ def _asked(prompt: Any, extra: Any, read: Read) -> list[Message] | str | None:
 
 
 def _joined(prompt: list[Message], side: list[Message]) -> list[Message] | str:
-    """Return the messages of both, with those of the system first. See `continued`."""
+    """Return the messages of a prompt and a side, system messages first, or the reason why they differ (see `continued`)."""
     of_prompt, of_side = (system_messages(messages) for messages in (prompt, side))
     asked, said = prompt[len(of_prompt) :], side[len(of_side) :]
     if of_prompt and of_side and not _are_same(of_prompt, of_side):
@@ -109,13 +116,19 @@ def _joined(prompt: list[Message], side: list[Message]) -> list[Message] | str:
 
 
 def system_messages(messages: list[Message]) -> list[Message]:
-    """Return the messages of the system at the beginning."""
+    """Return the system messages at the beginning."""
     others = (number for number, message in enumerate(messages) if message["role"] not in ("system", "developer"))
     return messages[: next(others, len(messages))]
 
 
 def _of_text(before: list[Message] | None, prompt: str | None, side: str) -> list[Message] | str:
-    """Return the messages of a side that is text. prompt: the text of the prompt, or None if it is messages."""
+    """Return the messages of a side that is text, or the reason why there are none.
+
+    Args:
+        before: The messages of the prompt, or None.
+        prompt: The text of the prompt, or None if it is messages.
+        side: The text.
+    """
     whole = dialogue(side)
     if before is None:
         return whole or "no_prompt"
@@ -127,7 +140,7 @@ def _of_text(before: list[Message] | None, prompt: str | None, side: str) -> lis
 
 
 def _read(value: Any, read: Read) -> list[Message] | str:
-    """Return the messages of a list, of one message, or of an object with `messages`. A value of another form is a malformed pair."""
+    """Return the messages in a list, a single message, or an object with `messages`, or the reason why there are none."""
     messages = value.get("messages", [value]) if isinstance(value, dict) else value
     return read(messages) if isinstance(messages, list) else "malformed_pair"
 
@@ -135,7 +148,7 @@ def _read(value: Any, read: Read) -> list[Message] | str:
 def dialogue(text: str) -> list[Message] | None:
     """Return the messages of a dialogue in one text, or None if the text does not begin with `Human`.
 
-    One space before each message is left out.
+    One space before each message is removed.
     """
     before, *turns = _TURN.split(text if text.startswith("\n\n") else f"\n\n{text}")
     if before or turns[:1] != ["Human"]:
@@ -145,9 +158,9 @@ def dialogue(text: str) -> list[Message] | None:
 
 
 def prompt_length(chosen: Messages, rejected: Messages) -> int:
-    """Return the number of messages of the prompt: those that both sides begin with. Each side has at least one message after it.
+    """Return the number of messages of the prompt, with which both sides begin. Each side has at least one message after it.
 
-    Keys that say whether to train on a message do not count, because the prompt has no targets.
+    Keys that say whether to train on a message are ignored, because the prompt has no targets.
     """
     most = min(len(chosen), len(rejected)) - 1
     differing = (number for number in range(most) if without_weights(chosen[number]) != without_weights(rejected[number]))
@@ -155,7 +168,7 @@ def prompt_length(chosen: Messages, rejected: Messages) -> int:
 
 
 def pair_problem(chosen: Messages, rejected: Messages) -> str | None:
-    """Return why two usable conversations are no preference pair, as a reason for `dropped`, or None if they are one."""
+    """Return the drop reason if two usable conversations are not a preference pair, otherwise None."""
     if chosen == rejected:
         return "equal_sides"
     if chosen[-1]["role"] != "assistant" or rejected[-1]["role"] != "assistant":
@@ -166,12 +179,16 @@ def pair_problem(chosen: Messages, rejected: Messages) -> str | None:
 
 
 def prompt_hash(chosen: Messages, rejected: Messages, *, split_by: str = "prompt") -> str:
-    """Return the hash of the prompt of a pair, 15 hex digits.
+    """Return the hash of the prompt of a pair, as 15 hex digits.
 
-    It is over the speaker, the text and the calls of each message. Each run of white space counts as one blank, because templates remove or
-    change white space. The arguments of a call count as JSON values. Other keys of a message, such as an id, do not count. With
-    split_by = "conversation", the hash is over the messages up to the first one of the user. So it is the same for a prompt and for all
-    prompts that continue it.
+    The hash covers the role, text and calls of each message. Each run of white space counts as one space, because templates remove or
+    change white space. The arguments of a call count as JSON values. Other keys of a message, such as an id, are ignored.
+
+    Args:
+        chosen: The messages of the preferred side.
+        rejected: The messages of the other side.
+        split_by: With "conversation", the hash covers the messages up to the first user message, so it is the same for a prompt and for all
+            prompts that continue it. By default, it covers the whole prompt.
     """
     prompt = chosen[: prompt_length(chosen, rejected)]
     if split_by == "conversation":
@@ -180,7 +197,7 @@ def prompt_hash(chosen: Messages, rejected: Messages, *, split_by: str = "prompt
 
 
 def _are_same(some: Messages, others: Messages) -> bool:
-    """Return whether messages are the same for `prompt_hash`."""
+    """Return whether two lists of messages are the same for `prompt_hash`."""
     return _as_json(some) == _as_json(others)
 
 

@@ -19,7 +19,7 @@ from niels_cache_assets.sources.reading.where import DROPPED
 from niels_cache_assets.sources.text_column import MISSING, ROWS, choose_text_field, count_file_without, named_text, require_field
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
-MOST_ROWS = 2048  # of a joined batch: as many short documents as one task of the encoder
+MOST_ROWS = 2048  # rows of a joined batch: the number of short documents in one task of the encoder
 
 
 class Parquet(RowFileSource):
@@ -53,7 +53,7 @@ class Parquet(RowFileSource):
         if text_field is None:
             return
         held = rows.HeldText(text_field)
-        for file in found if "://" not in found[0].url else found[:1]:  # the columns are at the end of a file: this reads little
+        for file in found if "://" not in found[0].url else found[:1]:  # the columns stand in the footer, so this reads little
             with open_parquet(file) as parquet:
                 column = parquet.columns.get(text_field)
                 if self.condition is not None:
@@ -136,7 +136,16 @@ class Parquet(RowFileSource):
     def _checked(
         self, name: str, names: Strings | Objects, text_field: str, id_field: str | None, has_title: bool, decoded: NumberedRows
     ) -> _Checked:
-        """Return the rows that stay. name, names: that of the file, and a column with it. id_field: None without such a column."""
+        """Return the rows of a decoded batch that pass `where`, as documents.
+
+        Args:
+            name: The name of the file.
+            names: A column of at least as many rows as the batch, with the name of the file in each.
+            text_field: The text column.
+            id_field: The id column, or None if there is none.
+            has_title: Whether there is a column `title` with strings.
+            decoded: The rows, with their numbers in the file.
+        """
         numbers, table = decoded
         if self.condition is not None:
             stays = self.condition.mask(table, name)
@@ -161,9 +170,14 @@ class Parquet(RowFileSource):
 
 
 class _Checked(NamedTuple):
-    """A batch, which is made and checked by the thread that decodes it.
+    """A batch that the decoding thread has made and checked.
 
-    nbytes: its size in Arrow's form. values: of its text column. odd: the rows to look at (see Texts). damaged: see texts_of_column.
+    Attributes:
+        nbytes: The size in Arrow's memory format.
+        batch: The documents.
+        values: The values of the text column.
+        odd: The indices of the rows that need a check (see `Texts`).
+        damaged: Texts with marked damage, by index (see `texts_of_column`).
     """
 
     nbytes: int

@@ -1,8 +1,9 @@
-"""The source `python_docs`, for a pretrain data set that every machine has. It is made of the standard library's docstrings.
+"""The source `python_docs`, for a pretrain data set of the standard library's docstrings, which every machine has.
 
-The quickstart profile builds this data set, because it is real prose and needs no network. The source code of the library is parsed, not
-imported, so none of it runs. `python_help` (SFT) uses the same docstrings. Parsing takes a few seconds for each pass. Objects that are
-written in C have no docstring in the source code, so the parser does not find them.
+The quickstart profile builds this data set, because it is real prose and needs no network. `python_help` (SFT) uses the same docstrings.
+
+The source code of the library is parsed, not imported, so none of it runs. Parsing takes a few seconds per pass. Objects that are written
+in C have no docstring in the source code, so the parser does not find them.
 """
 
 import ast
@@ -30,9 +31,17 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class DocumentedObject(NamedTuple):
-    """An object with its docstring. `name`: the qualified name, such as `json.dumps`. `line`: where the object begins, from 0."""
+    """An object with its docstring.
 
-    kind: str  # module, class, function or method
+    Attributes:
+        kind: module, class, function or method.
+        name: The qualified name, such as `json.dumps`.
+        doc: The docstring.
+        file: The path relative to the folder of the library.
+        line: The line where the object begins, from 0.
+    """
+
+    kind: str
     name: str
     doc: str
     file: str
@@ -59,7 +68,11 @@ class PythonDocs(PretrainSource):
 
 
 def stdlib_files() -> list[SourceFile]:
-    """Return the source files of the library, sorted by path. Raises NielsCacheError if this Python was installed without them."""
+    """Return the source files of the library, sorted by path.
+
+    Raises:
+        NielsCacheError: If this Python was installed without them.
+    """
     folder = sysconfig.get_paths()["stdlib"]
     files = walk_folder(folder, (".py",), skip=SKIPPED_FOLDERS)
     if not files:
@@ -100,7 +113,7 @@ def documented_objects() -> Iterator[DocumentedObject]:
 
 
 def _definitions(parent: ast.Module | ast.ClassDef, prefix: str) -> list[tuple[_Definition, str, str]]:
-    """Return the classes and functions directly in a module or class, also those under `if`, `try` and `with`.
+    """Return the classes and functions directly in a module or class, including those under `if`, `try` and `with`.
 
     The last definition comes first, because the caller uses the list as a stack.
     """

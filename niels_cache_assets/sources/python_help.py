@@ -1,4 +1,4 @@
-"""The source `python_help`, for an SFT data set that every machine has. It is made of the standard library's docstrings.
+"""The source `python_help`, for an SFT data set of the standard library's docstrings, which every machine has.
 
 The quickstart profile builds this data set, because it is real prose and needs no network. `python_docs` finds the docstrings.
 """

@@ -1,5 +1,6 @@
-"""The source `roam`, for a graph that Roam exported as Markdown files or as JSON. Each Markdown file, or each page of a JSON export, is one
-document.
+"""The source `roam`, for a graph that Roam exported as Markdown files or as JSON.
+
+Each Markdown file, or each page of a JSON export, is one document.
 """
 
 import json
@@ -42,7 +43,7 @@ class Roam(Notes):
     def file_documents(self, file: SourceFile, files: FilePass, context: StreamContext, decoding: Decoding) -> Iterator[Document]:
         """Yield the pages of an export.
 
-        A JSON file in the folder that is not an export is skipped and counted. It is an error if `path` names such a file itself. A page
+        A JSON file in the folder that is not an export is skipped and counted. If `path` names such a file itself, it is an error. A page
         without a title is dropped and counted.
         """
         if not file.name.lower().endswith(".json"):
@@ -81,7 +82,11 @@ class Roam(Notes):
 
 
 def _pages(file: SourceFile, text: str) -> list[Any] | None:
-    """Return the pages of an export, or None for JSON that is not an export. Raises NielsCacheError for invalid JSON."""
+    """Return the pages of an export, or None for JSON that is not an export.
+
+    Raises:
+        NielsCacheError: If the JSON is invalid.
+    """
     try:
         pages = json.loads(text, object_pairs_hook=unique_keys)
     except RecursionError as error:
@@ -93,7 +98,7 @@ def _pages(file: SourceFile, text: str) -> list[Any] | None:
 
 
 def is_export(value: Any) -> bool:
-    """Return whether a JSON value is a list of pages, as Roam exports them: most of its items are objects with a title."""
+    """Return whether a JSON value is a list of pages as Roam exports them: most of its items are objects with a title."""
     return isinstance(value, list) and 2 * sum(map(_has_title, value)) >= len(value)
 
 
@@ -102,12 +107,15 @@ def _has_title(page: Any) -> bool:
 
 
 def _outline(page: dict[str, Any], *, where: str, limit: int) -> tuple[str, int]:
-    """Return the blocks of a page as an indented list, with two spaces per level, and the number of malformed blocks.
+    """Return the blocks of a page as an indented list, and the number of malformed blocks.
 
-    There is no recursion.
+    Each level is indented by two spaces. The first line of a block begins with a list marker, and its other lines align with the text of
+    the first. Since every line is indented, a small export may have a huge outline. There is no recursion.
 
-    The first line of a block begins with a list marker, and its further lines align with the text of the first. Every line is indented, so
-    a small export may have a huge outline. An outline of more than `limit` characters is an error.
+    Args:
+        page: The page.
+        where: The file and the page, for the error.
+        limit: The maximum number of characters of the outline; a longer one is an error.
     """
     lines = []
     characters = 0

@@ -17,9 +17,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 
 
 class Text(KeepsDamaged, FileSource, PretrainSource):
-    """Plain text files: one document per file, per paragraph (separated by blank lines) or per line.
-    `row` in the lineage is the number of the document within the file.
-    """
+    """Plain text files: one document per file, paragraph (between blank lines) or line. `row` in the lineage counts them in a file."""
 
     endings: ClassVar[tuple[str, ...]] = with_compressions(".txt", ".md", ".rst")
 
@@ -45,7 +43,7 @@ class Text(KeepsDamaged, FileSource, PretrainSource):
     def _pieces(self, file: SourceFile, position: FilePosition, on_damage: OnDamage | None) -> Iterator[tuple[int, str, str | None]]:
         """Yield (row, text, marked text or None), starting at `position`.
 
-        The marked text has a mark (a lone surrogate) in place of replaced bytes (see reading/encodings.py). Reading lines or paragraphs
+        The marked text has a mark (a lone surrogate) in place of replaced bytes (see `reading/encodings.py`). Reading lines or paragraphs
         takes constant memory.
         """
         limit = self.max_document_bytes

@@ -1,10 +1,12 @@
-"""The rule for the column of the text, for data sets without `text_field`, and the recognition of columns that hold no text.
+"""The rule that chooses the text column of data sets without `text_field`, and the recognition of columns that hold no text.
 
     first 256 rows of the first file --> columns of strings --> those that are not ids, addresses, ... --> `text`, or the only one
 
-A column of ids, URLs, dates, hashes, labels, languages or paths is known by its name, or by its values. If the rows do not decide, the rule
-raises an error, because a wrong column would become a cache of ids. The rule is applied once for a build, which costs the first rows of a
-file, and of Parquet without a column `text` the first row group. This module opens no file.
+A column of ids, URLs, dates, hashes, labels, languages or paths is recognized by its name or by its values. If the rows are ambiguous, the
+rule raises an error, because a wrong column would produce a cache of ids.
+
+The rule is applied once per build, which costs the first rows of a file, and for Parquet without a column `text` the first row group. This
+module opens no file.
 """
 
 import json
@@ -20,7 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 
 TEXT = "text"
 TEXT_FIELD_HELP = "Field with the text; by default `text` if it exists, otherwise the only field that could contain text"
-ROWS = 256  # number of rows that decide
+ROWS = 256  # number of rows from which the column is chosen
 MISSING = "missing_text_field"
 FACT = "text_field"  # the fact of a pass that names the column; meta.json has it in `source`
 WITHOUT = "files_without_text_field"
@@ -52,23 +54,23 @@ _FORMS = {
     "ids": r"[!-~]{1,128}|(?=[!-~]*\d)(?=[!-~]*[a-z])[a-z0-9+/=_-]+",  # a word of ASCII without blanks; encoded bytes of any length
 }
 _OF_VALUES = {kind: re.compile(form, re.IGNORECASE) for kind, form in _FORMS.items()}
-_MOST_LABELS = 8  # a column is of labels if each of its values is there so often on average,
-_LEAST_LABELS = 16  # in so many rows,
-_LABEL_CHARACTERS = 64  # and short
+_MOST_LABELS = 8  # a column holds labels if each value occurs at least this often on average,
+_LEAST_LABELS = 16  # in at least this many rows,
+_LABEL_CHARACTERS = 64  # with at most this many characters
 _MOST_PATH = 1024
-_MOST_DAMAGED = 0.25  # of the characters of a value; above this, it is binary data
+_MOST_DAMAGED = 0.25  # share of damaged characters above which a value is binary data
 _SAMPLE = 32  # characters
 _MOST_SHOWN = 20
 
 
 def kind_of_name(name: str) -> str | None:
-    """Return what the last word of a column's name says that it holds instead of text ("ids", "URLs", ...), or None."""
+    """Return the kind of non-text content ("ids", "URLs", ...) that the last word of a column's name indicates, or None."""
     words = _WORD.findall(name)
     return _KINDS.get(words[-1].lower()) if words else None
 
 
 def kind_of_value(value: str) -> str | None:
-    """Return the form of a string that is no text ("ids", "URLs", ...), or None."""
+    """Return the kind of non-text content ("ids", "URLs", ...) whose form a string has, or None."""
     value = value.strip()
     if "\0" in value or value.count("\ufffd") > _MOST_DAMAGED * len(value):
         return "binary data"
@@ -81,12 +83,17 @@ def kind_of_value(value: str) -> str | None:
 
 
 class Column:
-    """A column, by its first values.
+    """A column, described by its first values.
 
-    kind: what the column holds instead of text, by its name or its values: "ids", "URLs", "dates", "hashes", "labels", "languages",
-    "paths", "JSON", "binary data", or "no text" if no value is a string with visible characters. None if it may hold text. is_mixed:
-    whether most values, but not all, have a form that is no text. characters: of all strings, and `inner` of each string inside objects and
-    lists, by its path.
+    Attributes:
+        name: The name of the column.
+        values: The values that are not None.
+        holds_strings: Whether any value is a string.
+        characters: The total length of all strings that are not blank.
+        kind: The kind of non-text content, by name or by values: "ids", "URLs", "dates", "hashes", "labels", "languages", "paths", "JSON",
+            "binary data", or "no text" if no value is a string with visible characters. None if the column may hold text.
+        is_mixed: Whether most values, but not all, have the form of non-text content.
+        inner: The number of characters of the strings inside objects and lists, by path.
     """
 
     def __init__(self, name: str, values: Iterable[Any]) -> None:
@@ -111,7 +118,11 @@ class Column:
                 self.inner[path] = self.inner.get(path, 0) + size
 
     def shown(self, *, with_sample: bool = True) -> str:
-        """Return the column with what it holds, for a message. with_sample: with the first of its values."""
+        """Return the column and its content for a message.
+
+        Args:
+            with_sample: Whether to show the first value.
+        """
         if not self.values:
             return f"{self.name} (null)"
         value = self.values[0]
@@ -129,7 +140,7 @@ class Column:
 
 
 def _inner(value: Any, path: str) -> Iterator[tuple[str, int]]:
-    """Yield (path, characters) of each text inside an object or a list."""
+    """Yield (path, characters) for each text inside an object or a list."""
     if isinstance(value, list):
         items: list[tuple[str, Any, str | None]] = [(f"{path}[]", inner, None) for inner in value]
     else:
@@ -142,20 +153,34 @@ def _inner(value: Any, path: str) -> Iterator[tuple[str, int]]:
 
 
 def named_text(names: Iterable[str]) -> str | None:
-    """Return the name `text` if there is one, in any case if it is unique. Otherwise return None."""
+    """Return the name that equals `text`, or the only one that does so if case is ignored, or None."""
     alike = [name for name in names if name.lower() == TEXT]
     return TEXT if TEXT in alike else alike[0] if len(alike) == 1 else None
 
 
 def require_field(field: str, names: Iterable[str], where: str, *, key: str | None = "text_field") -> None:
-    """Raise NielsCacheError if a field is not among these fields. `key`: see choose_text_field."""
+    """Check that a field is among the fields of the rows.
+
+    Args:
+        field: The field.
+        names: The fields of the rows.
+        where: The name of the file, for the error.
+        key: The configuration key that names the field, or None if the source has no such key.
+
+    Raises:
+        NielsCacheError: If the field is missing.
+    """
     if field not in (names := list(dict.fromkeys(names))):
         advice = f"set {key} to one of" if key else "the fields are"
         raise NielsCacheError(f"{where}: no field {field!r}; {advice}: {', '.join(names) or 'none'}")
 
 
 class UnclearFieldError(NielsCacheError):
-    """The rows do not decide which field holds the text. names_only: the message without samples of values."""
+    """Rows that do not determine which field holds the text.
+
+    Attributes:
+        names_only: The message without samples of values.
+    """
 
     def __init__(self, message: str, names_only: str) -> None:
         super().__init__(message)
@@ -164,7 +189,7 @@ class UnclearFieldError(NielsCacheError):
 
 @contextmanager
 def errors_without_samples() -> Iterator[None]:
-    """Leave the samples out of an UnclearFieldError, because the logs of builds hold no text of documents."""
+    """Remove the samples from an UnclearFieldError, because the logs of builds contain no text of documents."""
     try:
         yield
     except UnclearFieldError as error:
@@ -175,12 +200,12 @@ def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str
     """Return the field that holds the text of these rows.
 
     Args:
-        rows: the first ROWS rows of the first file with rows. Their strings are decoded; U+FFFD stands for damaged bytes.
-        where: the name of the file, for the error.
-        key: the key of the configuration that names the field; None if the source has no such key.
+        rows: The first `ROWS` rows of the first file with rows. Their strings are decoded; U+FFFD stands for damaged bytes.
+        where: The name of the file, for the error.
+        key: The configuration key that names the field, or None if the source has no such key.
 
     Raises:
-        UnclearFieldError: if no field or more than one field may hold the text. The message lists the fields with samples.
+        UnclearFieldError: If no field or more than one field may hold the text. The message lists the fields with samples.
     """
     names = list(dict.fromkeys(name for row in rows for name in row))
     if (text := named_text(names)) is not None:
@@ -199,7 +224,14 @@ def choose_text_field(rows: Sequence[Mapping[str, Any]], where: str, *, key: str
 
 
 def _why(columns: Sequence[Column], candidates: Sequence[Column], largest: str | None, with_samples: bool) -> str:
-    """Return why the rows do not decide. largest: see `_advice`."""
+    """Return why the rows are ambiguous.
+
+    Args:
+        columns: All columns.
+        candidates: The columns that may hold the text.
+        largest: The path of the most text inside objects and lists, or None.
+        with_samples: Whether to show values.
+    """
     if len(candidates) > 1:
         why = f"and several fields may hold the text: {_listed(candidates, with_samples)}"
     elif candidates and candidates[0].is_mixed:
@@ -213,7 +245,14 @@ def _why(columns: Sequence[Column], candidates: Sequence[Column], largest: str |
 
 
 def _advice(columns: Sequence[Column], candidates: Sequence[Column], largest: str | None, key: str | None) -> str:
-    """Return what to do if the rows do not decide. largest: the path of the most text inside objects and lists."""
+    """Return what to do if the rows are ambiguous.
+
+    Args:
+        columns: All columns.
+        candidates: The columns that may hold the text.
+        largest: The path of the most text inside objects and lists, or None.
+        key: The configuration key that names the field, or None if the source has no such key.
+    """
     advice = []
     if largest is not None and len(candidates) < 2:
         how = f" (JSON Lines: jq -c '.text = .{largest}')" if all(map(str.isidentifier, largest.split("."))) else ""
@@ -235,10 +274,19 @@ def _listed(columns: Sequence[Column], with_samples: bool) -> str:
 
 
 def decided_field(source: PretrainSource, context: StreamContext, decide: Callable[[], str | None], *, given: str | None) -> str | None:
-    """Return the field of the text for a pass over `source`, and record it as a fact of the pass.
+    """Return the text field for a pass over `source`, and record it as a fact of the pass.
 
-    It is the field of the plan of a data set in parts, or that of an earlier pass of the build, or the one that `decide` returns. `given`:
-    `text_field` of the table. A field that is neither given nor `text` is logged. Return None if `decide` finds no row.
+    It comes from the plan of a data set in parts, from an earlier pass of the build, or from `decide`. A field that is neither given nor
+    `text` is logged.
+
+    Args:
+        source: The table.
+        context: The pass.
+        decide: Chooses the field from the data. Returns None if there are no rows.
+        given: `text_field` of the table.
+
+    Returns:
+        The field, or None if `decide` finds no row.
     """
     key, report = source.model_dump_json(), context.report
     recorded = None if report.within else report.facts.get(FACT)
@@ -257,12 +305,18 @@ def decided_field(source: PretrainSource, context: StreamContext, decide: Callab
 
 
 def chosen_note(field: str) -> str:
-    """Return the line of the log that names a field that the rule has chosen."""
+    """Return the log line that names an automatically chosen field."""
     return f"text is read from the field {field!r} (no field 'text')"
 
 
 def count_file_without(report: SourceReport, file: str, fields: Iterable[str]) -> None:
-    """Record in the facts of a report that no row of a file has the field of the text. fields: those that the file has."""
+    """Record in the facts of a report that no row of a file has the text field.
+
+    Args:
+        report: The report of the pass.
+        file: The name of the file.
+        fields: The fields that the file has.
+    """
     old = report.facts.get(WITHOUT, {"files": 0, "first": f"{report.within}{file}", "fields": ", ".join([*fields][:_MOST_SHOWN])})
     report.facts[WITHOUT] = {**old, "files": old["files"] + 1}  # a new object: positions of the stream still hold the old one
     if report.drops_of_files is not None:
@@ -270,25 +324,34 @@ def count_file_without(report: SourceReport, file: str, fields: Iterable[str]) -
 
 
 def with_text_field(source: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries `source` and `facts` of meta.json. The field of the text, which a pass records as a fact, stands in `source`."""
+    """Return the entries `source` and `facts` of meta.json.
+
+    A pass records the text field as a fact; meta.json has it in `source`.
+    """
     named = {FACT: facts[FACT]} if FACT in facts else {}
     return {"source": {**source, **named}, "facts": {key: value for key, value in facts.items() if key != FACT}}
 
 
 def facts_of(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of the passes that made a cache or corpus with this meta.json. `with_text_field` moves them to their entries."""
+    """Return the facts of the passes that built a cache or corpus, from its meta.json.
+
+    This is the inverse of `with_text_field`.
+    """
     return {**meta["facts"], **field_of(meta)}
 
 
 def field_of(meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fact that names the field of the text, from the meta.json of a cache or corpus. Empty without rows."""
+    """Return the fact that names the text field, from the meta.json of a cache or corpus. It is empty if no rows were read."""
     return {key: value for key, value in meta["source"].items() if key == FACT}
 
 
 def reading_warning(meta: Mapping[str, Any]) -> str | None:
-    """Return one line about what a build could not read as text: files without the field, and bytes that are not of their encoding.
+    """Return one line about what a build could not read as text, or None if there is nothing to report.
 
-    Return None if there is nothing to say. `meta`: the meta.json of the build.
+    This covers files without the text field and bytes that are invalid in their encoding.
+
+    Args:
+        meta: The meta.json of the build.
     """
     found = meta.get("facts", {}).get(WITHOUT)
     told = []

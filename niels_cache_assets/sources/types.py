@@ -1,7 +1,9 @@
-"""The interface of a source. A source is one typed configuration table that describes and streams its data.
+"""The interface of a source: one typed configuration table that describes and streams its data.
 
-A source class is the schema of a table in niels_cache.toml and the code that reads it. So a new source is one module and one line in
-`sources/__init__.py`. This module opens no file. Other packages split, tokenize and write.
+A source class is both the schema of a table in niels_cache.toml and the code that reads the data. A new source is therefore one module and
+one line in `sources/__init__.py`.
+
+This module opens no data file. Splitting, tokenizing and writing belong to other packages.
 """
 
 from __future__ import annotations
@@ -35,8 +37,11 @@ PATH_KEYS = frozenset({"path", "files", "val_files"})  # the location of the dat
 class ListedFile(NamedTuple):
     """A file of a data set in parts, as its plan lists it.
 
-    name: its name in the cache. bytes: its size, 0 if unknown. digest: changes with its content (a sha256, a git hash or an ETag).
-    split: the split that upstream gives to its documents, or None.
+    Attributes:
+        name: The name of the file in the cache.
+        bytes: The size in bytes, or 0 if it is unknown.
+        digest: A string that changes with the content: a sha256, a git hash or an ETag.
+        split: The split that upstream assigns to the documents of the file, or None.
     """
 
     name: str
@@ -48,8 +53,11 @@ class ListedFile(NamedTuple):
 class FilesOfGroup(NamedTuple):
     """The files of parts that were planned together: the first parts, or those of one table `added`.
 
-    listed: all files in their order. revision: of upstream, at which they were listed. text_field: the field of the text in every file, or
-    None. parts: for each part, its files, and how many tokens its head gives to val.
+    Attributes:
+        listed: All files, in their order.
+        revision: The revision of upstream at which the files were listed.
+        text_field: The field with the text in every file, or None.
+        parts: For each part, its files and the number of tokens that its head contributes to val.
     """
 
     listed: tuple[ListedFile, ...]
@@ -59,20 +67,26 @@ class FilesOfGroup(NamedTuple):
 
 
 class MemberPlan(Protocol):
-    """The plan of a data set in parts, for the mixtures that read the data set."""
+    """The plan of a data set in parts, as the mixtures that read the data set see it."""
 
     def revision(self) -> str | None:
-        """Return the revision of the plan on disk, or None if there is no plan of these settings."""
+        """Return the revision of the plan on disk, or None if there is no plan for these settings."""
 
     def settled_revision(self) -> str | None:
-        """Return the revision of the plan on disk if builds keep this plan, although upstream may be newer. Otherwise return None."""
+        """Return the revision of the plan on disk if builds keep it even when upstream is newer, otherwise None."""
 
     def groups(self, revision: str | None) -> tuple[FilesOfGroup, ...]:
-        """Return the files of the plan on disk, by group. If it has another revision, or is missing, list the files at this revision."""
+        """Return the files of the plan on disk, by group.
+
+        If the plan is missing or has another revision, list the files at `revision` instead.
+        """
 
 
 class HeldOut(Protocol):
-    """The val documents of the members of a mixture. `streaming.held_out` finds these documents before the mixture is read."""
+    """The val documents of the members of a mixture.
+
+    `streaming.held_out` finds these documents before the mixture is read.
+    """
 
     @property
     def seed(self) -> int:
@@ -86,9 +100,16 @@ class HeldOut(Protocol):
         heads: Callable[[], Iterable[tuple[int, Iterable[Document]]]] | None,
         log: Callable[[str], None],
     ) -> None:
-        """Find the val documents of one member. Call this for all members before `sort`.
+        """Find the val documents of one member.
 
-        heads: for a member in parts with val_tokens, the number of tokens that each part gives to val, and the documents of the part.
+        Call this for all members before `sort`.
+
+        Args:
+            name: The name of the member.
+            documents: Opens a pass over all documents of the member.
+            heads: For a member in parts with `val_tokens`, yields for each part the number of tokens that it contributes to val, and its
+                documents. None for any other member.
+            log: Receives progress lines.
         """
 
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
@@ -106,27 +127,30 @@ class Added(BaseModel):
 
 
 class AddedFiles(Added):
-    """The keys of added files of the user."""
+    """The keys of a table `added` that names local files or URLs."""
 
     files: list[ConfigPath] = Field(min_length=1, description=Added.model_fields["files"].description)
 
 
 class AddedOfHub(Added):
-    """The keys of added files of the hub. A pattern counts from the right: `CC-MAIN-2026-05/*` names `data/CC-MAIN-2026-05/0.parquet`."""
+    """The keys of a table `added` that names files of the hub.
+
+    A pattern is matched from the right: `CC-MAIN-2026-05/*` matches `data/CC-MAIN-2026-05/0.parquet`.
+    """
 
     revision: str | None = Field(None, description="Hub commit that contains the new files; by default the commit of the data set")
 
 
 def patterns_without_folders(added: Added) -> list[str]:
-    """Return the patterns of a table. Those of local files have no folder, so that they are the same on every machine."""
+    """Return the patterns of a table, those of local files without their folders, so that they are the same on every machine."""
     return [each if "://" in each else os.path.basename(each) for each in added.files]
 
 
 def growth_that_counts(added: Sequence[Added]) -> str:
-    """Return the part of the revision of a data set that its tables `added` decide, for what reads its documents. Empty without tables.
+    """Return the part of a data set's revision that its tables `added` determine, or "" if there are none.
 
-    The revision of the user's files covers their content, but not the group that a file belongs to. A commit of the hub does not tell which
-    of its files were chosen.
+    It matters to everything that reads the documents. The revision of local files covers their content, but not the group that a file
+    belongs to. A hub commit does not say which of its files were chosen.
     """
     if not added:
         return ""
@@ -138,14 +162,22 @@ def growth_that_counts(added: Sequence[Added]) -> str:
 class StreamContext:
     """The inputs of one pass over a source.
 
-    `revision`: the value of `revision()` for this build; the pass reads this version. `report`: filled while the stream is read.
-    `siblings`: all pretrain tables by name, for mixtures. `start`: a place that an earlier pass over the same revision reported, where this
-    pass begins; `report` then already holds the counts up to it. None: at the beginning. `revisions`: the revisions of the siblings, by
-    name, filled by the first pass of a build, because a branch may move between two passes. `held_out`: the val documents of the siblings.
-    If it is None, as for the training sample of a tokenizer, val documents are read like all others. `files`, `text_field`: for a part of a
-    data set, the files to read instead of those of the table, and the field of their text; None without parts. `decided`: the field of the
-    text by table, filled by the first pass of a build. `building`: the key of the cache that this pass builds, such as sft/chats; None for
-    a pass that only looks at texts. Only a build stops at a broken row.
+    Attributes:
+        seed: The seed of the build.
+        revision: The value of `revision()` for this build, which is the version that the pass reads.
+        report: Counts and facts, filled while the stream is read.
+        log: Receives log lines.
+        siblings: All pretrain tables by name, for mixtures.
+        start: A place that an earlier pass over the same revision reported, where this pass begins. `report` then already holds the counts
+            up to that place. None starts at the beginning.
+        revisions: The revisions of the siblings by name, filled by the first pass of a build, because a branch may move between two passes.
+        held_out: The val documents of the siblings. If it is None, as for the training sample of a tokenizer, val documents are read like
+            all others.
+        files: For a part of a data set, the files to read instead of those of the table. None without parts.
+        text_field: For a part of a data set, the field with the text. None without parts.
+        decided: The field with the text by table, filled by the first pass of a build.
+        building: The key of the cache that this pass builds, such as sft/chats, or None for a pass that only inspects texts. Only a build
+            stops at a broken row.
     """
 
     seed: int
@@ -163,11 +195,14 @@ class StreamContext:
 
 
 class Source(BaseModel):
-    """The keys that all tables have. Subclasses set `source: Literal["kind"] = "kind"` and add their own keys."""
+    """The keys that all tables have.
+
+    Subclasses set `source: Literal["kind"] = "kind"` and add their own keys.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
     family: ClassVar[Family]
-    code_version: ClassVar[str] = "1"  # raise this in a kind if a change of its code, or of code that it uses, gives other documents
+    code_version: ClassVar[str] = "1"  # increase this in a kind when a change to its code, or to code that it uses, changes the documents
     never_counts: ClassVar[frozenset[str]] = frozenset()  # keys that do not change the source's output
     endings: ClassVar[tuple[str, ...]] = ()  # a folder in `files` stands for all files below it with one of these endings
 
@@ -177,9 +212,9 @@ class Source(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_key_for_data(cls, table: Any) -> Any:
-        """Accept `files` and `path` as two names of one key. A kind that has one of these keys also takes the other.
+        """Accept `files` and `path` as two names of one key.
 
-        `files` may be one string instead of a list.
+        A kind that has one of these keys also accepts the other. `files` may be one string instead of a list.
         """
         if not isinstance(table, Mapping):
             return table
@@ -199,25 +234,35 @@ class Source(BaseModel):
         return kept
 
     def missing_setting(self) -> str | None:
-        """Return the setting that this table still needs before it can be built, or None. This function opens nothing."""
+        """Return the setting that this table still needs before it can be built, or None, without opening any file."""
         return None
 
     def input_files(self) -> list[SourceFile]:
         """Return the files that the table names, or an empty list if it reads no files.
 
-        Raises NielsCacheError if the files do not exist.
+        Raises:
+            NielsCacheError: If the files do not exist.
         """
         return []
 
     def check_input(self, siblings: Mapping[str, PretrainSource]) -> None:
-        """Read the beginning of the local files, in the same way as a build.
+        """Read the beginning of the local files in the same way as a build.
 
-        Raises NielsCacheError for data that a build would reject at once. Raises SourceUnavailable for files that cannot be reached now.
+        Args:
+            siblings: All pretrain tables by name, for mixtures.
+
+        Raises:
+            NielsCacheError: If a build would reject the data at once.
+            SourceUnavailable: If the files cannot be reached now.
         """
         self.readable_files()
 
     def readable_files(self) -> list[SourceFile]:
-        """Return `input_files`. Raises NielsCacheError if a local file is missing, unreadable or not a regular file."""
+        """Return `input_files` after checking that local files can be read.
+
+        Raises:
+            NielsCacheError: If a local file is missing, unreadable or not a regular file.
+        """
         files = self.input_files()
         for file in files:
             if file.is_remote:
@@ -229,32 +274,37 @@ class Source(BaseModel):
         return files
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
-        """Return the version of upstream: the hub commit, or a digest of the files' names and content. Return None if there is none.
+        """Return the version of upstream: the hub commit, or a digest of the names and content of the files. None if there is none.
 
-        Raises SourceUnavailable if upstream cannot be reached now, and NielsCacheError if upstream does not exist.
+        Args:
+            siblings: All pretrain tables by name, for mixtures.
+
+        Raises:
+            SourceUnavailable: If upstream cannot be reached now.
+            NielsCacheError: If upstream does not exist.
         """
         return None
 
     def describe(self) -> dict[str, Any]:
         """Return `source` of meta.json: the kind, whether it is streamed, and the identity of the data.
 
-        The value contains no absolute path, no time and no name of a machine.
+        The value contains no absolute path, time or machine name.
         """
         return {"kind": self.source, "streaming": True}
 
     def shown_settings(self) -> dict[str, Any]:
-        """Return the settings to show: those of `identity`, without settings that have no effect for this table."""
+        """Return the settings to show: those of `identity` that have an effect for this table."""
         return self.identity()
 
     @property
     def hub_config(self) -> str | None:
-        """The value of `dataset_config` in meta.json. It is the configuration of the hub data set, or None if no hub data set is read."""
+        """The value of `dataset_config` in meta.json: the configuration of the hub data set, or None if no hub data set is read."""
         return getattr(self, "config", None)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that decide the bytes, for the fingerprint.
+        """Return the settings that determine the bytes, for the fingerprint.
 
-        The locations of files are left out. `given` names the keys of locations that are set.
+        The locations of files are left out. `given` lists the location keys that are set.
         """
         never = frozenset[str]().union(*(vars(base).get("never_counts", ()) for base in type(self).__mro__))
         settings = settings_that_count(self, self.source, without=PATH_KEYS | never)
@@ -265,12 +315,12 @@ class Source(BaseModel):
 class PretrainSource(Source):
     """A table of [pretrain.*]. Give token budgets (streams) or val_frac (finite sources), not both.
 
-    Costly work per document (markup to text) belongs in `convert`, which a corpus runs in worker processes.
+    Expensive work per document, such as converting markup to text, belongs in `convert`, which a corpus runs in worker processes.
     """
 
     family: ClassVar[Family] = "pretrain"
-    # These keys are covered by separate fingerprints: of preparation and of decontamination.
-    # A plan has its own identity for `added`, and the ids in the file count for `exclude`.
+    # Separate fingerprints cover these keys: those of preparation and of decontamination.
+    # A plan has its own identity for `added`, and the fingerprint has the ids in the file for `exclude`.
     never_counts: ClassVar[frozenset[str]] = frozenset(
         {"prepare", "cleaning", "added", "exclude", "exclude_must_match", "tokens_in_parts", *_DECONTAMINATION}
     )
@@ -311,11 +361,11 @@ class PretrainSource(Source):
 
     @property
     def plan(self) -> MemberPlan | None:
-        """The plan of a data set in parts, if a mixture reads this table; otherwise None."""
+        """The plan of a data set in parts if a mixture reads this table, otherwise None."""
         return self._plan
 
     def with_plan(self, plan: MemberPlan) -> Self:
-        """Return a copy for the mixtures that read this table, which is in parts."""
+        """Return a copy with the plan of this data set in parts, for the mixtures that read it."""
         copy = self.model_copy()
         copy._plan = plan
         return copy
@@ -341,8 +391,10 @@ class PretrainSource(Source):
 
     @property
     def is_in_parts(self) -> bool:
-        """Whether the cache is built in parts. A data set that grows is in parts, even if its first files are one part. With `prepare`, the
-        plan divides the corpus, and only `tokens_in_parts` also divides the cache.
+        """Whether the cache is built in parts.
+
+        A data set with tables `added` is in parts even if its first files form a single part. With `prepare`, the plan divides the corpus,
+        and only `tokens_in_parts` also divides the cache.
         """
         return (self.tokens_in_parts or not self.prepare) and (self.parts > 1 or bool(self.added))
 
@@ -353,24 +405,27 @@ class PretrainSource(Source):
 
     @property
     def total_parts(self) -> int:
-        """The number of parts, with those of added files."""
+        """The number of parts, including those of added files."""
         return self.parts + sum(each.parts for each in self.added)
 
     def _refuse_for_parts(self) -> None:
-        """Raise ValueError if the data set cannot be in parts. Kinds that can have parts override this."""
+        """Raise ValueError if the data set cannot be built in parts.
+
+        Kinds that support parts override this method.
+        """
         key = "parts" if self.parts > 1 else "added"
         raise ValueError(f"{key} needs a list of files, which the source {self.source} does not have; remove {key}")
 
     @property
     def has_own_splits(self) -> bool:
-        """Whether documents have a `split` that upstream decided."""
+        """Whether documents have a `split` that upstream assigned."""
         return False
 
     @property
     def seeded_val_frac(self) -> float | None:
         """The seeded share of the documents without a split that goes to val.
 
-        The value is None if token budgets decide the split, or if upstream alone decides the split.
+        None if token budgets or upstream alone determine the split.
         """
         if self.has_own_splits or self.train_tokens is not None or self.val_tokens is not None:
             return None
@@ -378,8 +433,10 @@ class PretrainSource(Source):
 
     @property
     def has_val_part(self) -> bool:
-        """Whether the val of a data set in parts is made before its parts: with a token budget, and if train is compared with a val that a
-        hash decides. Without parts, a data set that grows has its val in part 0.
+        """Whether the val of a data set in parts is built before its parts.
+
+        This is the case with a token budget for val, and if train is compared with a val that a hash determines. A data set that grows
+        without `parts` has its val in part 0.
         """
         return (
             self.is_in_parts and self.parts > 1 and (bool(self.val_tokens) or (self.decontaminate != "off" and bool(self.seeded_val_frac)))
@@ -400,9 +457,9 @@ class PretrainSource(Source):
 
     @abstractmethod
     def documents(self, context: StreamContext) -> Iterator[Documents]:
-        """Yield the documents in batches of some tens to some hundreds.
+        """Yield the documents lazily, in batches of some tens to some hundreds.
 
-        The stream is read lazily. The same context gives the same order.
+        The same context gives the same order.
         """
 
     def identity(self) -> dict[str, Any]:
@@ -417,22 +474,28 @@ class PretrainSource(Source):
         return without_excluded(self.unconverted(context), self.exclude, context.report)
 
     def count_unsplit(self, context: StreamContext) -> int:
-        """Return the number of documents without a split. val_frac needs this number before the first document.
+        """Return the number of documents without a split, which val_frac needs before the first document.
 
-        This reads the source once. It does not change `context.report`.
+        This reads the whole source once. It does not change `context.report`.
         """
         unreported = replace(context, report=SourceReport(), start=None)
         return sum(int((DocumentBatch.of(batch).split == NO_SPLIT).sum()) for batch in self.kept_documents(unreported))
 
     def unconverted(self, context: StreamContext) -> Iterator[Documents]:
-        """Yield the documents before `convert`, in batches. `documents` applies `unconverted` and `convert`."""
+        """Yield the documents before `convert`, in batches.
+
+        `documents` applies `unconverted` and `convert`.
+        """
         return self.documents(context)
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
-        """Finish documents of `unconverted`. Return the finished documents, what was dropped, and (reason, document) for dropped documents
-        that a report may show as examples.
+        """Convert documents of `unconverted` to their final text.
 
-        The method and its arguments can be pickled, and it changes nothing else, so that any process can run it.
+        The method and its arguments can be pickled, and it changes no other state, so any process can run it.
+
+        Returns:
+            The finished documents, the counts of dropped documents, and (reason, document) for dropped documents that a report may show as
+            examples.
         """
         return documents, Drops(), []
 
@@ -446,26 +509,45 @@ class SourceWithParts(PretrainSource):
 
     @abstractmethod
     def list_files(self, revision: str | None, *, group: int = 0, hashed: bool = True) -> list[ListedFile]:
-        """Return one group of files at this revision of the data set, in the order in which parts read them. No file is in two groups.
+        """Return one group of files at a revision of the data set, in the order in which parts read them.
 
-        group: 0 for the first files, then the tables `added`. Hashes local files, or asks upstream. hashed: if False, files are not hashed,
-        and files of the user have an empty digest. Raises NielsCacheError for files that cannot be read in parts.
+        No file is in two groups. This hashes local files, or sends requests to upstream.
+
+        Args:
+            revision: The revision of the data set.
+            group: 0 for the first files, then the number of the table `added`, from 1.
+            hashed: If False, files are not hashed, and local files have an empty digest.
+
+        Raises:
+            NielsCacheError: If the files cannot be read in parts.
         """
 
     @abstractmethod
     def revision_of_files(self, number: int, revision: str | None) -> str | None:
-        """Return the revision of one group of files. number: 0 for the first files, then the tables `added`. revision: of the data set."""
+        """Return the revision of one group of files.
+
+        Args:
+            number: 0 for the first files, then the number of the table `added`, from 1.
+            revision: The revision of the data set.
+        """
 
     @abstractmethod
     def located(self, files: Sequence[ListedFile], revision: str | None) -> list[SourceFile]:
-        """Return listed files with addresses that open them. Raises NielsCacheError for a missing file."""
+        """Return listed files with addresses that open them.
+
+        Raises:
+            NielsCacheError: If a file is missing.
+        """
 
     @abstractmethod
     def file_reader(self, names: Sequence[str]) -> Any:
-        """Return the RowFileSource that reads `StreamContext.files`, which have these names. It keeps their order; the builder shuffles."""
+        """Return the RowFileSource that reads `StreamContext.files`, which have these names.
+
+        It keeps the order of the files; the builder shuffles.
+        """
 
     def every_file(self) -> list[SourceFile]:
-        """Return the files of the user, with those of the tables `added`."""
+        """Return the user's files, including those of the tables `added`."""
         return self.input_files()
 
     def _refuse_for_parts(self) -> None:
@@ -496,7 +578,7 @@ class SourceWithParts(PretrainSource):
             )
 
     def _refuse_for_tokens_in_parts(self) -> None:
-        """Raise ValueError if a part would need to know what the other parts hold."""
+        """Raise ValueError if a part would need to know the content of the other parts."""
         for key, tokens in (("train_tokens", self.train_tokens), ("val_tokens", self.val_tokens)):
             if tokens is not None:
                 raise ValueError(
@@ -510,7 +592,7 @@ class SftSource(Source):
     """A table of [sft.*]."""
 
     family: ClassVar[Family] = "sft"
-    never_counts: ClassVar[frozenset[str]] = frozenset({"template"})  # a fingerprint has the text of the template instead
+    never_counts: ClassVar[frozenset[str]] = frozenset({"template"})  # the fingerprint has the text of the template instead
     val_frac: float = Field(defaults.VAL_FRAC, ge=0, lt=1, description="Share of examples that go to val")
     template: TemplateName = Field(
         SENTINELS,
@@ -537,8 +619,9 @@ class SftSource(Source):
 
     @property
     def split_unit(self) -> Literal["example", "group", "prompt", "conversation"]:
-        """The unit that val_frac counts: examples, or groups of examples that must stay in one split. Groups of preference pairs are those
-        of one prompt, or of one conversation.
+        """The unit that val_frac counts: examples, or groups of examples that must stay in one split.
+
+        Groups of preference pairs share a prompt, or a conversation.
         """
         return "example"
 
@@ -553,4 +636,4 @@ class SftSource(Source):
 
     @abstractmethod
     def conversations(self, context: StreamContext) -> Iterator[list[Conversation]]:
-        """Yield the conversations in batches, lazily. The same context gives the same order."""
+        """Yield the conversations lazily, in batches. The same context gives the same order."""

@@ -1,7 +1,9 @@
 """The seeded share of a finite source's documents that goes to val.
 
-`val_mask` is the rule, and `HashRule` is the rule for data sets in parts. `FractionSplitter` applies it to documents. A document that
-carries a split keeps it. Streams with token budgets are split by `streaming.splits`.
+`val_mask` is the rule, and `FractionSplitter` applies it to documents. `HashRule` is the rule for data sets in parts. A document that
+already has a split keeps it.
+
+Streams with token budgets are split by `streaming.splits`.
 """
 
 from __future__ import annotations
@@ -20,10 +22,13 @@ from niels_cache_runtime.format.layout import SPLITS
 
 
 def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
-    """Return a mask of `count` items, True for items that go to val.
+    """Return a bool mask of shape (count,), True for items that go to val.
 
-    If count > 1 and val_frac > 0, max(1, int(count * val_frac)) items go to val. Otherwise, no item goes to val. The first items of
-    `torch.randperm(count)` under `seed` are val, so the choice depends only on `count`, `val_frac` and `seed`.
+    The first items of `torch.randperm(count)` under `seed` are val, so the choice depends only on the arguments. If count > 1 and val_frac
+    > 0, max(1, int(count * val_frac)) items go to val, otherwise none.
+
+    Raises:
+        NielsCacheError: If `val_frac` is not at least 0 and below 1.
     """
     if not 0 <= val_frac < 1:
         raise NielsCacheError(f"val_frac is {val_frac}; it must be at least 0 and below 1")
@@ -34,9 +39,15 @@ def val_mask(count: int, *, val_frac: float, seed: int) -> np.ndarray:
 
 
 class FractionSplitter:
-    """A splitter of a finite source. `val_mask` chooses the documents of val, and both splits keep the input order.
+    """A splitter for a finite source.
 
-    `count`: the number of documents without a split, from a first pass. `position`: the number of such documents that already got a split.
+    `val_mask` chooses the val documents, and both splits keep the input order.
+
+    Args:
+        count: The number of documents without a split, from a first pass.
+        val_frac: The share of these documents that goes to val.
+        seed: The seed of the choice.
+        position: The number of these documents that already have a split.
     """
 
     def __init__(self, *, count: int, val_frac: float, seed: int, position: int = 0) -> None:
@@ -44,7 +55,7 @@ class FractionSplitter:
         self.position = position
 
     def split(self, documents: Documents) -> DocumentBatch:
-        """Return the next documents of the stream, with their splits."""
+        """Return the next documents of the stream with their splits."""
         batch = DocumentBatch.of(documents)
         free = np.flatnonzero(batch.split == NO_SPLIT)
         if not len(free):
@@ -56,7 +67,11 @@ class FractionSplitter:
         return replace(batch, split=split)
 
     def finish(self) -> None:
-        """Check the number of documents after the last document. Raises NielsCacheError if this number is not `count`."""
+        """Check the number of documents after the last one.
+
+        Raises:
+            NielsCacheError: If the stream had another number of documents without a split than the first pass counted.
+        """
         if self.position != len(self._is_val):
             raise NielsCacheError(
                 f"the source gave {self.position} documents, but counted {len(self._is_val)} before; build again when its files are stable"
@@ -67,8 +82,8 @@ class FractionSplitter:
 class HashRule:
     """The rule for data sets in parts: a document is val if a hash of the seed, its file and its row is small enough.
 
-    About the share `val_frac` of the documents goes to val. Nothing is counted before, and no document changes its split if the data set
-    grows. Cost: about a microsecond for each document.
+    About the share `val_frac` of the documents goes to val. No documents are counted beforehand, and no document changes its split when the
+    data set grows. It costs about a microsecond per document.
     """
 
     val_frac: float
@@ -81,7 +96,7 @@ class HashRule:
         return replace(batch, split=np.where(batch.split == NO_SPLIT, chosen, batch.split))
 
     def val_mask(self, batch: DocumentBatch) -> np.ndarray:
-        """Return bool (documents,), True for the documents that go to val."""
+        """Return a bool array of shape (documents,), True for the documents that go to val."""
         found = np.zeros(len(batch), dtype=bool)
         first = 0
         for file, group in groupby(batch.file.tolist()):
@@ -98,7 +113,7 @@ class HashRule:
 
 
 def split_by_fraction(batches: Iterable[Documents], *, count: int, val_frac: float, seed: int) -> Iterator[DocumentBatch]:
-    """Yield the documents, each with its split; see FractionSplitter."""
+    """Yield the documents, each with its split; see `FractionSplitter`."""
     splitter = FractionSplitter(count=count, val_frac=val_frac, seed=seed)
     for batch in batches:
         yield splitter.split(batch)

@@ -1,9 +1,11 @@
 """The source `wikipedia`, for articles from the hub's plain text, or from a MediaWiki XML dump.
 
 The name of a dump ends in `.xml`, or in `.xml-p1p41242` for a part of a dump. It may be compressed. Only articles (namespace 0) of a dump
-are read, and `convert` turns their wikitext into text. The `<siteinfo>` of the dump names the language and the namespaces. If a file has
-none, that of the first file that has one counts, because only the first file of a divided dump may have it. Redirects are not articles:
-`redirects` among the facts of the report counts them, and they are not dropped documents. `mediawiki` describes the cost.
+are read, and `convert` turns their wikitext into text. The `<siteinfo>` of the dump defines the language and the namespaces. A file without
+one uses that of the first file that has one, because only the first file of a divided dump may have it.
+
+Redirects are not articles: they are counted in `redirects` among the facts of the report, not as dropped documents. `mediawiki` describes
+the cost.
 """
 
 import os
@@ -71,8 +73,9 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
             yield from batched(self._hub(places, context), places)
 
     def convert(self, documents: list[Document]) -> tuple[list[Document], Drops, list[tuple[str, Document]]]:
-        """Convert the wikitext of a dump's articles to text. An article without text is dropped as `empty`, and as `list_page` if it has
-        only sections that list names or works.
+        """Convert the wikitext of a dump's articles to text.
+
+        An article without text is dropped as `empty`, or as `list_page` if it has only sections that list names or works.
         """
         from niels_cache_assets.sources.mediawiki.markup import Form, text_or_list
 
@@ -96,7 +99,6 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         return converted, dropped, examples
 
     def _sites(self, names: set[str]) -> dict[str, Site]:
-        """Return the wiki of each of these dumps."""
         groups = tuple(tuple(part.files or ()) for part in self.upstream_splits())
         files = _found(groups, names)
         site_of = lambda file: _site(file, self.encoding, _stamp(file))  # noqa: E731
@@ -110,7 +112,13 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
         return bool(self.files)
 
     def _dumps(self, files: FilePass, splits: list[Split | None], context: StreamContext) -> Iterator[Document]:
-        """Yield the articles of dumps. `splits`: the split of each file of the pass, or None."""
+        """Yield the articles of dumps.
+
+        Args:
+            files: The pass over the dumps.
+            splits: The split of each file of the pass, or None.
+            context: The pass over the source.
+        """
         for file in files.files():
             if not _DUMP.search(file.name):
                 raise NielsCacheError(
@@ -153,7 +161,10 @@ class Wikipedia(KeepsDamaged, HubData, PretrainSource):
 
 
 def _found(groups: tuple[tuple[str, ...], ...], names: set[str]) -> Sequence[SourceFile]:
-    """Return the files of these lists of patterns. They are needed for each batch, so a server is asked again only for a new name."""
+    """Return the files of these lists of patterns.
+
+    This is called for each batch, so it sends a request to a server only for a new name.
+    """
     if not any("://" in pattern for patterns in groups for pattern in patterns):
         return _find(groups)
     if not names <= {file.name for file in _find_once(groups)}:
@@ -172,12 +183,12 @@ def _find_once(groups: tuple[tuple[str, ...], ...]) -> Sequence[SourceFile]:
 
 @lru_cache(maxsize=4096)
 def _site(file: SourceFile, encoding: str, stamp: tuple[int, int]) -> Site:
-    """Return `read_site`. stamp: changes if the file changes."""
+    """Return `read_site` of a file from a cache whose key includes `stamp`, which changes with the file."""
     return read_site(file, encoding=encoding)
 
 
 def _stamp(file: SourceFile) -> tuple[int, int]:
-    if file.is_remote:  # the file is not asked for with each batch
+    if file.is_remote:  # no request for each batch
         return 0, 0
     facts = os.stat(file.url)
     return facts.st_mtime_ns, facts.st_size

@@ -20,6 +20,8 @@ _HEADING = re.compile(r" ?= (?!=)(.*\S) =\s*")
 
 
 class Row(NamedTuple):
+    """A row of the data, which is one line of WikiText."""
+
     text: str
     file: str
     row: int
@@ -59,12 +61,18 @@ def heading_title(text: str) -> str | None:
 
 
 def articles(rows: Iterable[Row], report: SourceReport, places: RowsPass, *, limit: int, decoding: Decoding) -> Iterator[Document]:
-    """Join rows into articles at level-1 headings between blank rows (a formula such as ` = 2 = ` inside a text is not a heading).
+    """Join rows into articles at level-1 headings between blank rows.
 
-    The text before the first heading is a separate document. If it is blank, it belongs to the first article. `row` of a document is the
-    row of its heading. With these rules, WikiText-2 has 60 validation articles and 60 test articles, as its paper says. An article of more
-    than `limit` characters is an error. `places`: the pass that reports places; a pass can resume at the heading after an article.
-    `decoding`: counts replaced bytes, and rejects articles that are not text.
+    A formula such as ` = 2 = ` inside a text is not a heading. The text before the first heading is a separate document; if it is blank, it
+    belongs to the first article. `row` of a document is the row of its heading. With these rules, WikiText-2 has 60 validation articles and
+    60 test articles, as its paper says.
+
+    Args:
+        rows: The rows of one split.
+        report: Counts rows that are not text.
+        places: The pass that reports places; a pass can resume at the heading after an article.
+        limit: The maximum number of characters of an article; a longer one is an error.
+        decoding: Counts replaced bytes, and rejects articles that are not text.
     """
     parts: list[str] = []
     characters = replaced = 0
@@ -72,7 +80,7 @@ def articles(rows: Iterable[Row], report: SourceReport, places: RowsPass, *, lim
     title: str | None = None
 
     def finished(file: str, row: int) -> Iterator[Document]:
-        """Yield the article of the parts, if it is text. The next one begins at this row."""
+        """Yield the article of the collected parts, if it is text. The next article begins at this row."""
         places.file, places.row = file, row
         text = "".join(parts)
         if decoding.admits(start.file, text, replaced=replaced, row=start.row):

@@ -1,1 +1,1 @@
-"""Finding files on this machine, and telling what a file is from its first bytes. No text is read here."""
+"""Search for files on this machine. Nothing here reads their text."""

@@ -1,9 +1,10 @@
-"""Local files that a glob or a folder names, which of them are one file, and advice for a path that matches nothing.
+"""Local files that a glob or a folder names, links among them, and advice for a path that matches nothing.
 
 A glob has the meaning of Python's `glob.glob(recursive=True)`, and a folder stands for `**`, with two differences. A folder is entered once
-for each component of a pattern, whatever links lead to it, so that each search ends: it makes at most as many steps as there are folders,
-times the components of the pattern. And a folder that may not be listed is an error. Folders are entered in the sorted order of their
-paths, so the result does not depend on the order in which a file system lists names.
+for each component of a pattern, whatever links lead to it, so each search ends: its number of steps is at most the number of folders times
+the number of components. And a folder that may not be listed is an error.
+
+Folders are entered in the sorted order of their paths, so the result does not depend on the order in which a file system lists names.
 """
 
 import difflib
@@ -20,16 +21,18 @@ from typing import NamedTuple, NoReturn
 
 from niels_cache_runtime.errors import NielsCacheError
 
-_BRACKET = re.compile(r"\[\[\]|\[")  # also one that is escaped already
-_MOST_TRIED = 64  # ways to take the brackets of a glob
+_BRACKET = re.compile(r"\[\[\]|\[")  # an opening bracket, which may be escaped already
+_MOST_TRIED = 64  # maximum number of ways to read the brackets of a glob that are tried
 _MOST_NAMES = 10_000  # number of names in a folder that are read to find a name similar to a missing name
 
 
 class Found(NamedTuple):
-    """Paths of files in sorted order.
+    """The result of a search.
 
-    `again`: paths of folders that were not entered, and the path by which each folder was entered. `has_folders`: whether a glob also
-    matches folders, which are left out.
+    Attributes:
+        paths: The paths of files, in sorted order.
+        again: For each folder that was not entered a second time, the path by which it was entered.
+        has_folders: Whether a glob also matches folders, which are left out.
     """
 
     paths: list[str]
@@ -45,7 +48,7 @@ class _Folders:
         self._entered: dict[tuple[int, int, int], str] = {}  # device, inode and component -> path
 
     def entries(self, folder: str, component: int) -> list[os.DirEntry[str]]:
-        """Return the entries of a folder in sorted order. Return nothing if this folder was entered before for this component."""
+        """Return the entries of a folder in sorted order, or nothing if it was entered before for this component."""
         try:
             state = os.stat(folder or os.curdir)
             key = (state.st_dev, state.st_ino, component)
@@ -64,7 +67,7 @@ class _Folders:
             _refuse_folder(folder, error)
 
     def found(self, paths: list[str]) -> Found:
-        """Return the paths. Of the folders that were not entered, only those below which files were found matter."""
+        """Return the result of the search. Of the folders that were not entered, only those with found files below them are kept."""
         paths.sort()
         return Found(paths, {path: first for path, first in self.again.items() if _has_below(paths, first)})
 
@@ -80,7 +83,11 @@ def _refuse_folder(folder: str, error: OSError) -> NoReturn:
 
 
 def _is_folder(path: str | os.DirEntry[str]) -> bool:
-    """Return whether a path leads to a folder. Raises NielsCacheError if a link leads to a place that may not be looked at."""
+    """Return whether a path leads to a folder.
+
+    Raises:
+        NielsCacheError: If the path is a link whose target may not be examined.
+    """
     try:
         return path.is_dir() if isinstance(path, os.DirEntry) else stat.S_ISDIR(os.stat(path).st_mode)
     except PermissionError as error:
@@ -100,9 +107,10 @@ def _exists(folder: str, name: str) -> bool:
 
 
 def glob_files(pattern: str) -> Found:
-    """Return the files that a local glob matches; their paths are relative if the glob is.
+    """Return the files that a local glob matches. Their paths are relative if the glob is.
 
-    Raises NielsCacheError for a folder on its way that may not be listed.
+    Raises:
+        NielsCacheError: If a folder on the way may not be listed.
     """
     anchor = Path(pattern).anchor
     components = Path(pattern).parts[bool(anchor) :]
@@ -143,9 +151,14 @@ def glob_files(pattern: str) -> Found:
 
 
 def files_below(folder: str, skip: Collection[str] = ()) -> Found:
-    """Return the files below a folder. Files and folders whose names begin with a dot are left out, and folders with a name in `skip`.
+    """Return the files below a folder. Files and folders whose names begin with a dot are left out. Links are followed anywhere.
 
-    Links are followed to any place. Raises NielsCacheError for a folder that may not be listed.
+    Args:
+        folder: The folder.
+        skip: The names of folders not to enter.
+
+    Raises:
+        NielsCacheError: If a folder may not be listed.
     """
     folders, paths = _Folders(), list[str]()
     waiting = [folder]
@@ -163,8 +176,11 @@ def files_below(folder: str, skip: Collection[str] = ()) -> Found:
 
 
 class Links(NamedTuple):
-    """Which of several paths lead to one file. `first`: for each path, the first path in sorted order that leads to its file. `hard`: for
-    each path that is a hard link to the file of an earlier path, this path.
+    """Which of several paths lead to the same file.
+
+    Attributes:
+        first: For each path, the first path in sorted order that leads to its file.
+        hard: For each path that is a hard link to the file of an earlier path, that earlier path.
     """
 
     first: Mapping[str, str]
@@ -172,9 +188,9 @@ class Links(NamedTuple):
 
 
 def links_among(paths: Iterable[str]) -> Links:
-    """Return which of these paths lead to one file: links, or two spellings of a path. Hard links are files of their own.
+    """Return which of these paths lead to the same file, through links or as two spellings of a path.
 
-    This asks for the state of each path once. A path whose state is not known, such as a broken link, is a file of its own.
+    Hard links are separate files. This calls `stat` once per path. A path without a known state, such as a broken link, is a separate file.
     """
     first: dict[str, str] = {}
     hard: dict[str, str] = {}
@@ -208,7 +224,7 @@ def advice_for_missing(pattern: str) -> str:
 def _bracket_advice(pattern: str) -> str | None:
     """Return advice for a glob that matches nothing and has an opening bracket, or None.
 
-    If there are files whose names have these brackets, the advice has the glob that matches them.
+    If there are files whose names contain these brackets, the advice has the glob that matches them.
     """
     if "[" not in pattern:
         return None
@@ -222,9 +238,9 @@ def _bracket_advice(pattern: str) -> str | None:
 
 
 def _near_path(path: str) -> str | None:
-    """Return the path up to its first missing name, with the nearest existing name in place of the missing name.
+    """Return the path up to its first missing name, with the nearest existing name in place of the missing one.
 
-    Return None if nothing is missing, or if no name is near. In a glob, only the names before the first wildcard are checked.
+    None if nothing is missing, or if no name is near. In a glob, only the names before the first wildcard are checked.
     """
     folder = Path()
     for part in Path(path).parts:

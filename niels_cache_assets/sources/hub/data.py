@@ -1,9 +1,10 @@
 """Streaming from the Hugging Face hub, or from local files through the same loading code.
 
-`HubData` holds the configuration keys of such a data set, resolves the upstream commit and streams rows in Arrow batches. Each row comes
-with its file and row number, also after Hugging Face's shuffle. The subclasses decide what the columns of a row mean. A row of 2 KB costs
-about 8 µs with a shuffle. The columns of a compressed row group (block of rows) are in memory, and about 64 MB of rows or one longer row. A
-shuffle also needs memory for its buffer and for a thousand rows of any length.
+`HubData` has the configuration keys of such a data set, resolves the upstream commit and streams rows in Arrow batches. Each row comes with
+its file and row number, even after Hugging Face's shuffle. The subclasses define what the columns of a row mean.
+
+A row of 2 KB costs about 8 µs with a shuffle. In memory are the columns of a compressed row group, and about 64 MB of rows or one longer
+row. A shuffle also needs memory for its buffer and for a thousand rows of any length.
 """
 
 import glob
@@ -35,14 +36,17 @@ from niels_cache_runtime.errors import NielsCacheError
 _ONLY_OF_THE_HUB = ("config", "split", "val_split", "pinned_revision")
 _NAMES_PER_REQUEST = 500
 
-ChooseColumns = Callable[[dict[str, bool]], list[str]]  # takes {field: holds strings}, and returns the fields to read
+ChooseColumns = Callable[[dict[str, bool]], list[str]]  # takes {field: whether it holds strings}, and returns the fields to read
 
 
 class HubRows(NamedTuple):
-    """A batch of rows as columns. `files`, `rows`: the file and the row number of each row. A file name is relative to the repository or to
-    the folder of the local files.
+    """A batch of rows as columns.
 
-    `damaged`: the replaced bytes in the texts of a row. The key is the index of the row in the batch. Rows without damage have no entry.
+    Attributes:
+        columns: The values of each column.
+        files: The file of each row, relative to the repository or to the folder of the local files.
+        rows: The number of each row in its file.
+        damaged: The replaced bytes in the texts of a row, by the index of the row in the batch. Rows without damage have no entry.
     """
 
     columns: dict[str, list[Any]]
@@ -52,8 +56,9 @@ class HubRows(NamedTuple):
 
 
 class HubData(DecodesText):
-    """The configuration keys of a data set from the hub. If `files` is set, the same loading code reads local files, and no request goes to
-    the hub.
+    """The configuration keys of a data set from the hub.
+
+    If `files` is set, the same loading code reads local files, and no request goes to the hub.
     """
 
     dataset: str = Field(description="Hub data set: owner/name")
@@ -78,8 +83,9 @@ class HubData(DecodesText):
 
     @property
     def local_key(self) -> str | None:
-        """The configuration key that names files to read instead of the hub, or None. With such a key, nothing from the hub is read or
-        recorded.
+        """The configuration key that names files to read instead of the hub, or None.
+
+        With such a key, nothing from the hub is read or recorded.
         """
         return "files" if self.files else None
 
@@ -96,7 +102,11 @@ class HubData(DecodesText):
         return [file for _, files in self.files_by_part() for file in files]
 
     def files_by_part(self) -> list[tuple[Part, list[SourceFile]]]:
-        """Return the parts to read with their files, or an empty list without the key `files`. Raises the errors of `find_splits`."""
+        """Return the parts to read with their files, or an empty list without the key `files`.
+
+        Raises:
+            NielsCacheError: For the reasons of `find_splits`.
+        """
         if not self.files:
             return []
         parts = self.upstream_splits()
@@ -116,12 +126,12 @@ class HubData(DecodesText):
 
     @property
     def reads_files(self) -> bool:
-        """Whether files of the user are read. Such files may hold anything."""
+        """Whether the user's files are read, which may hold anything."""
         return self.local_key is not None
 
     @property
     def follows_the_hub(self) -> bool:
-        """Whether the revision is the newest commit on the hub. This is so if there is neither a pinned revision nor a local copy."""
+        """Whether the revision is the newest commit on the hub, because there is neither a pinned revision nor a local copy."""
         return self.pinned_revision is None and not self.local_key
 
     def describe(self) -> dict[str, Any]:
@@ -137,7 +147,10 @@ class HubData(DecodesText):
         return self.val_files is not None if self.files else self.val_split is not None
 
     def upstream_splits(self) -> list[Part]:
-        """Return the parts to read. Val comes first, because val is small, and a token budget of train may end the stream."""
+        """Return the parts to read.
+
+        Val comes first, because it is small, and a token budget of train may end the stream.
+        """
         if self.files and self.val_files:
             return [Part("validation", "val", self.val_files), Part("train", "train", self.files)]
         if self.files:
@@ -147,9 +160,16 @@ class HubData(DecodesText):
         return [Part(self.split, None, None)]
 
     def text_field_at(self, fields: Mapping[str, bool], part: Part, context: StreamContext, *, key: str | None = "text_field") -> str:
-        """Return the field of the text for this pass. The data of train decide.
+        """Return the text field for this pass, which is chosen from the train data.
 
-        `fields`: those of `part`, by whether they hold strings. `key`: the key of the table that names the field; None if it has none.
+        Args:
+            fields: For each field of `part`, whether it holds strings.
+            part: The part that is read.
+            context: The pass.
+            key: The configuration key that names the field, or None if the source has no such key.
+
+        Raises:
+            NielsCacheError: If the field is unclear, or missing in `part`.
         """
         given = getattr(self, key) if key else None
         train = self.upstream_splits()[-1]
@@ -165,7 +185,11 @@ class HubData(DecodesText):
         return field
 
     def require_fields(self, needed: Sequence[str], fields: Mapping[str, bool]) -> None:
-        """Raise NielsCacheError if the rows lack one of these fields."""
+        """Check that the rows have all needed fields.
+
+        Raises:
+            NielsCacheError: If a field is missing.
+        """
         if missing := [name for name in needed if name not in fields]:
             raise NielsCacheError(f"{self.origin}: rows have no {' and no '.join(missing)} (they have: {', '.join(fields)})")
 
@@ -194,12 +218,22 @@ class HubData(DecodesText):
         texts: Collection[str] = (),
         without: set[str] | None = None,
     ) -> Generator[HubRows]:
-        """Yield rows of a part in batches, lazily. `choose_columns` chooses the fields to read.
+        """Yield rows of a part in batches, lazily. Closing the iterator early is quick.
 
-        `texts`: the fields whose damage is reported. If `texts` is empty, the first field is used. `keep_linebreaks` is for plain text
-        files, where each row is a line. `start`: the file and row to begin at; only used without a shuffle. Files before this file are not
-        opened. `without`: gets the names of the files in which no row so far has the first field; those that end so are in the report.
-        Closing the iterator early is quick.
+        Args:
+            part: The part to read.
+            context: The pass.
+            choose_columns: Chooses the fields to read.
+            shuffle_buffer: The size of the shuffle buffer in rows. 0 does not shuffle.
+            keep_linebreaks: Whether rows keep their line ends, for plain text files, where each row is a line.
+            start: The file and row to begin at; only used without a shuffle. Files before this file are not opened.
+            texts: The fields whose damage is reported. If empty, the first field is used.
+            without: Receives the names of the files in which no row so far has the first field. Files that end without it are in the
+                report.
+
+        Raises:
+            SourceUnavailable: If the hub cannot be reached now.
+            NielsCacheError: If the data set cannot be read.
         """
         with hub_errors(self.origin, context.revision):
             shuffled = shuffle_buffer > 0
@@ -236,9 +270,9 @@ class HubData(DecodesText):
             except Exception:
                 raise
             except BaseException as interrupt:
-                # An interrupt may come after the library has started a thread and before its pool has noted the thread. The thread waits
-                # for work until the pool is deleted, and the process waits for the thread. The frames of the traceback would keep the
-                # pool alive.
+                # An interrupt may come after the library has started a thread and before its pool has registered the thread. The thread
+                # waits for work until the pool is deleted, and the process waits for the thread. The frames of the traceback would keep
+                # the pool alive.
                 interrupt.__context__ = None
                 raise interrupt.with_traceback(None) from None
             finally:
@@ -247,9 +281,10 @@ class HubData(DecodesText):
     def rows(
         self, part: Part, context: StreamContext, choose_columns: ChooseColumns, **settings: Any
     ) -> Iterator[tuple[dict[str, Any], str, int, Damage]]:
-        """Yield the rows of a part one by one: the values by column, the file, the number in it, and the replaced bytes in the texts.
+        """Yield the rows of a part one by one; for the arguments, see `stream`.
 
-        For the arguments, see `stream`.
+        Yields:
+            The values by column, the file, the number of the row in it, and the replaced bytes in the texts.
         """
         for columns, files, rows, damaged in self.stream(part, context, choose_columns, **settings):
             for index, (file, row, *values) in enumerate(zip(files, rows, *columns.values(), strict=True)):
@@ -257,9 +292,13 @@ class HubData(DecodesText):
 
 
 def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
-    """Return the files of the configuration and the splits that are read, at this commit. Those of a split are sorted by name.
+    """Return the files of the configuration and the splits that are read, at a commit. Those of a split are sorted by name.
 
-    Asks the hub, once for every 500 files. Raises NielsCacheError if the hub refuses.
+    This sends one request to the hub for every 500 files.
+
+    Raises:
+        SourceUnavailable: If the hub cannot be reached now.
+        NielsCacheError: If the hub refuses access, or has no such data set, configuration, split or file.
     """
     found: list[ListedFile] = []
     with hub_errors(data.dataset, revision):
@@ -281,7 +320,7 @@ def hub_files(data: HubData, revision: str | None) -> list[ListedFile]:
 
 
 def _longer(values: Sequence[Any], limit: int) -> list[int]:
-    """Return the positions of strings with more than `limit` characters. Functions in C look at a column of short strings."""
+    """Return the positions of strings with more than `limit` characters. A column of short strings is checked by functions in C."""
     with suppress(TypeError):
         if max(map(len, values), default=0) <= limit:
             return []
@@ -289,11 +328,11 @@ def _longer(values: Sequence[Any], limit: int) -> list[int]:
 
 
 def _datasets() -> Any:
-    """Return the datasets library. Its log lines and progress bars are switched off, and so is a sleep of five seconds at the end of each
-    shuffled Parquet stream.
+    """Return the datasets library, configured for this project.
 
-    The sleep works around a crash of Arrow versions before 24 (apache/arrow#45214). The library's counting of downloads is also off,
-    because it needs the network even for local files.
+    Its log lines and progress bars are disabled. So is a sleep of five seconds at the end of each shuffled Parquet stream, which works
+    around a crash of Arrow versions before 24 (apache/arrow#45214). The library's counting of downloads is also disabled, because it needs
+    the network even for local files.
     """
     import datasets
     import fsspec
@@ -301,7 +340,7 @@ def _datasets() -> Any:
     from niels_cache_assets.sources.net.transport import install
 
     install()
-    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # the library logs whole addresses with secrets, and errors say the same
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # the library logs whole addresses with secrets; errors have the same facts
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     datasets.config.SLEEP_TIME_ON_THREADS_SHUTDOWN = 0
     datasets.disable_progress_bars()
@@ -329,7 +368,8 @@ def _open(
 ) -> tuple[Any, list[str], bool]:
     """Return the part as an IterableDataset with the chosen columns, the file index and the row number.
 
-    Also return the file names by index, and whether the strings are `recoded` (hub_tables.values_of explains this).
+    Returns:
+        The data set, the file names by index, and whether the strings are `recoded` (see `hub_tables.values_of`).
     """
     datasets = _datasets()
     local_names = {}
@@ -381,7 +421,7 @@ def _split(splits: Any, part: Part, data: HubData) -> Any:
 
 
 def _fields(dataset: Any) -> dict[str, bool]:
-    """Return {field: whether it holds strings}. If the loader has no schema, the first row decides."""
+    """Return for each field whether it holds strings. If the loader has no schema, this is determined from the first row."""
     if dataset.features is not None:
         return {name: may_hold_text(kind.type) for name, kind in zip(dataset.features, dataset.features.arrow_schema, strict=True)}
     first: dict[str, Any] = next(iter(dataset), {})
@@ -393,7 +433,11 @@ _LOADERS |= dict.fromkeys((".txt", ".raw", ".tokens", ".md", ""), "text")
 
 
 def format_of(names: list[str]) -> str:
-    """Return the name of the loader for these files, by their suffixes."""
+    """Return the name of the loader for these files, by their suffixes.
+
+    Raises:
+        NielsCacheError: If the files need different loaders, or a suffix is unknown.
+    """
     formats = {_loader(re.sub(r"\.(gz|bz2|xz|zst)$", "", name)) for name in names}
     if len(formats) > 1:
         raise NielsCacheError(f"files: {' and '.join(sorted(formats))} files cannot be mixed in one data set; narrow the globs")
@@ -408,7 +452,15 @@ def _loader(name: str) -> str:
 
 
 def require_content(file: SourceFile, path: str) -> None:
-    """Raise NielsCacheError if the first bytes of a local file are not of its kind, because the loaders do not say what they found."""
+    """Check the first bytes of a local file, because the loaders do not report what they found.
+
+    Args:
+        file: The file.
+        path: The name of the loader.
+
+    Raises:
+        NielsCacheError: If the bytes are not of the kind that the loader reads.
+    """
     with reading(file), open_seekable(file) if path == "parquet" else open_bytes(file, lambda damage: None) as stream:
         head = first_bytes(stream)
     found = content_of(head)
@@ -419,7 +471,7 @@ def require_content(file: SourceFile, path: str) -> None:
 
 
 def need_decoding(local_names: Mapping[str, str], encoding: str) -> bool:
-    """Return whether at least one file is not UTF-8. The loader reads only UTF-8 itself."""
+    """Return whether at least one file is not UTF-8, which is all that the loader reads itself."""
     if encoding != UTF8:
         return True
     for file in map(SourceFile, local_names, local_names.values()):

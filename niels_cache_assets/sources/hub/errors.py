@@ -1,5 +1,6 @@
-"""Errors of the hub. A message says that the hub is not reachable now, or that something does not exist. It gives advice, and never holds
-an access token.
+"""Errors of the hub as messages with advice, which never contain an access token.
+
+A message says that the hub is not reachable now, or that something does not exist.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ _COPY = 'files = ["/path/to/copy/*.parquet"]'
 
 
 def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
-    """Return a text about a choice that does not exist. The text names the closest choice, and all choices or the first twenty."""
+    """Return a text about a choice that does not exist, with the closest choice, and all choices or the first twenty.
+
+    Args:
+        what: The configuration key.
+        asked: The given choice, or None if none is set.
+        choices: The existing choices.
+    """
     shown = ", ".join(choices[:20]) + (f" and {len(choices) - 20} more" if len(choices) > 20 else "")
     if asked is None:
         return f"set {what} to one of: {shown}"
@@ -34,7 +41,16 @@ def nearest(what: str, asked: str | None, choices: Sequence[str]) -> str:
 
 @contextmanager
 def hub_errors(dataset: str, revision: str | None) -> Iterator[None]:
-    """Turn errors of the hub libraries into NielsCacheError, or into SourceUnavailable if another try later may help."""
+    """Turn errors of the hub's libraries into errors of this project.
+
+    Args:
+        dataset: The name of the data set.
+        revision: The revision that is read, or None for the newest.
+
+    Raises:
+        SourceUnavailable: If another try later may help.
+        NielsCacheError: For any other error.
+    """
     try:
         yield
     except SourceUnavailable as error:
@@ -101,14 +117,15 @@ def _page(dataset: str) -> str:
 
 
 def _answer(error: HfHubHTTPError) -> str:
-    """Return the status of an answer, and its reason if the hub gives a reason."""
+    """Return the status of an answer, with its reason if the hub gives one."""
     reason = " ".join(without_secrets(error.server_message or error.response.reason_phrase).split())
     return f"{error.response.status_code} ({reason[:_MOST_REASON]})" if reason else str(error.response.status_code)
 
 
 def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
-    """Return the error for an unreachable hub. A wrong name of a data set gives the same failure, so the message says whether the data set
-    was read before.
+    """Return the error for an unreachable hub.
+
+    A wrong name of a data set causes the same failure, so the message says whether the data set was read before.
     """
     known = "but this machine has read the data set before" if _was_read_before(dataset) else "and it is unknown whether the name exists"
     return SourceUnavailable(
@@ -118,7 +135,7 @@ def _unreachable(dataset: str, detail: str) -> SourceUnavailable:
 
 
 def _was_read_before(dataset: str) -> bool:
-    """Return whether the cache of the hub's library holds a part of this data set."""
+    """Return whether the cache of the hub's library contains a part of this data set."""
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 

@@ -1,8 +1,9 @@
-"""Changes to the tables of the hub's library. Each row gets its file and row number, batches are smaller, and columns of mixed types keep
-the values of the file.
+"""Changes to the tables of the hub's library: origin of rows, smaller batches, and original values in columns of mixed types.
+
+Each row gets its file and row number, in two added columns of numbers.
 
 The library has no public interface for this, so these functions change the loaders of the library. Each docstring names the internals that
-the function relies on. `hub.data` chooses the data set and the columns. The functions add two columns of numbers.
+the function relies on. `hub.data` chooses the data set and the columns.
 """
 
 import gzip
@@ -37,21 +38,25 @@ from niels_cache_runtime.errors import NielsCacheError
 
 ITER_ROWS = 1024  # rows that become Python values at once; smaller batches cost more per row
 FILE, ROW, DAMAGE = "__niels_cache_file", "__niels_cache_row", "__niels_cache_damage"
-_TEXT_CHARACTERS = 1 << 20  # read at a time
+_TEXT_CHARACTERS = 1 << 20  # characters that are read at a time
 _ENDS_IN_NULL = re.compile(rb"null[ \t\r]*(?:\n|\Z)")  # the pattern begins with a literal, so that the search is fast
 _NULL_ROW = re.compile(rb"^[ \t\r]*null[ \t\r]*$", re.MULTILINE)
 
 
 def file_name(url: str, local_names: dict[str, str]) -> str:
-    """Return the name of a file. This is the name in `local_names`, or else the path in its repository."""
+    """Return the name of a file: the one in `local_names`, or else the path in its repository."""
     return local_names.get(url) or re.sub(r"^hf://datasets/[^@]+@[^/]+/", "", url)
 
 
 class FilesWithoutText:
-    """The files of a pass in which no row so far has the field of the text. A loader fills missing columns with nulls, so that a row does
-    not tell whether its file has the column.
+    """The files of a pass in which no row so far has the text field.
 
-    names: the files. column: the field. fields: those of the table that is read now; None if its loader does not tell them.
+    A loader fills missing columns with nulls, so a row does not show whether its file has the column.
+
+    Attributes:
+        names: The names of the files.
+        column: The text field.
+        fields: The fields of the table that is read now, or None if its loader does not report them.
     """
 
     def __init__(self, report: SourceReport) -> None:
@@ -61,7 +66,7 @@ class FilesWithoutText:
         self.fields: list[str] | None = None
 
     def watched(self, file: str, tables: Iterator[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-        """Yield the tables of a file. If the file ends without the field, it is counted in the report."""
+        """Yield the tables of a file. If the file ends without the text field, count it in the report."""
         fields: dict[str, None] = {}
         self.fields, is_there, rows = None, False, 0
         for key, table in tables:
@@ -86,13 +91,25 @@ def with_origin(
     *,
     without: FilesWithoutText,
 ) -> tuple[Any, list[str]]:
-    """Return the data set with two more columns, and the file names by index. The columns are the index of the file, and the row in this
-    file.
+    """Return the data set with columns for the origin of each row: the index of its file, and its number in this file.
 
-    Hugging Face's streams do not give the origin of a row, and there is no public hook between the file reader and the shuffle. So this
+    Hugging Face's streams do not provide the origin of a row, and there is no public hook between the file reader and the shuffle. So this
     function wraps the generator that yields the Arrow tables of a file (the generator of the loader, or `read_tables`). The library calls
-    the generator for one file at a time, and the order after a shuffle does not change. Rows before `start` are left out. `without`: gets
-    the files without the first of `columns`.
+    the generator for one file at a time, and the order after a shuffle does not change.
+
+    Args:
+        dataset: The streaming data set.
+        columns: The columns to keep.
+        local_names: The names of local files by URL.
+        start: The file and row at which to begin; earlier rows are left out. None is the beginning.
+        read_tables: Yields the tables of a file, in place of the generator of the loader.
+        without: Records the files without the first of `columns`.
+
+    Returns:
+        The data set, and the file names by index.
+
+    Raises:
+        NielsCacheError: If the data set has no rows of text, or the file of `start` is missing. While rows are read, if a file is damaged.
     """
     import pyarrow as pa
     from datasets import Features, IterableDataset, Value
@@ -141,20 +158,18 @@ def with_origin(
 
 
 def _shard_urls(kwargs: dict[str, Any]) -> list[str]:
-    """Return the files in a loader's arguments. The Parquet loader names this argument files; the JSON, CSV and text loaders name it
-    base_files.
-    """
+    """Return the files in a loader's arguments: `files` of the Parquet loader, `base_files` of the JSON, CSV and text loaders."""
     return list(kwargs.get("base_files") or kwargs["files"])
 
 
 def is_no_object(error: BaseException) -> bool:
-    """Return whether the JSON loader failed on a record that is not an object. The text of the error, from loader or Arrow, tells this."""
+    """Return whether the JSON loader failed on a record that is not an object, by the text of the error from the loader or Arrow."""
     return "Column() changed from object" in str(error) or (isinstance(error, TypeError) and "is not iterable" in str(error))
 
 
 @lru_cache(maxsize=1)
 def survive_null_rows() -> None:
-    """Make the JSON loader pass `{}` to Arrow for a row that is `null`. `{}` and `null` give the same row.
+    """Make the JSON loader pass `{}` to Arrow for a row that is `null`. Both give the same row.
 
     If a block begins with `null`, Arrow's parser ends the process (pyarrow 26).
     """
@@ -172,11 +187,16 @@ def survive_null_rows() -> None:
 
 
 def values_of(column: Any, encoding: str, damaged: dict[int, str], *, recoded: bool) -> list[Any]:
-    """Return the Python values of a column. If the JSON loader encoded a column as JSON because of mixed types, decode the values.
+    """Return the Python values of a column, decoded if the JSON loader encoded the column as JSON because of mixed types.
 
-    `encoding`, `damaged`: see column_values. `recoded`: whether the bytes come from `decode_json`. Such bytes are UTF-8, and may already
-    hold marks (characters in place of damaged bytes). The loader does not encode a string that is already JSON, so the string "6" and the
-    number 6 cannot be distinguished.
+    The loader does not encode a string that is already JSON, so the string "6" and the number 6 cannot be distinguished.
+
+    Args:
+        column: The Arrow column.
+        encoding: See `column_values`.
+        damaged: See `column_values`.
+        recoded: Whether the bytes come from `decode_json`. Such bytes are UTF-8, and may already hold marks (characters in place of damaged
+            bytes).
     """
     import pyarrow as pa
 
@@ -193,11 +213,16 @@ def _decoded(value: str | None) -> Any:
 
 
 def decode_late_json(builder: Any, without: FilesWithoutText) -> None:
-    """Decode columns in which values of different types appear only after the first 10 MB, when the schema already says string. Also leave
-    out columns that are not in the schema, because they are not in the first rows; the library would refuse their file.
+    """Decode columns whose values have different types only after the first 10 MB, when the schema already says string.
 
     The JSON loader of `datasets` then encodes the values of such a column as JSON strings, and nothing in the schema shows this encoding.
-    This function decodes the strings. Every value that is not a string becomes null, because the schema has no type for such a value.
+    This function decodes the strings. Every value that is not a string becomes null, because the schema has no type for it.
+
+    It also leaves out columns that are not in the schema because they are not in the first rows; the library would reject their file.
+
+    Args:
+        builder: The JSON loader.
+        without: Receives the fields of each table.
     """
     import pyarrow as pa
     from datasets import Json
@@ -221,8 +246,14 @@ def decode_late_json(builder: Any, without: FilesWithoutText) -> None:
 
 
 def text_tables(local_names: dict[str, str], encoding: str, *, keep_linebreaks: bool) -> Callable[..., Iterator[tuple[Any, Any]]]:
-    """Return a reader of the user's files that replaces the reader of the text loader. It yields one row per line, decoded as `encoding`,
-    with a column DAMAGE.
+    """Return a reader of the user's files in place of the reader of the text loader.
+
+    It yields one row per line, with a column DAMAGE.
+
+    Args:
+        local_names: The names of local files by URL.
+        encoding: The encoding, unless there is a byte order mark.
+        keep_linebreaks: Whether rows keep their line ends.
     """
     import pyarrow as pa
 
@@ -258,15 +289,15 @@ def _packed(damage: Damage) -> int:
 
 
 def damage_of_rows(packed: Sequence[int]) -> dict[int, Damage]:
-    """Return the damage of each damaged row, from the packed numbers of the column DAMAGE."""
+    """Return the damage of each damaged row, by index, from the packed numbers of the column DAMAGE."""
     return {index: Damage(value >> 32, value & 0xFFFFFFFF) for index, value in enumerate(packed) if value} if any(packed) else {}
 
 
 def decode_json(builder: Any, local_names: dict[str, str], encoding: str) -> None:
-    """Make this JSON loader, which reads only UTF-8, read the user's files in `encoding`, or in the encoding of their byte order mark.
+    """Make this JSON loader, which reads only UTF-8, read local files in `encoding` or in that of their byte order mark.
 
-    The loader calls `open` as a global of its module. This function replaces this `open`. The new `open` puts marks in place of damaged
-    bytes (`carried`).
+    The loader calls `open` as a global of its module. This function replaces it with one that puts marks in place of damaged bytes
+    (`carried`).
     """
     from datasets.packaged_modules.json import json as loader
 
@@ -297,12 +328,16 @@ def _recoded(stream: IO[bytes], encoding: str) -> Iterator[bytes]:
 def parquet_tables(
     builder: Any, local_names: dict[str, str], *, by_bytes: bool, without: FilesWithoutText
 ) -> Callable[..., Iterator[tuple[Any, Any]]]:
-    """Return a reader that replaces the reader of the Parquet loader and yields up to a thousand rows at a time.
-
-    `by_bytes`: whether to yield fewer rows at a time if rows are long. `without`: is told the fields of each file.
+    """Return a reader in place of the reader of the Parquet loader, which yields up to a thousand rows at a time.
 
     The loader's own scanner reads up to 1 GiB of decoded text ahead of a slow consumer, and tokenizing is slow. No setting changes this.
-    The order of the library's shuffle depends on the boundaries of the tables, so for a shuffle the boundaries must always be the same.
+
+    Args:
+        builder: The Parquet loader.
+        local_names: The names of local files by URL.
+        by_bytes: Whether to yield fewer rows at a time if rows are long. The order of the library's shuffle depends on the boundaries of
+            the tables, so this must be False for a shuffle.
+        without: Receives the fields of each file.
     """
     import pyarrow as pa
     from datasets import DownloadConfig
@@ -326,7 +361,7 @@ def row_batches(dataset: Any, *, shuffled: bool) -> Generator[Any]:
     """Yield the rows of a data set as Arrow tables if the schema is known, otherwise as columns of Python values.
 
     A batch has about a thousand rows, or fewer if rows are long. Arrow gives the same order as plain iteration at a quarter of the cost.
-    The library's own `iter` collects a thousand rows of any length. So without a shuffle, this function reads the tables of the library
+    The library's own `iter` collects a thousand rows of any length, so without a shuffle, this function reads the tables of the library
     directly.
     """
     if dataset.features is None:

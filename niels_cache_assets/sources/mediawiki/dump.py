@@ -1,9 +1,13 @@
 """Pages of a MediaWiki XML dump, streamed: `read_pages`.
 
-Format: any version of the export schema, such as mediawiki.org/xml/export-0.11 (the namespace is ignored). The standard library's expat
+Format: any version of the export schema, such as mediawiki.org/xml/export-0.11 (the XML namespace is ignored). The standard library's expat
 reads the XML, event by event. One page and a block of the file are in memory, for a dump of any size. If a page has a history, only the
-last revision is kept. A pass may start in the middle of a dump. In an uncompressed dump, the pass seeks to the page. In a compressed dump,
-it parses all earlier pages, and parsing is faster than the decompression. Wikitext is not converted here.
+last revision is kept.
+
+A pass may start in the middle of a dump. In an uncompressed dump, it seeks to the page. In a compressed dump, it parses all earlier pages,
+and parsing is faster than the decompression.
+
+Wikitext is not converted here.
 """
 
 import codecs
@@ -25,7 +29,7 @@ _BLOCK = 1 << 18
 _MAX_DEPTH = 64  # maximum depth of nested elements; a dump has five
 _MAX_MARKUP_BYTES = 1 << 20  # maximum size of one tag or comment, because expat scans it from its beginning with each block
 _MAX_NAME = 1000  # maximum characters of an element's name, with its namespace
-_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\udc01-\udcff\ufffe\uffff]")  # characters that XML cannot hold, and marks
+_NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\udc01-\udcff\ufffe\uffff]")  # characters that XML cannot represent, and marks
 _NOT_XML_TO_TAG = re.compile(f"{_NOT_XML.pattern}[^<]*")
 _KEPT = {"page/title": "title", "page/ns": "namespace", "page/id": "id", "revision/model": "model", "revision/text": "text"}
 _OF_SITE = frozenset(("siteinfo/dbname", "siteinfo/base", "namespaces/namespace"))
@@ -34,10 +38,19 @@ _LANGUAGE = "http://www.w3.org/XML/1998/namespace lang"  # an attribute of <medi
 
 
 class Page(NamedTuple):
-    """A page of a dump. `row` counts pages from 0. `text` is None if the dump holds no text (deleted revisions, dumps of titles).
+    """A page of a dump.
 
-    `replaced_bytes`: the number of bytes of the page that became U+FFFD. `replaced`: the number of U+FFFD in `text` that replace bytes.
-    `has_nul`: whether a NUL was replaced.
+    Attributes:
+        row: The number of the page in the dump, from 0.
+        id: The id in the wiki.
+        title: The title.
+        namespace: The number of the namespace, 0 for articles.
+        redirect: Whether the dump marks the page as a redirect.
+        model: The content model, such as `wikitext`.
+        text: The text, or None if the dump has no text (deleted revisions, dumps of titles).
+        replaced_bytes: The number of bytes of the page that became U+FFFD.
+        replaced: The number of U+FFFD in `text` that replace bytes.
+        has_nul: Whether a NUL was replaced.
     """
 
     row: int
@@ -55,8 +68,11 @@ class Page(NamedTuple):
 class _Replaced(NamedTuple):
     """The replacement characters (U+FFFD) between two tags.
 
-    `at`: the position of the first replacement character in the bytes that expat got. `size`: the number of replaced bytes. `characters`:
-    the number of replacement characters. `has_nul`: whether a NUL was replaced.
+    Attributes:
+        at: The position of the first replacement character in the bytes that expat received.
+        size: The number of replaced bytes.
+        characters: The number of replacement characters.
+        has_nul: Whether a NUL was replaced.
     """
 
     at: int
@@ -66,11 +82,17 @@ class _Replaced(NamedTuple):
 
 
 class _Handler:
-    """The collector of pages from expat's events. The first page has number `row` in the dump."""
+    """A collector of pages from expat's events.
+
+    Args:
+        where: The name of the file, for errors.
+        limit: The maximum number of characters of a page.
+        row: The number of the first page in the dump.
+    """
 
     def __init__(self, where: str, limit: int, row: int) -> None:
         self.pages: list[Page] = []
-        self.starts: list[int] = []  # start of each page, in bytes that expat got
+        self.starts: list[int] = []  # start of each page, in bytes that expat received
         self.ended = False  # the root element is closed
         self.parser = expat.ParserCreate(namespace_separator=" ")
         self.parser.buffer_text = True
@@ -90,10 +112,10 @@ class _Handler:
         self._text = (0, 0)  # begin and end of the page's text, counted like `starts`
         self.replaced: deque[_Replaced] = deque()  # replaced characters after the last page, in order
         self._row = row
-        self.site: Site | None = None  # what the dump says about its wiki, from the first page on
+        self.site: Site | None = None  # the wiki that the dump describes, known from the first page on
         self._language, self._of_site = "", {"dbname": "", "base": ""}
         self._namespaces: list[tuple[int, str]] = []
-        self._number = ""  # of the namespace that is being read
+        self._number = ""  # number of the namespace that is being read
 
     def start(self, tag: str, attributes: dict[str, str]) -> None:
         name = tag.rpartition(" ")[2]
@@ -163,7 +185,6 @@ class _Handler:
         self.ended = not self._path
 
     def _keep(self, place: str, text: str) -> None:
-        """Keep the text of an element of _KEPT or _OF_SITE."""
         if place in _KEPT:
             self._values[_KEPT[place]] = text
         elif place != "namespaces/namespace":
@@ -176,7 +197,7 @@ class _Handler:
         return Site(language, tuple(self._namespaces)) if language or self._namespaces else NO_SITE
 
     def _replaced_in_page(self) -> list[_Replaced]:
-        """Return the replaced characters of the page that ends here. Forget replaced characters before this page."""
+        """Return the replaced characters of the page that ends here, and forget those before this page."""
         found = []
         while self.replaced and self.replaced[0].at < self.parser.CurrentByteIndex:
             each = self.replaced.popleft()
@@ -199,11 +220,18 @@ def read_pages(
 ) -> Iterator[Page]:
     """Yield the pages from `position` on, in the order of the dump.
 
-    Bytes that are not valid in `encoding`, and characters that XML cannot hold (NULs), become U+FFFD, and the page holds their number.
+    Bytes that are invalid in `encoding`, and characters that XML cannot represent (NULs), become U+FFFD, and the page has their number.
 
-    Raises NielsCacheError with file and offset for a dump that is damaged, cut or not XML. Also raises it for a page of more than `limit`
-    characters, and for tags or comments that are too long or nested too deeply for a dump. With `on_damage`, a damaged dump ends before the
-    damage.
+    Args:
+        file: The dump.
+        position: Where to begin. None is the start.
+        encoding: The encoding, unless there is a byte order mark.
+        limit: The maximum number of characters of a page.
+        on_damage: Called for a damaged dump, instead of raising. The pages end before the damage.
+
+    Raises:
+        NielsCacheError: If the dump is damaged, incomplete or not XML, if a page is too long, or if tags or comments are too long or nested
+            too deeply for a dump. The message has the file and the offset.
     """
     position = position or FilePosition()
     damaged: list[DamagedFile] = []
@@ -217,7 +245,7 @@ def read_pages(
         header = _seek(stream, position)
         handler = _Handler(file.name, limit, position.offset_row)
         parser = handler.parser
-        given, offset = len(header.encode()), position.offset  # bytes that expat got, and the offset in the file where these bytes end
+        given, offset = len(header.encode()), position.offset  # bytes that expat received, and the offset in the file where they end
         _parse(parser, header, file.name)  # expat reports an error in the header again with the next piece
         for text, begin, end, replaced in _decoded(stream, offset, encoding):
             handler.replaced.extend(each._replace(at=given + each.at) for each in replaced)
@@ -246,7 +274,7 @@ def read_pages(
 
 
 def read_site(file: SourceFile, *, encoding: str = UTF8) -> Site:
-    """Return what the beginning of a dump says about its wiki, or NO_SITE. Damage is left to `read_pages`, which reports it."""
+    """Return the wiki that the beginning of a dump describes, or NO_SITE. `read_pages` reports damage."""
     with reading(file), open_bytes(file, lambda _: None) as stream:
         handler = _Handler(file.name, _MAX_MARKUP_BYTES, 0)
         for text, _, end, _ in _decoded(stream, 0, encoding_of(stream, encoding)):
@@ -260,7 +288,11 @@ def read_site(file: SourceFile, *, encoding: str = UTF8) -> Site:
 
 
 def _seek(stream: IO[bytes], position: FilePosition) -> str:
-    """Bring the stream to the page of the position. Return the text before the first page of the dump. expat needs this text first."""
+    """Move the stream to the page of the position.
+
+    Returns:
+        The text before the first page of the dump, which expat needs first.
+    """
     header = b""
     if position.offset and stream.seekable():
         header, page, _ = stream.read(_BLOCK).partition(b"<page")
@@ -274,7 +306,11 @@ def _seek(stream: IO[bytes], position: FilePosition) -> str:
 def _given(handler: _Handler, position: FilePosition, *, after: int, offset: int | None) -> Iterator[Page]:
     """Yield the collected pages from the position on, and move the position.
 
-    `offset`: the offset in the file of the text that expat got after its first `after` bytes, or None if the offset is not known.
+    Args:
+        handler: The collector.
+        position: The position.
+        after: The number of bytes that expat had received before the last text.
+        offset: The offset of the last text in the file, or None if it is unknown.
     """
     for page, start in zip(handler.pages, handler.starts, strict=True):
         if page.row >= position.row:
@@ -292,7 +328,11 @@ def _place(parser: expat.XMLParserType, given: int, offset: int) -> int:
 
 
 def _parse(parser: expat.XMLParserType, text: str, name: str, *, last: bool = False) -> str:
-    """Parse this piece of the dump. Return the problem of the piece, or an empty string."""
+    """Parse a piece of the dump.
+
+    Returns:
+        The problem with the piece, or an empty string.
+    """
     try:
         parser.Parse(text, last)
     except expat.ExpatError as error:
@@ -327,11 +367,10 @@ def _decoded(stream: IO[bytes], offset: int, encoding: str) -> Iterator[tuple[st
 
 
 def _readable(text: str) -> tuple[str, list[_Replaced]]:
-    """Return the text with U+FFFD for marks (of damaged bytes) and for characters that XML cannot hold, and the replaced characters. `at`
-    counts bytes from the start of the text.
+    """Return a marked text with U+FFFD for marks and for characters that XML cannot represent, and the replaced characters.
 
-    Elements begin and end at "<". So all replaced characters between two "<" are one entry, which keeps the list short even if a whole page
-    is damaged.
+    `at` counts bytes from the start of the text. Elements begin and end at "<", so all replaced characters between two "<" are one entry,
+    which keeps the list short even if a whole page is damaged.
     """
     replaced: list[_Replaced] = []
     if not _NOT_XML.search(text):
@@ -342,7 +381,7 @@ def _readable(text: str) -> tuple[str, list[_Replaced]]:
         at += len(readable[last : found.start()].encode())
         last = found.start()
         characters = Counter(_NOT_XML.findall(found[0]))
-        # the bytes in the file that became each character: a mark of damaged bytes, or a character that XML cannot hold
+        # the number of bytes in the file for each character: a mark of damaged bytes, or a character that XML cannot represent
         size = sum(count * (damage_of(character).size or len(character.encode())) for character, count in characters.items())
         replaced.append(_Replaced(at, size, characters.total(), "\0" in characters))
     return readable, replaced

@@ -1,8 +1,10 @@
 """Words of MediaWiki and of Wikipedias by language: namespaces without text, headings of end matter, and words of redirects.
 
-This module is data, without logic. `site` chooses the words for a dump. Namespaces and redirects of all languages are recognised in every
-dump, because a word of another language there is no prose. Headings of one language may be prose in another (German "Noten" are also
-music), so the headings in END_MATTER_OF count only in dumps of their language. Namespaces and redirects: MediaWiki, languages/messages.
+This module is data, without logic. `site` chooses the words for a dump. Namespaces and redirects of all languages are recognized in every
+dump, because a word of another language in these places is not prose. Headings of one language may be prose in another (German "Noten" are
+also sheet music), so the headings in END_MATTER_OF count only in dumps of their language.
+
+Source of namespaces and redirects: MediaWiki, languages/messages.
 """
 
 # The namespaces of files and of categories, with former names, which links may still use. A dump names only the present names.
@@ -26,7 +28,7 @@ sources, secondary sources, general sources, online sources, cited sources, bibl
 further reading, suggested reading, recommended reading, additional reading, external links, external link, external sources, web links,
 links, see also, related articles
 """
-# The same of other Wikipedias, without headings that also head prose (such as "Literatur", which may be about literature).
+# The same headings in other Wikipedias, without headings that also head prose (such as "Literatur", which may be about literature).
 _END_MATTER_OF_OTHERS = """
 einzelnachweise, weblinks, siehe auch, anmerkungen, quellen, fußnoten, belege, quellen und einzelnachweise,
 notes et références, références, voir aussi, liens externes, articles connexes, lien externe, notes et sources, bibliographie,
@@ -91,13 +93,13 @@ END_MATTER_OF = {
     language: frozenset(headings.split(", "))
     for language, headings in (entry.split(": ", 1) for entry in " ".join(_END_MATTER_OF.split()).split("; "))
 }
-# Codes of languages that are written like a language of the table.
+# Codes of languages that use the headings of another language in the table.
 _SAME_LANGUAGE = """
 nb no, nn no, sh sr, bs hr, als de, bar de, be-tarask be, simple en, yue zh, zh-yue zh, wuu zh, arz ar, ary ar, zh-classical zh, gsw de
 """
 SAME_LANGUAGE = dict(entry.split() for entry in _SAME_LANGUAGE.split(", "))
 
-# The words that begin a redirect, after "#". A link follows. Each wiki also takes the English word.
+# The words that begin a redirect, between "#" and a link. Each wiki also accepts the English word.
 _REDIRECT_WORDS = """
 aanstuur تحويل yönləndirmə istiqamətləndirmə перанакіраванне перанакіраваньне пренасочване виж পুনর্নির্দেশ adkas redirecció přesměruj
 ail-cyfeirio ailgyfeirio omdirigering omdiriger weiterleitung ανακατευθυνση redirect alidirekti alidirektu redirección redireccion suuna

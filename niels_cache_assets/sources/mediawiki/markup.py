@@ -1,17 +1,20 @@
-"""The conversion of wikitext to plain text, in the function `text_or_list`.
+"""Conversion of wikitext to plain text: `text_or_list`.
 
 There are two steps. First, one scan over the page removes everything that shows no prose (comments, references, templates, tables, files,
 categories, tags) and all marks that are never closed. The scan inserts the text of templates that are prose (`templates`) and the labels of
-addresses. Second, mwparserfromhell parses the links and entities in the remaining text line by line, and its nodes become text. At an
-unclosed mark, the parser alone reads to the end of its input and goes back: 20 KB of `{{a|` take 15 s. After the scan, the parser gets one
-line with all marks closed. So the time is linear in the page, and a page has no size limit: about 10 MB/s on articles. A line
-whose links are plain needs no parser (`simple_text`). Dumps and redirects are handled elsewhere.
+addresses. Second, mwparserfromhell parses the links and entities in the remaining text line by line, and its nodes become text.
+
+Used alone, the parser reads to the end of its input at an unclosed mark and goes back: 20 KB of `{{a|` take 15 s. After the scan, it gets
+one line with all marks closed. The time is therefore linear in the page, and a page has no size limit: about 10 MB/s on articles. A line
+whose links are plain needs no parser (`simple_text`).
 
 The text keeps paragraphs, headings as separate lines, list items with `-`, labels of links, formulas as LaTeX between `$`, code,
 quotations, and raised numbers such as `10^6`. The text omits sections of end matter (`languages`) and sections that only list names or
 works, because such sections are not prose and would turn many articles into lists. It also omits links to the same article in a different
-language if they are on a separate line. (`[[wp:Manual]]` in a sentence shows the same text as in MediaWiki.) `Form` keeps the
-levels of headings. Grammar: mediawiki.org, Help:Formatting and Preprocessor ABNF.
+language if they are on a separate line. (`[[wp:Manual]]` in a sentence shows the same text as in MediaWiki.) With
+`Form(headings=True)`, headings keep their levels.
+
+Grammar: mediawiki.org, Help:Formatting and Preprocessor ABNF. Dumps and redirects are handled elsewhere.
 """
 
 import re
@@ -30,7 +33,7 @@ from niels_cache_assets.sources.mediawiki.names import (
 from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site, prefix_of
 from niels_cache_assets.sources.mediawiki.templates import EQUALS, template_text
 
-_LISTED_LINES = 50  # of an article that has only lists, for an example
+_LISTED_LINES = 50  # lines of an article that has only lists, for an example
 _SENTENCE = 100  # list items with at least this average length in characters are prose
 _JOINED = re.compile(r"\s*(?:,|&|/|\band\b)\s*")
 
@@ -50,7 +53,7 @@ _POWER = re.compile(
     r"(?:(?<=[\d)])|(?<=''))<sup>[ ]?((?:&minus;|[-−–+])?(?:\d{1,9}(?:[.,/]\d{1,9})?|''[^\W\d_]{1,3}''))[ ]?</sup>", re.IGNORECASE
 )
 
-# Characters that stand for findings of the scan. The scan first removes these characters from the page.
+# Characters that stand for what the scan has found. The scan first removes these characters from the page.
 _RAW = re.compile("\x02(\\d+)\x02")  # text that is not wikitext, by its index
 _GONE = "\x03"  # a template or reference was here; brackets and blanks around this place may be superfluous
 _ROWS = "\x04"  # a table or template that never closes began here; the following lines may be its rows
@@ -86,9 +89,11 @@ _DOUBLE_MARK = re.compile(r"\[\[|\]\]")
 
 
 class Form(NamedTuple):
-    """The choices for the text of a page.
+    """The options for the text of a page.
 
-    `site`: the wiki of the page. `headings`: whether headings keep their level, as in Markdown.
+    Attributes:
+        site: The wiki of the page.
+        headings: Whether headings keep their level, as in Markdown.
     """
 
     site: Site = NO_SITE
@@ -96,8 +101,16 @@ class Form(NamedTuple):
 
 
 def text_or_list(wikitext: str, form: Form = Form()) -> tuple[str, bool]:  # noqa: B008
-    """Return the prose of a page as paragraphs between blank lines, and False. If a page without prose has sections that list names or
-    works, return the beginning of these lists, and True. The function is pure, and linear in time and memory.
+    """Return the prose of a page as paragraphs between blank lines, and whether the page has only lists.
+
+    The function is pure, and linear in time and memory.
+
+    Args:
+        wikitext: The markup of the page.
+        form: The options.
+
+    Returns:
+        The prose and False. For a page without prose that has sections that list names or works, the beginning of these lists and True.
     """
     raw: list[str] = []
     text = _without_extensions(_PRIVATE.sub("", wikitext).replace("\r\n", "\n"), raw)
@@ -166,7 +179,7 @@ class _Page:
 
 
 def _is_list(lines: list[str]) -> bool:
-    """Return whether the lines are only short list items: names, works and the like."""
+    """Return whether the lines are only short list items, such as names or works."""
     return all(line.lstrip(" ").startswith("- ") for line in lines) and sum(map(len, lines)) < _SENTENCE * len(lines)
 
 
@@ -178,11 +191,11 @@ def _is_end_matter(title: str, headings: frozenset[str]) -> bool:
 def _without_extensions(text: str, raw: list[str]) -> str:
     """Remove comments and extension tags.
 
-    Visible content goes to `raw`. In the text, its index in `raw` replaces the content, between two characters that no page contains.
+    Visible content is appended to `raw`, and its index there, between two characters that no page contains, replaces it in the text.
     """
     lowered = text.lower()
     lowered = lowered if len(lowered) == len(text) else text  # `lower` makes a few letters longer; then only lower-case tags are closed
-    missing: set[str] = set()  # closing marks that do not occur again; no second search for them, so that the scan stays linear
+    missing: set[str] = set()  # closing marks that do not occur again; they are not searched for twice, so that the scan stays linear
     parts = []
     position = 0
     while opening := _OPENING.search(text, position):
@@ -204,7 +217,7 @@ def _without_extensions(text: str, raw: list[str]) -> str:
         if hidden:
             parts.append(_GONE)
         elif name:
-            if name in FORMULAS:  # in LaTeX this is the same formula, and the next step does not take it for a template
+            if name in FORMULAS:  # in LaTeX this is the same formula, and the next step does not mistake it for a template
                 content = "$" + content.strip().replace("{{", "{ {").replace("}}", "} }") + "$"
             raw.append(content)
             parts.append(f"\x02{len(raw) - 1}\x02")
@@ -290,10 +303,10 @@ def _closed_markup(text: str, site: Site) -> str:
 
 
 def _next_mark(text: str, position: int) -> tuple[int, str, str] | None:
-    """Return the start, the kind and the text of the first mark from `position` on, or None. After a mark, `position` is its end.
+    """Return the start, the kind and the text of the first mark from `position` on, or None.
 
-    One search for the few characters that begin a mark, and then a look at this place, takes a fifth of the time of one pattern for all
-    marks.
+    `position` is the start of the text or the end of a mark. A search for the few characters that begin a mark, followed by a match at this
+    place, takes a fifth of the time of one pattern for all marks.
     """
     if (not position or text[position - 1] == "\n") and (table := _TABLE_LINE.match(text, position)):
         return position, "table", table[0]
@@ -318,9 +331,10 @@ def _next_mark(text: str, position: int) -> tuple[int, str, str] | None:
 
 
 def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[str, int]]) -> int:
-    """Finish the template or the parameter that begins at `index`. Replace a template by its text, and remove a parameter.
+    """Replace the template that begins at `index` by its text, or remove the parameter that begins there.
 
-    Return the number of braces used: two for a template, three for a parameter. Four braces are two templates.
+    Returns:
+        The number of braces used: two for a template, three for a parameter. Four braces are two templates.
     """
     used = 2 if closing in (2, 4) else 3
     rest = out[index][used:]
@@ -338,7 +352,7 @@ def _take_template(out: list[str], index: int, closing: int, stack: list[tuple[s
 
 
 def _take_link(out: list[str], index: int, site: Site) -> None:
-    """Finish the link that begins at `index`. Put the link on one line, or remove it if it shows no text."""
+    """Put the link that begins at `index` on one line, or remove it if it shows no text."""
     content = "".join(out[index + 1 :])
     del out[index:]
     namespace = prefix_of(content)
@@ -358,7 +372,6 @@ def _take_address(out: list[str], index: int) -> None:
 
 
 def _line_text(line: str) -> str:
-    """Return the text of one line without its markup."""
     item = _LIST.match(line)
     prefix = ""
     if item:
@@ -415,10 +428,12 @@ def nodes_text(line: str) -> str:
 
 
 def simple_text(line: str) -> str | None:
-    """Return the text of a line whose links are plain, without the parser, or None if the line needs the parser. The parser gives the same
-    text in twenty times the time.
+    """Return the text of a line whose links are plain, or None if the line needs the parser.
 
-    line: has the marks of links that `markup` puts into the text.
+    The parser gives the same text in twenty times the time.
+
+    Args:
+        line: The line, with the characters that `markup` puts into the text for the ends of links.
     """
     if len(line) > _PIECE or line.startswith(_BLOCK_MARKS):
         return None
@@ -474,7 +489,7 @@ def _node_text(node: Any) -> str:
 
 
 def _entity(node: Any) -> str:
-    """Return the character of an entity, or the entity if it has none. Half a surrogate pair and control characters show nothing."""
+    """Return the character of an entity, or the entity if it has none. Lone surrogates and control characters show nothing."""
     try:
         character = str(node.normalize())
     except (ValueError, OverflowError):

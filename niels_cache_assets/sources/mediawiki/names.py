@@ -1,5 +1,6 @@
-"""Names with a meaning in wikitext: tags, codes of languages and of countries. This module is data for `markup`, without logic. Words that
-differ by language are in `languages`.
+"""Names with a meaning in wikitext: tags, codes of languages and of countries.
+
+This module is data for `markup`, without logic. Words that differ by language are in `languages`.
 """
 
 # The content of these tags, up to the first closing tag, is not wikitext. This is the rule of MediaWiki's preprocessor.

@@ -1,7 +1,7 @@
-"""The wiki that a dump comes from: `Site`, with the language and the names of namespaces that the dump's `<siteinfo>` gives.
+"""The wiki that a dump comes from: `Site`, with the language and the names of namespaces from the dump's `<siteinfo>`.
 
-The site decides which links show no text, which sections are end matter, and the namespace of a page whose dump has no `<ns>`. A dump
-without `<siteinfo>` gets NO_SITE, which knows the names in `languages` only.
+The site determines which links show no text, which sections are end matter, and the namespace of a page whose dump has no `<ns>`. A dump
+without `<siteinfo>` gets NO_SITE, which knows only the names in `languages`.
 """
 
 import re
@@ -15,7 +15,7 @@ _CANONICAL = {"media": _MEDIA, "special": -1, "talk": 1, "image": _FILE, "image 
     name: 2 * number for number, name in enumerate(("user", "project", "file", "mediawiki", "template", "help", "category"), start=1)
 }
 _CANONICAL |= {f"{name} talk": number + 1 for name, number in list(_CANONICAL.items()) if number > 1 and not name.endswith(" talk")}
-_UNSEEN = " \u200e\u200f"  # around the name of a namespace, these have no meaning
+_UNSEEN = " \u200e\u200f"  # characters without meaning around the name of a namespace
 _LONGEST_NAME = 80  # characters
 _WIKI = "wiki|wiktionary|wikibooks|wikinews|wikiquote|wikisource|wikiversity|wikivoyage"
 _DATABASE = re.compile(rf"([a-z_]{{2,20}}?)(?:{_WIKI})")
@@ -26,7 +26,12 @@ REDIRECT = re.compile(rf"\s*[#＃](?:{'|'.join(sorted(REDIRECT_WORDS))})\s*:?\s*
 
 @dataclass(frozen=True)
 class Site:
-    """The facts about a wiki. `language`: a code such as `de`, or an empty string. `namespaces`: (number, name) of each namespace."""
+    """The facts about a wiki.
+
+    Attributes:
+        language: A code such as `de`, or an empty string.
+        namespaces: The number and name of each namespace.
+    """
 
     language: str = ""
     namespaces: tuple[tuple[int, str], ...] = ()
@@ -38,7 +43,7 @@ class Site:
 
     @cached_property
     def media(self) -> frozenset[str]:
-        """The namespaces whose links show a label, and nothing without a label, in lower case."""
+        """The namespaces whose links show only a label, if they have one, in lower case."""
         return frozenset({"media"}) | self._names(_MEDIA)
 
     @cached_property
@@ -55,7 +60,7 @@ class Site:
         return frozenset(_plain(name) for key, name in self.namespaces if key == number and name)
 
     def namespace_of(self, title: str) -> int:
-        """Return the number of the namespace that a title begins with. It is 0 if the dump names no namespaces."""
+        """Return the number of the namespace that a title begins with, or 0 if the dump names no namespaces."""
         return self._numbers.get(prefix_of(title), 0) if self.namespaces else 0
 
 
@@ -63,7 +68,7 @@ NO_SITE = Site()
 
 
 def prefix_of(target: str) -> str:
-    """Return the name before the first colon of a link's target or a title, in lower case, or an empty string."""
+    """Return the name before the first colon of a link's target or of a title, in lower case, or an empty string."""
     name, colon, _ = target[:_LONGEST_NAME].partition(":")
     return _plain(name) if colon else ""
 
@@ -73,7 +78,13 @@ def _plain(name: str) -> str:
 
 
 def language_of(code: str, database: str, address: str) -> str:
-    """Return the language of a wiki, or an empty string. code: the attribute `xml:lang`. database, address: `<dbname>` and `<base>`."""
+    """Return the language of a wiki, or an empty string.
+
+    Args:
+        code: The attribute `xml:lang` of the dump.
+        database: The content of `<dbname>`.
+        address: The content of `<base>`.
+    """
     if code.strip():
         return code.strip().lower().replace("_", "-")
     found = _DATABASE.fullmatch(database.strip()) or _ADDRESS.fullmatch(address.strip())

@@ -1,10 +1,11 @@
-"""Templates that are prose. `template_text` returns the text of a template that occurs in running text, and None for any other template.
+"""Templates that are prose: `template_text`.
 
-A dump holds the calls of templates, not their output. So this module lists the names of the few templates that show words, numbers or signs
-of a sentence. All remaining templates (infoboxes, references, maintenance notes, navigation, pronunciation in IPA) are removed. Names and
-arguments come from the pages of the templates in the English Wikipedia. If an argument holds inner templates, the inner templates have
-already become text. Links and entities in an argument are not changed. Templates whose value depends on the date (age, currentyear,
-inflation) are left out. Time: linear in the length of the call.
+A dump holds the calls of templates, not their output. This module therefore lists the names of the few templates that show words, numbers
+or punctuation. All other templates (infoboxes, references, maintenance notes, navigation, pronunciation in IPA) are removed, and so are
+templates whose value depends on the date (age, currentyear, inflation).
+
+Names and arguments come from the pages of the templates in the English Wikipedia. If an argument contains templates, these have already
+become text. Links and entities in an argument are not changed. The time is linear in the length of the call.
 """
 
 import re
@@ -27,13 +28,18 @@ _UNITS = dict(entry.split(" ", 1) for entry in _UNIT_NAMES.split(", "))
 _BETWEEN = {"-": "–", "–": "–", "to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " × ", "×": " × ", "*": " × "}
 _BETWEEN |= {"+/-": " ± ", "±": " ± ", "to(-)": " to ", "and(-)": " and ", "or(-)": " or ", "xx": " × ", ",": ", "}
 _MONTHS = ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"]
-_MOST_DIGITS = 100  # of the number of a month; Python refuses thousands
+_MOST_DIGITS = 100  # maximum length of the number of a month; `int` rejects thousands of digits
 _SHIPS = "hms hmas hmcs hmnzs hmis hmsas hnlms hdms hswms uss usns uscgc uscgs usat usrc ss rms ms mv mt ps ts sms css mf rv ins orp fs"
 
 
 def template_text(call: str, before: str) -> str | None:
-    """Return the text for a call of a template, or None. `call`: the text between the braces. `before`: the text before the call. Only the
-    text of a quotation has several lines. EQUALS stands for each equals sign of the text.
+    """Return the text of a template in running text, or None for any other template.
+
+    Only the text of a quotation has several lines. EQUALS stands for each equals sign of the text.
+
+    Args:
+        call: The text between the braces.
+        before: The text before the call.
     """
     text = _text(call, before)
     return None if text is None else text.replace("=", EQUALS)
@@ -127,12 +133,17 @@ def _around(start: str, end: str) -> Callable[[Arguments], str]:
 
 
 def _form(form: str) -> Callable[[Arguments], str]:
-    """Return the maker of a text with the first two arguments at `{0}` and `{1}`. Without the first argument, there is no text."""
+    """Return a function that puts the first two arguments at `{0}` and `{1}`. Without the first argument, there is no text."""
     return lambda arguments: form.format(arguments["1"], _given(arguments, "2")) if arguments.get("1") else ""
 
 
 def _quotation(arguments: Arguments, places: tuple[str, str]) -> str:
-    """Return the quotation as a paragraph, and its author and work as a second paragraph."""
+    """Return the quotation as a paragraph, and its author and work as a second paragraph.
+
+    Args:
+        arguments: The arguments of the call.
+        places: The positions of the author and the work among the arguments.
+    """
     text = _given(arguments, "1", "text", "quote", "content")
     by = [_given(arguments, *keys) for keys in ((places[0], "author", "by", "sign", "cite"), (places[1], "title", "source"))]
     said = ", ".join(value for value in by if value)
@@ -196,7 +207,7 @@ def _as_of(arguments: Arguments) -> str:
 
 
 def _nihongo(first: str, *inside: str) -> Callable[[Arguments], str]:
-    """Return the maker of `first (inside, inside)`. An argument that is not given is left out."""
+    """Return a function that makes `first (inside, inside)`. A missing argument is left out."""
 
     def put(arguments: Arguments) -> str:
         main, *others = [value for key in (first, *inside) if (value := _given(arguments, key))] or [""]
@@ -206,7 +217,7 @@ def _nihongo(first: str, *inside: str) -> Callable[[Arguments], str]:
 
 
 def _labelled(labels: dict[str, str]) -> Callable[[Arguments], str]:
-    """Return the maker of `label: value; label: value`, in the order of the labels."""
+    """Return a function that makes `label: value; label: value`, in the order of the labels."""
 
     def put(arguments: Arguments) -> str:
         shown = {key: label if arguments.get("labels", "yes") != "no" else "" for key, label in labels.items() if arguments.get(key)}
@@ -216,7 +227,7 @@ def _labelled(labels: dict[str, str]) -> Callable[[Arguments], str]:
 
 
 def _years(word: str) -> Callable[[Arguments], str]:
-    """Return the maker of `word 1900–1910`."""
+    """Return a function that makes `word 1900–1910`."""
     return lambda arguments: f"{word} {'–'.join(value for value in _in_order(arguments)[:2] if value)}".strip()
 
 
@@ -238,13 +249,13 @@ def _ordinal(arguments: Arguments) -> str:
 
 
 def _month(given: str) -> str:
-    """Return the name of a month that is a number. Return anything else as it is."""
+    """Return the name of a month that is given as a number. Anything else is returned unchanged."""
     number = int(given) if given.isdecimal() and len(given) <= _MOST_DIGITS else 0
     return _MONTHS[number - 1] if 1 <= number <= 12 else given
 
 
 def _date(arguments: Arguments) -> str:
-    """Return the date of year, month and day, in the order of the United States unless `df` is given."""
+    """Return a date of year, month and day, in the order of the United States unless `df` is set."""
     year, month, day = (*_in_order(arguments), "", "", "")[:3]
     month = _month(month)
     if not (month and day):
@@ -258,7 +269,7 @@ def _height(arguments: Arguments) -> str:
 
 
 def _list(arguments: Arguments) -> str:
-    """Return the items, each an argument or a line that begins with an asterisk, with commas between them."""
+    """Return the items, each an argument or a line that begins with an asterisk, separated by commas."""
     lines = (line.strip(" \t*\x03") for value in _in_order(arguments) for line in value.split("\n"))
     return ", ".join(line for line in lines if line)
 
@@ -268,7 +279,7 @@ def _note(arguments: Arguments) -> str:
 
 
 def _named(table: dict[_Value, str]) -> dict[str, _Value]:
-    """Return the values of a table by name. The table has the names of each value, with commas between them."""
+    """Return the values of a table by name. The table has the names of each value, separated by commas."""
     return {name: value for value, names in table.items() for name in names.split(", ")}
 
 

@@ -1,8 +1,10 @@
-"""Patience with the network, which is the time for which a failed request is retried, and the log lines during this time.
+"""Retries of failed network requests: for how long they continue, and the log lines meanwhile.
 
-`patience` sets the patience for the code in its `with` block. `Tries` counts the failures of one request. It waits after each failure, for
-a longer time each, and at last raises SourceUnavailable. `transport.install` makes the hub's library retry in this way, and fsspec for
-http(s) addresses. The hub's library has one HTTP client for the whole process, so the patience is also set for the whole process.
+`patience` sets this time for the code in its `with` block. `Tries` counts the failures of one request. It waits after each failure, for a
+longer time each, and finally raises SourceUnavailable. `transport.install` makes the hub's library, and fsspec for http(s) addresses, retry
+in this way.
+
+The hub's library has one HTTP client for the whole process, so the setting also applies to the whole process.
 """
 
 import math
@@ -23,27 +25,36 @@ from niels_cache_runtime.errors import NielsCacheError
 
 PATIENCE_VARIABLE = "NIELS_CACHE_NETWORK_PATIENCE"
 FIRST_WAIT, LONGEST_WAIT = 0.5, 60.0  # seconds; each wait doubles, from FIRST_WAIT up to LONGEST_WAIT
-UNWATCHED_PATIENCE = 1.0  # seconds; the patience in a thread that would delay an interrupt of the main thread
+UNWATCHED_PATIENCE = 1.0  # seconds of retries in a thread that would delay an interrupt of the main thread
 BRIEFLY = 10.0
 
 
 class _Patience:
+    """The retry settings of the process.
+
+    Attributes:
+        log: Receives a line at each wait.
+        ended: The number of failures and the start time of requests that were given up, or None after an answer.
+        signals: A socket with the signals since `watched` began, or None.
+    """
+
     def __init__(self, seconds: float | None, log: Callable[[str], None]) -> None:
         self._set_seconds = seconds
         self._thread = threading.current_thread()
         self.log = log
-        self.ended: tuple[int, float] | None = None  # failures and start time of requests that were given up; None after an answer
-        self.signals: socket.socket | None = None  # signals since `watched` began
+        self.ended: tuple[int, float] | None = None
+        self.signals: socket.socket | None = None
 
     @property
     def seconds(self) -> float:
         return _seconds(defaults.NETWORK_PATIENCE) if self._set_seconds is None else self._set_seconds
 
     def in_this_thread(self) -> float:
+        """Return the time in seconds for which this thread retries. It is short if the thread would delay an interrupt."""
         return self.seconds if self.signals or self._is_interruptible() else min(self.seconds, UNWATCHED_PATIENCE)
 
     def wait(self, seconds: float) -> bool:
-        """Wait. Return False if the process is interrupted during the wait. In the main thread, the signal handlers handle an interrupt."""
+        """Wait, and return False if the process is interrupted meanwhile. In the main thread, signal handlers handle an interrupt."""
         signals = self.signals  # None if other code handles signals, or if an interrupt has ended the wait for this thread
         if self._is_interruptible() or signals is None:
             time.sleep(seconds if self._is_interruptible() else min(seconds, UNWATCHED_PATIENCE))
@@ -60,7 +71,10 @@ class _Patience:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Let other threads see signals. Libraries read in their own threads, and an interrupted process waits for these threads."""
+        """Let other threads see signals.
+
+        Libraries read in their own threads, and an interrupted process waits for these threads.
+        """
         if threading.current_thread() is not threading.main_thread() or are_signals_read():
             yield
             return
@@ -85,7 +99,7 @@ class _Patience:
 
 
 def _jitter() -> float:
-    """Return a number from 0.5 to 1.5 that differs between processes, so that processes do not retry all at once. Only waits depend on it.
+    """Return a number from 0.5 to 1.5 that differs between processes, so that they do not all retry at once. Only waits depend on it.
 
     The number comes from the clock, because importing torch for a random generator may take longer than the wait.
     """
@@ -96,7 +110,11 @@ def _silent(message: str) -> None: ...
 
 
 def _seconds(configured: float) -> float:
-    """Return the seconds in the environment variable PATIENCE_VARIABLE, or the configured seconds if it is not set."""
+    """Return the seconds in the environment variable PATIENCE_VARIABLE, or the configured seconds if it is not set.
+
+    Raises:
+        NielsCacheError: If the variable is not a number of seconds.
+    """
     value = os.environ.get(PATIENCE_VARIABLE)
     try:
         seconds = float(value or configured)
@@ -112,8 +130,9 @@ _patience = _Patience(None, _silent)
 
 @contextmanager
 def _set(new: _Patience) -> Iterator[None]:
-    """Set the patience for the code inside. If two threads do this at the same time, the thread that ends last restores the value from its
-    start.
+    """Use other retry settings for the code inside.
+
+    If two threads do this at the same time, the thread that ends last restores the settings from its start.
     """
     global _patience
     outer, _patience = _patience, new
@@ -125,7 +144,12 @@ def _set(new: _Patience) -> Iterator[None]:
 
 @contextmanager
 def patience(seconds: float, log: Callable[[str], None] = _silent) -> Iterator[None]:
-    """Retry failed requests of the process for `seconds`. `log` gets a line at each wait. The environment variable has precedence."""
+    """Retry failed requests of the process for a time.
+
+    Args:
+        seconds: The time in seconds. The environment variable takes precedence.
+        log: Receives a line at each wait.
+    """
     new = _Patience(_seconds(seconds), log)
     with new.watched(), _set(new):
         yield
@@ -133,7 +157,12 @@ def patience(seconds: float, log: Callable[[str], None] = _silent) -> Iterator[N
 
 @contextmanager
 def briefly(only: bool = True, *, seconds: float = BRIEFLY) -> Iterator[None]:
-    """Retry for at most `seconds` if `only` is true. Use this for requests that the caller can do without."""
+    """Retry for a short time only, for requests that are optional for the caller.
+
+    Args:
+        only: Whether to change the time. If False, it stays as it is.
+        seconds: The maximum time in seconds.
+    """
     new = _Patience(min(_patience.seconds, seconds), _patience.log)
     new.signals = _patience.signals
     with _set(new if only else _patience):
@@ -149,8 +178,15 @@ class Tries:
         self._since = 0.0
 
     def failed(self, problem: str, retry_after: float | None = None) -> None:
-        """Wait until the next try, at least the seconds that the server asks for. Raises SourceUnavailable if the patience ends before the
-        next try.
+        """Wait until the next try.
+
+        Args:
+            problem: The failure, for the message.
+            retry_after: The seconds that the server asks to wait, which are the minimum wait.
+
+        Raises:
+            SourceUnavailable: If the time for retries ends before the next try.
+            KeyboardInterrupt: If the process is interrupted during the wait.
         """
         now = time.monotonic()
         if not self._failures:
@@ -170,6 +206,6 @@ class Tries:
             raise KeyboardInterrupt  # a library passes this error to the main thread, which may not have seen its own interrupt yet
 
     def progressed(self) -> None:
-        """Forget the failures, because the request was answered or enough of its body arrived."""
+        """Reset the failures, because the request was answered or enough of its body arrived."""
         self._failures = 0
         _patience.ended = None

@@ -1,15 +1,16 @@
-"""The HTTP transport below huggingface_hub and our http(s) files. It retries if that may help, and returns no byte that may be wrong.
+"""The HTTP transport below huggingface_hub and our http(s) files, which retries where useful and returns no byte that may be wrong.
 
-It retries connections that fail, end early, stall or are very slow (the rule of niels_cache_runtime.remote.store). It retries HTTP 408, 429
-and 5xx (after Retry-After). It also retries answers that do not match the request: wrong bytes for the Range, a commit that differs from
-the address, an ETag or size that differs from the file, or invalid JSON from an API. A body may break, or end before the size that any
-answer named. The transport then requests the rest of the body from this byte on. If the server does not support ranges, the transport reads
-the body again up to this byte. All remaining answers (401, 403, 404, redirects) go to the caller. Each file of the hub costs one HEAD
-request. A body of up to 32 MiB is held in memory until it is complete.
+It retries connections that fail, end early, stall or are very slow (the rule of niels_cache_runtime.remote.store), and HTTP 408, 429 and
+5xx (after Retry-After). It also retries answers that do not match the request: wrong bytes for the Range, a commit that differs from the
+address, an ETag or size that differs from the file, or invalid JSON from an API.
+
+If a body breaks, or ends before the size that any answer gave, the transport requests the rest of the body from this byte on. If the server
+does not support ranges, it reads the body again up to this byte. All other answers (401, 403, 404, redirects) go to the caller. Each file
+of the hub costs one HEAD request. A body of up to 32 MiB is held in memory until it is complete.
 
 An answer that fails a check raises Broken, and another try may succeed. The functions that check one answer are at the end.
 
-`install` puts the transport into the hub's library and into fsspec. An import of this module imports huggingface_hub, so import it inside
+`install` puts the transport into the hub's library and into fsspec. Importing this module imports huggingface_hub, so import it inside
 functions.
 """
 
@@ -78,14 +79,17 @@ def made_patient(client: httpx.Client) -> httpx.Client:
 class PatientTransport(httpx.BaseTransport):
     """A transport that retries.
 
-    Request extensions: `validator`, the version that the answer must have; `headers_only`, if neither body nor Range matters;
-    `may_begin_again`, if the whole file may answer a Range.
+    It understands these request extensions:
+
+    * `validator`: the version that the answer must have.
+    * `headers_only`: neither body nor Range matters.
+    * `may_begin_again`: the whole file may answer a Range.
     """
 
     def __init__(self, inner: httpx.BaseTransport) -> None:
         self._inner = inner
-        self._hub_files: dict[str, tuple[Validator, bool]] = {}  # version of the file by path, and whether two answers agree on it
-        self._linked: dict[str, Validator] = {}  # version of the file by the address that the hub redirected to
+        self._hub_files: dict[str, tuple[Validator, bool]] = {}  # path -> version of the file, and whether two answers agree on it
+        self._linked: dict[str, Validator] = {}  # address that the hub redirected to -> version of the file
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         timeouts = request.extensions.get("timeout") or {}
@@ -115,8 +119,9 @@ class PatientTransport(httpx.BaseTransport):
         self._inner.close()
 
     def size_of_body(self, request: httpx.Request, response: httpx.Response) -> int | None:
-        """Return the length of the answer's body, or None if it is not known. If the answer does not give the length, the length comes from
-        known facts about the file.
+        """Return the length of the answer's body, or None if it is unknown.
+
+        If the answer does not give the length, it comes from known facts about the file.
         """
         if response.status_code == 206:
             part = part_of(response)
@@ -173,7 +178,7 @@ class PatientTransport(httpx.BaseTransport):
             known, sure = self._hub_files.get(path, (validator, False))
             if known.differs(validator):
                 if not sure:
-                    self._hub_files.pop(path, None)  # further answers tell which of the two answers is wrong
+                    self._hub_files.pop(path, None)  # further answers show which of the two is wrong
                 raise Broken("the answer is of another version of the file")
             if path in self._hub_files:
                 self._hub_files[path] = known, True
@@ -198,7 +203,10 @@ class _Body(httpx.SyncByteStream):
         self._restartable = True
 
     def wait_for_head(self) -> None:
-        """Read up to 32 MiB of the body into memory. If the body is complete then, check it as far as the headers of the answer allow."""
+        """Read up to 32 MiB of the body into memory.
+
+        If the body is complete then, check it as far as the headers of the answer allow.
+        """
         waiting = 0
         for chunk in self._chunks:
             self._head.append(chunk)
@@ -265,7 +273,7 @@ class _Body(httpx.SyncByteStream):
         extensions = {"validator": validator_of(self._first), **self._request.extensions}
         if "linked" in extensions:
             del extensions["validator"]  # each server of a store may have its own tags; the address itself identifies the content
-        if self._first.status_code == 200:  # also for an answer to a Range that starts at the first byte
+        if self._first.status_code == 200:  # even for an answer to a Range that starts at the first byte
             extensions["may_begin_again"] = True
         return httpx.Request(self._request.method, self._request.url, headers=headers, extensions=extensions)
 
@@ -314,8 +322,11 @@ def _words(error: Exception) -> str:
 
 
 class Validator(NamedTuple):
-    """One version of a file. `tag`: its ETag or modification time. `size`: its size in bytes. A field is None if the server does not give
-    it.
+    """One version of a file.
+
+    Attributes:
+        tag: Its ETag or modification time, or None if the server does not give it.
+        size: Its size in bytes, or None if the server does not give it.
     """
 
     tag: str | None
@@ -326,7 +337,13 @@ class Validator(NamedTuple):
 
 
 class Broken(Exception):
-    """An answer that must be requested again. `spoilt`: whether the bytes received so far may be wrong too."""
+    """An answer that must be requested again.
+
+    Attributes:
+        retry_after: The seconds that the server asks to wait, or None.
+        changed: Whether the file may have changed.
+        spoilt: Whether the bytes received so far may be wrong too.
+    """
 
     def __init__(self, problem: str, *, retry_after: float | None = None, changed: bool = False, spoilt: bool = False) -> None:
         super().__init__(problem)
@@ -336,7 +353,7 @@ class Broken(Exception):
 
 
 def validator_of(response: httpx.Response) -> Validator:
-    """Return the version of the file in the answer. The answer may also be a part of a file, or the hub's redirect to a file."""
+    """Return the version of the file in an answer, which may also be a part of a file, or the hub's redirect to a file."""
     headers = response.headers
     tag = headers.get("X-Linked-ETag") or headers.get("ETag") or headers.get("Last-Modified")
     size = headers.get("X-Linked-Size")
@@ -356,7 +373,7 @@ def commit_of(path: str) -> str | None:
 def range_of(request: httpx.Request) -> tuple[int, int | None] | None:
     """Return the first and last byte in a Range header. The last byte is None if the range ends with the file.
 
-    Return None if there is no such header, or if the header has a different form than bytes=FIRST-[LAST].
+    None if there is no such header, or if it has a form other than bytes=FIRST-[LAST].
     """
     asked = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("Range", ""))
     return (int(asked[1]), int(asked[2]) if asked[2] else None) if asked else None
@@ -369,7 +386,16 @@ def part_of(response: httpx.Response) -> tuple[int, int] | None:
 
 
 def check_part(request: httpx.Request, response: httpx.Response, *, whole_is_fine: bool) -> None:
-    """Raise Broken if the answer holds wrong bytes of the file. If `whole_is_fine`, the whole file may answer a request for a part."""
+    """Check that the answer holds the requested bytes of the file.
+
+    Args:
+        request: The request.
+        response: The answer.
+        whole_is_fine: Whether the whole file may answer a request for a part.
+
+    Raises:
+        Broken: If the answer holds wrong bytes.
+    """
     asked = range_of(request)
     if response.status_code == 206 and asked is not None:
         first, last = part_of(response) or (-1, -1)
@@ -383,10 +409,13 @@ def check_part(request: httpx.Request, response: httpx.Response, *, whole_is_fin
 
 
 def check_content(request: httpx.Request, response: httpx.Response, content: bytes) -> None:
-    """Raise Broken if a whole body fails its check. The hub's ETag is the sha256 of a large file, and git's sha1 of a small file.
+    """Check a whole body.
 
-    JSON from an API must be valid. The content of a JSON file is not checked this way, because servers give JSON Lines files the same media
-    type, and a part of a file is not valid JSON.
+    The hub's ETag is the sha256 of a large file, and git's sha1 of a small file. JSON from an API must be valid. The content of a JSON file
+    is not checked this way, because servers give JSON Lines files the same media type, and a part of a file is not valid JSON.
+
+    Raises:
+        Broken: If the content is damaged.
     """
     linked = request.extensions.get("linked")
     tag, size = validator_of(response)
@@ -418,7 +447,10 @@ def _is_json(content: bytes) -> bool:
 
 
 def retry_after(response: httpx.Response) -> float | None:
-    """Return the seconds that the server asks to wait, or None. Retry-After in both forms counts first, then the hub's rate limit."""
+    """Return the seconds that the server asks to wait, or None.
+
+    Retry-After, in both forms, takes precedence over the hub's rate limit.
+    """
     value = response.headers.get("Retry-After", "").strip()
     if _NUMBER.fullmatch(value):
         return float(value)
@@ -431,7 +463,7 @@ def retry_after(response: httpx.Response) -> float | None:
 
 
 class HttpFiles(AbstractFileSystem):
-    """A read-only file system. It accepts the settings of fsspec's own http(s) file system and ignores these settings."""
+    """A read-only file system. It accepts the settings of fsspec's own http(s) file system, and ignores them."""
 
     protocol = ("http", "https")
 
@@ -455,10 +487,13 @@ class HttpFiles(AbstractFileSystem):
         return False
 
     def info(self, path: str, **settings: Any) -> dict[str, Any]:
-        """Return the size and version of a file. Two answers must agree on both values.
+        """Return the size and version of a file.
 
-        The reason is that all reads are checked against these values, and a single answer may be wrong. Raises FileNotFoundError, or
-        NielsCacheError if access is refused.
+        Two answers must agree on both values, because all reads are checked against them, and a single answer may be wrong.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            NielsCacheError: If access is refused, or the file changes with each answer.
         """
         answers = [_probed(path)]
         while answers.count(answers[-1]) < 2:

@@ -1,8 +1,8 @@
-"""Columns of rows as batches of documents. With batches, a source that reads tables need not make an object for each row.
+"""Columns of rows as batches of documents, so that a source that reads tables need not create an object for each row.
 
-In most rows, the text can become a document without a change. The few other rows are handled one by one, in order, because each reason for
-dropping is counted. A Collector groups the documents into new batches of up to 256 documents or about a million characters (like
-`rows.batched`), and yields several groups of short documents as one batch.
+In most rows, the text becomes a document unchanged. The few other rows are handled one by one, in order, because each drop reason is
+counted. A Collector groups the documents into new batches of up to 256 documents or about a million characters (like `rows.batched`), and
+yields several groups of short documents as one batch.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _FIRST_NOT_ASCII = 0x7F  # DEL is not a blank, but it is rare
-_AFTER_FOLLOWERS = np.int8(-64)  # as signed numbers, all bytes of a character but its first are below this one
-_TOGETHER_CHARACTERS = 2 << 20  # of a batch whose groups are yielded together
-_SHORT_BYTES = 4096  # of a text on average; longer texts become Python strings, each of which is freed alone
+_AFTER_FOLLOWERS = np.int8(-64)  # as signed numbers, all bytes of a UTF-8 character after its first are below this one
+_TOGETHER_CHARACTERS = 2 << 20  # maximum size of a batch whose groups are yielded together
+_SHORT_BYTES = 4096  # average size of a text above which texts become Python strings, each of which is freed separately
 
 
 class Texts(NamedTuple):
     """The texts of rows.
 
-    text: a column of n strings. characters: (n,) int64, the length of each text. odd: the ascending indices of the rows that cannot
-        become a document without a change.
+    Attributes:
+        text: A column of n strings.
+        characters: (n,) int64, the length of each text.
+        odd: The ascending indices of the rows that cannot become a document unchanged.
     """
 
     text: Strings | Objects
@@ -44,10 +46,13 @@ class Texts(NamedTuple):
 
 
 def texts_of(values: Sequence[Any], *, limit: int, judged: bool, damaged: Collection[int]) -> Texts:
-    """Return the texts of a column of Python values.
+    """Return the texts of a column of Python values. A value that is not a str becomes an empty text.
 
-    A row is odd if it has no text, a blank text, a text of more than `limit` characters, or replaced bytes (`damaged`). If `judged` is set,
-    a row with a NUL is odd, too. A value that is not a str becomes an empty text.
+    Args:
+        values: The values.
+        limit: A text of more than this number of characters is odd. So is a row without text, or with a blank text.
+        judged: Whether a text with a NUL is odd.
+        damaged: The indices of rows with replaced bytes, which are odd.
     """
     if set(map(type, values)) != {str}:
         values = [value if type(value) is str else "" for value in values]
@@ -61,8 +66,14 @@ def texts_of_column(
 ) -> tuple[Sequence[Any] | Strings | Objects, Texts, dict[int, str]]:
     """Return the values of an Arrow column, its texts (see `texts_of`), and the marked text of each row with replaced bytes.
 
-    A column of valid strings without nulls is checked in Arrow's buffers. Only rows that may be odd are looked at one by one. Bytes are
-    strings that old writers have stored.
+    A column of valid strings without nulls is checked in Arrow's buffers, and only rows that may be odd are examined one by one. Bytes are
+    treated as strings, because old writers store strings as bytes.
+
+    Args:
+        column: The Arrow column.
+        encoding: The encoding of strings that are not UTF-8.
+        limit: A text of more than this number of characters is odd.
+        judged: Whether a text with a NUL is odd.
     """
     column = as_strings(column)
     strings = valid_strings(column)
@@ -83,7 +94,7 @@ def texts_of_column(
 
 
 def valid_strings(column: pa.Array) -> Strings | Objects | None:
-    """Return an Arrow column of strings as a column of a batch. Return None for another type, for nulls, and for invalid UTF-8."""
+    """Return an Arrow column of strings as a column of a batch, or None for another type, for nulls, and for invalid UTF-8."""
     import pyarrow as pa
     import pyarrow.types as types
 
@@ -101,14 +112,20 @@ def valid_strings(column: pa.Array) -> Strings | Objects | None:
 
 
 def _characters_of(column: pa.Array, content: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return the length of each string of an Arrow column of valid strings, (n,) int64. content, offsets: see strings.buffers_of."""
+    """Return the length of each string of an Arrow column of valid strings, (n,) int64.
+
+    Args:
+        column: The Arrow column.
+        content: The bytes of all strings; see `strings.buffers_of`.
+        offsets: The offset of each string; see `strings.buffers_of`.
+    """
     import pyarrow.compute as compute
 
     sizes = np.diff(offsets)
     if not len(content) or content.max() < _FIRST_NOT_ASCII:
         return sizes
     followers = np.flatnonzero(content.view(np.int8) < _AFTER_FOLLOWERS)
-    if len(followers) > len(content) >> 4:  # many; Arrow counts them faster
+    if len(followers) > len(content) >> 4:  # Arrow counts many of them faster
         return compute.utf8_length(column).to_numpy().astype(np.int64)
     return sizes - np.bincount(np.searchsorted(offsets[1:], followers, side="right"), minlength=len(sizes))
 
@@ -130,10 +147,17 @@ def batch_of(
     split: Split | None = None,
     kept: Sequence[str | None] | None = None,
 ) -> DocumentBatch:
-    """Return rows as a batch of documents. files, numbers: the file and the number of each row.
+    """Return rows as a batch of documents.
 
-    ids: the ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. A column of strings has only valid Unicode.
-    split: the split of all rows. kept: the kept values of each row as JSON (keep.py), or None without `keep`.
+    Args:
+        texts: The texts of the rows.
+        files: The file of each row.
+        numbers: The number of each row in its file.
+        ids: The ids in the data, of any type (see `rows.row_id`), or None if the rows have no ids. A column of strings has only valid
+            Unicode.
+        titles: The title of each row, or None if the rows have no titles.
+        split: The split of all rows, or None.
+        kept: The kept values of each row as JSON (`keep.py`), or None without `keep`.
     """
     count = len(texts.text)
     file = files if isinstance(files, Strings) else object_array(files, count)
@@ -166,7 +190,17 @@ def _ids_of(values: Sequence[Any] | None, files: Strings | Objects, numbers: Seq
 
 
 def require_columns(key: str, names: Iterable[str], columns: Iterable[str], place: str) -> None:
-    """Raise NielsCacheError if a column that `key` names is missing. The message names the place and the nearest column."""
+    """Check that the columns that a configuration key names exist.
+
+    Args:
+        key: The configuration key.
+        names: The columns that it names.
+        columns: The existing columns.
+        place: The name of the file, for the error.
+
+    Raises:
+        NielsCacheError: If a column is missing. The message suggests the nearest column.
+    """
     there = list(columns)
     for name in names:
         if name not in there:
@@ -176,17 +210,20 @@ def require_columns(key: str, names: Iterable[str], columns: Iterable[str], plac
 
 
 def is_plain(text: Any) -> bool:
-    """Return whether a value can be the text of a document without a change: a str that is not blank and has no NUL."""
+    """Return whether a value can become the text of a document unchanged: a str that is not blank and has no NUL."""
     return type(text) is str and text != "" and not text.isspace() and "\0" not in text
 
 
 class Collector:
-    """A collector of the documents of a pass. It holds documents that were read, but not yielded yet."""
+    """A collector of the documents of a pass, which holds those that were read but not yet yielded.
+
+    Args:
+        files: The pass over the files.
+        left_out: Called before the place moves past rows that the batches of a file skip, with their number and the number of the first row
+            that may be one of them.
+    """
 
     def __init__(self, files: FilePass, *, left_out: Callable[[int, int], None] | None = None) -> None:
-        """left_out: called with the number of rows that the batches of a file pass over, and the number of the first row that may be one
-        of them, before the place moves past them.
-        """
         self._files, self._left_out = files, left_out
         self._parts: list[DocumentBatch] = []
         self._divider = Divider(most_items=rows.BATCH_DOCUMENTS, most_characters=rows.BATCH_CHARACTERS)
@@ -194,9 +231,12 @@ class Collector:
     def add(self, batch: DocumentBatch, *, odd: Sequence[int], is_document: Callable[[int], bool]) -> Iterator[DocumentBatch]:
         """Add the rows of a batch, and yield each batch of documents that is full.
 
-        Immediately before each yield, the place after the yielded documents is reported. The rows of the batch are in the order of their
-        file. odd: the indices of the rows to handle one by one. is_document: returns whether such a row is a document; if not, it counts
-        the reason.
+        Immediately before each yield, the place after the yielded documents is reported.
+
+        Args:
+            batch: The rows, in the order of their file.
+            odd: The indices of the rows to handle one by one.
+            is_document: Returns whether such a row is a document. If not, it counts the reason.
         """
         start = 0
         for row in odd:
@@ -208,7 +248,12 @@ class Collector:
         yield from self._add(batch[start:])
 
     def reach(self, row: int, *, rows: int = 0) -> None:
-        """Move the position to this row of the file. rows: how many rows of the batches lie in between; all others were left out."""
+        """Move the position to a row of the file.
+
+        Args:
+            row: The number of the row.
+            rows: The number of rows before it that the batches contain. All others were left out.
+        """
         if self._left_out is not None and (between := row - self._files.position.row - rows):
             self._left_out(between, self._files.position.row)
         self._files.position.row = row
@@ -223,10 +268,10 @@ class Collector:
                 yield from self.rest()
 
     def _runs(self, batch: DocumentBatch) -> Iterator[tuple[slice, bool]]:
-        """Yield the parts of a batch as the divider does, but groups that lie in this batch one after the other as one part.
+        """Yield the parts of a batch as the divider does, but consecutive groups within this batch as one part.
 
-        Each batch of documents costs the same time in every step of a build. Rows that are left out must be counted for each group, so
-        their groups stay apart.
+        Each batch of documents costs a fixed time in each step of a build. Rows that are left out must be counted for each group, so their
+        groups stay separate.
         """
         together = self._left_out is None and int(batch.characters.sum()) <= _TOGETHER_CHARACTERS
         run: slice | None = None

@@ -1,12 +1,18 @@
-"""Compressed files as one stream of bytes (`decompressed`). `DamagedFile` is the error for data that cannot be read to the end.
+"""Compressed files as one stream of bytes (`decompressed`).
 
-The suffix of a file decides its format. A file may hold several streams (members, frames) one after the other, as `cat a.gz b.gz` and
-parallel compressors write them. The standard library's readers of bzip2 and xz treat all bytes that do not begin a stream as padding. So
-they end silently if the header of a later stream is damaged. In this module, bytes that are neither a stream nor padding are an error.
+The suffix of a file determines its format. A file may hold several streams (members, frames) one after the other, as `cat a.gz b.gz` and
+parallel compressors write them. The standard library's readers of bzip2 and xz treat all bytes that do not begin a stream as padding, so
+they end silently if the header of a later stream is damaged. In this module, bytes that are neither a stream nor padding are an error
+(`DamagedFile`).
+
 Formats: RFC 1952 (gzip; zero bytes may follow), bzip2, the .xz file format 1.2 (padding: zero bytes in multiples of four), RFC 8878
-(Zstandard). Time and memory are those of the decompressors, and a few megabytes more, even if a small file becomes very large. The header
-of a zstd frame or an xz block names its window: how much of the earlier content a decompressor keeps in memory, here at most 2 GiB. It uses
-no more of this memory than there is content. This module does not interpret the content of files.
+(Zstandard).
+
+Time and memory are those of the decompressors, and a few megabytes more, even if a small file becomes very large. The header of a zstd
+frame or an xz block specifies its window: how much of the earlier content a decompressor keeps in memory, here at most 2 GiB. It uses no
+more of this memory than there is content.
+
+This module does not interpret the content of files.
 """
 
 import bz2
@@ -24,27 +30,35 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 
 
 def with_compressions(*endings: str) -> tuple[str, ...]:
-    """Return each ending in all its forms: as it is, and with each suffix of COMPRESSIONS, such as `.jsonl` and `.jsonl.gz`."""
+    """Return each ending in all its forms: unchanged, and with each suffix of COMPRESSIONS, such as `.jsonl` and `.jsonl.gz`."""
     return tuple(ending + compression for ending in endings for compression in ("", *COMPRESSIONS))
 
 
 _OTHERS = (".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".z", ".lz", ".lz4", ".lzma", ".lzo", ".br", ".sz", ".snappy")
 _COMPRESSED_BLOCK = 1 << 14  # bytes given to a decompressor at a time; damage costs at most the output of one block
 _ZSTD_PIECE = 1 << 9
-MOST_WINDOW = 1 << 31  # bytes: that of `zstd --ultra --long=31`
-_XZ_MEMORY = MOST_WINDOW + (1 << 24)  # the dictionary, which is the window, and what the decompressor needs itself
+MOST_WINDOW = 1 << 31  # bytes; the window of `zstd --ultra --long=31`
+_XZ_MEMORY = MOST_WINDOW + (1 << 24)  # the dictionary, which is the window, and the decompressor's own memory
 _BLOCK = 1 << 18
 
 
 class DamagedFile(NielsCacheError):
-    """Compressed data that cannot be read to the end. The bytes before the offset were read."""
+    """Compressed data that cannot be read to the end.
+
+    The message has the offset up to which the uncompressed content was read.
+    """
 
 
 OnDamage = Callable[[DamagedFile], None]
 
 
 class Chunks(io.RawIOBase):
-    """A stream of the bytes that an iterator yields. Closing it closes `source`, from which the iterator reads."""
+    """A stream of the bytes that an iterator yields.
+
+    Args:
+        chunks: The iterator.
+        source: The object from which the iterator reads. Closing the stream closes it.
+    """
 
     def __init__(self, chunks: Iterator[bytes], source: Any) -> None:
         self._chunks, self._source = chunks, source
@@ -93,7 +107,7 @@ class _GzipStream:
 class _ZstdStream:
     """A Zstandard stream.
 
-    The library decompresses all of its input at once. The output may be thirty thousand times as large as the input. So the library gets
+    The library decompresses all of its input at once, and the output may be thirty thousand times as large as the input. It therefore gets
     small pieces, and output that is not needed yet waits in this object.
     """
 
@@ -140,8 +154,10 @@ _FORMATS = {
 
 
 def compression_of(name: str) -> str | None:
-    """Return the suffix of COMPRESSIONS at the end of the name, in upper or lower case, or None. Other compressions and archives are an
-    error.
+    """Return the suffix of COMPRESSIONS at the end of a name, ignoring case, or None.
+
+    Raises:
+        NielsCacheError: If the name has the suffix of another compression or of an archive.
     """
     lowered = name.lower()
     suffix = next((suffix for suffix in COMPRESSIONS if lowered.endswith(suffix)), None)
@@ -154,10 +170,16 @@ def compression_of(name: str) -> str | None:
 
 
 def decompressed(source: IO[bytes], name: str, on_damage: OnDamage | None = None) -> IO[bytes]:
-    """Return `source` as a decompressed stream. The suffix of `name` decides the format; without such a suffix, return `source` itself.
+    """Return `source` as a decompressed stream, or `source` itself if it is not compressed.
 
-    `source` need not be seekable. Damage, a missing end and bytes after the last stream raise DamagedFile with the number of bytes read.
-    With `on_damage`, the error is passed to this function instead, and the stream ends before the damage.
+    Args:
+        source: The compressed stream, which need not be seekable.
+        name: The name of the file, whose suffix determines the format.
+        on_damage: Called for damaged data, instead of raising. The stream then ends before the damage.
+
+    Raises:
+        DamagedFile: While reading, if data is damaged or its end is missing, or if other bytes follow the last stream.
+        NielsCacheError: If the suffix is that of another compression or of an archive.
     """
     suffix = compression_of(name)
     if suffix is None:
@@ -180,7 +202,7 @@ def decompression_errors() -> tuple[type[Exception], ...]:
 
 
 def _is_of_window(error: Exception) -> bool:
-    """Return whether a decompressor refused a window, which is no damage. Both libraries say so only in words."""
+    """Return whether a decompressor rejected a window, which is not damage. Both libraries report this only in the message."""
     return isinstance(error, decompression_errors()) and bool(re.search("requires too much memory|Memory usage limit", str(error)))
 
 
@@ -241,7 +263,7 @@ class _Decompressed(io.RawIOBase):
         return 0
 
     def _take(self) -> bytes:
-        """Return compressed bytes. They are the rest after a stream that has ended, or otherwise the next bytes of the file."""
+        """Return compressed bytes: the rest after a stream that has ended, or otherwise the next bytes of the file."""
         taken, self._compressed = self._compressed, b""
         return taken or self.source.read(_COMPRESSED_BLOCK)
 

@@ -1,13 +1,14 @@
-"""Decoding of files. This module has the keys `encoding`, `max_replaced_share` and `max_document_mib`, readers of lines and whole files
-that keep this limit, and the counts of a pass.
+"""Decoding of files: the keys of encodings and limits, readers of lines and whole files, and the counts of a pass.
 
-Bytes that are not valid in the encoding become U+FFFD (as with Python's "replace"), and are counted. A U+FFFD in the file itself must not
-be counted. So the error handler first puts a mark in place of the bytes. A mark is a lone surrogate that holds the number of bytes. No
-decoder makes a lone surrogate from a file. A reader returns the text without marks. If there are marks, it also returns the marked text.
+Bytes that are invalid in the encoding become U+FFFD (as with Python's "replace"), and are counted. A U+FFFD in the file itself must not be
+counted, so the error handler first puts a mark in place of the bytes. A mark is a lone surrogate that holds the number of bytes. No decoder
+produces a lone surrogate from a file. A reader returns the text without marks and, if there are marks, also the marked text.
 
-A byte order mark has precedence over `encoding`. Valid text is decoded strictly, at full speed. Only text with errors is decoded again.
+A byte order mark takes precedence over `encoding`. Valid text is decoded strictly, at full speed; only text with errors is decoded again.
 Lines of UTF-8 are split before decoding, so a pass can seek to a line. Lines of other encodings are split after decoding, so a pass that
-starts in the middle of such a file decodes all bytes before its start. The sources decide what a document is.
+starts in the middle of such a file decodes all bytes before its start.
+
+What a document is, is up to the sources.
 """
 
 from __future__ import annotations
@@ -49,18 +50,20 @@ _BOMS = (
 )
 _BOM = "\ufeff"
 _BLOCK = 1 << 18
-_NAMED_FILES = 20  # facts name so many files with the highest counts, and the current file
+_NAMED_FILES = 20  # facts name this many files with the highest counts, and the current file
 _SHOWN_FILES = 3
 _JSON_MARKS = [*map(chr, (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF8FF)))]  # noncharacters, then private ones
 
 
 class DecodesText(Source):
-    """Keys of the kinds that read files: the encoding, and the largest size of one document, line or whole file.
+    """Keys of the kinds that read files: the encoding, and the maximum size of one document, line or whole file.
 
-    Without a limit, one line of a few gigabytes takes all the memory of a machine. A small compressed file may become such a line. Readers
-    hold at most one block more than the limit. The parsed JSON of a line may take about twenty times the bytes of the line. Two kinds of
-    rows are in memory before they are rejected. The first is rows of a Parquet file, together with few other rows (parquet_files.py). The
-    second is rows that the hub's library reads from the hub or from addresses. (A local file is scanned before that library reads it.)
+    Without a limit, one line of a few gigabytes takes all the memory of a machine, and a small compressed file may contain such a line.
+    Readers hold at most one block more than the limit. The parsed JSON of a line may take about twenty times the bytes of the line.
+
+    Two kinds of rows are in memory before they are rejected. The first is rows of a Parquet file, together with few other rows
+    (`parquet_files.py`). The second is rows that the hub's library reads from the hub or from URLs; a local file is scanned before that
+    library reads it.
     """
 
     never_counts: ClassVar[frozenset[str]] = frozenset({"max_document_mib"})  # a build may fail because of this limit, but no byte changes
@@ -82,12 +85,12 @@ class DecodesText(Source):
     )
 
     def describe(self) -> dict[str, Any]:
-        """Return the description that every source has, and in it the encoding, if it is not the default."""
+        """Return the description that every source has, with the encoding if it is not the default."""
         return {**super().describe(), **({"encoding": self.encoding} if self.encoding != UTF8 else {})}
 
     @property
     def reads_files(self) -> bool:
-        """Whether files of the user are read, which may hold anything. Documents of the hub are counted and never rejected."""
+        """Whether the user's files are read, which may hold anything. Documents of the hub are counted and never rejected."""
         return True
 
     @property
@@ -97,7 +100,11 @@ class DecodesText(Source):
     @field_validator("encoding")
     @classmethod
     def _of_text(cls, value: str) -> str:
-        """Return Python's canonical name of a text encoding. For any other name, raise ValueError with the nearest choice."""
+        """Return Python's canonical name of a text encoding.
+
+        Raises:
+            ValueError: If there is no such text encoding. The message suggests the nearest name.
+        """
         if not _makes_text(value):
             names = {name.replace("_", "-") for name in (*aliases, *aliases.values())}
             choices = sorted({UTF8, "latin-1", *filter(_makes_text, names)})
@@ -111,7 +118,7 @@ class DecodesText(Source):
 
 
 def _makes_text(name: str) -> bool:
-    """Return whether this codec decodes bytes to text, with marks and block by block. The codecs rot13 and base64 do not."""
+    """Return whether a codec decodes bytes to text, with marks and block by block. The codecs rot13 and base64 do not."""
     try:
         encoding = encoding_at(b"", codecs.lookup(name).name)
         codecs.getincrementaldecoder(encoding)(MARKS).decode(b"\x00\xff", final=True)
@@ -140,7 +147,12 @@ codecs.register_error(CARRIED_MARKS, _carried_mark)
 
 
 class Damage(NamedTuple):
-    """A number of replaced bytes (`size`), and the number of characters in their place."""
+    """Replaced bytes of a text.
+
+    Attributes:
+        size: The number of replaced bytes.
+        characters: The number of characters in their place.
+    """
 
     size: int
     characters: int
@@ -150,17 +162,18 @@ NO_DAMAGE = Damage(0, 0)
 
 
 def damage_of(marked: str) -> Damage:
-    """Return the numbers of replaced bytes and of characters in their place, from the marks in a text (see the module)."""
+    """Return the numbers of replaced bytes and of characters in their place, from the marks in a text."""
     marks = MARK.findall(marked)
     return Damage(sum(ord(mark) - 0xDC00 for mark in marks), len(marks))
 
 
 def unmarked(marked: str) -> str:
+    """Return a marked text with U+FFFD in place of its marks."""
     return MARK.sub("\ufffd", marked)
 
 
 def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | None]:
-    """Return (text, marked text). In the marked text, marks hold the numbers of replaced bytes. It is None if no byte was replaced."""
+    """Return (text, marked text). The marked text is None if no byte was replaced."""
     try:
         return data.decode(encoding), None
     except UnicodeDecodeError:
@@ -169,7 +182,7 @@ def decode(data: bytes, encoding: str, errors: str = MARKS) -> tuple[str, str | 
 
 
 def carried(text: str) -> bytes:
-    """Return the bytes of a text with marks, for interfaces that take only bytes. A mark stands for bytes that could not be decoded.
+    """Return the bytes of a marked text, for interfaces that take only bytes.
 
     Decoding these bytes with the error handler CARRIED_MARKS gives the marks again.
     """
@@ -177,9 +190,9 @@ def carried(text: str) -> bytes:
 
 
 def encoding_at(head: bytes, encoding: str) -> str:
-    """Return the encoding that the byte order mark at the start of `head` names, or otherwise `encoding`.
+    """Return the encoding of the byte order mark at the start of `head`, or `encoding` if there is none.
 
-    If `encoding` does not name a byte order, its little-endian form is returned.
+    If `encoding` does not specify a byte order, its little-endian form is returned.
     """
     return next(
         (named for bom, named in _BOMS if head.startswith(bom)), {"utf-16": "utf-16-le", "utf-32": "utf-32-le"}.get(encoding, encoding)
@@ -187,18 +200,28 @@ def encoding_at(head: bytes, encoding: str) -> str:
 
 
 def encoding_of(stream: IO[bytes], encoding: str) -> str:
-    """Return `encoding_at` of a newly opened stream. No byte is taken from the stream."""
+    """Return `encoding_at` of a newly opened stream, without consuming any byte."""
     peek = getattr(stream, "peek", None)
     return encoding_at(peek(4)[:4], encoding) if peek is not None else encoding
 
 
 def refuse_length(where: str, limit: int) -> NoReturn:
+    """Raise the error for a document or line of more than `limit` bytes."""
     size = f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit:,} bytes"
     raise NielsCacheError(f"{where}: is longer than {size}; remove it, or raise max_document_mib (it is held in memory)")
 
 
 def read_whole(stream: IO[bytes], where: str, limit: int) -> bytes:
-    """Return the rest of a stream. Raises NielsCacheError if it has more than `limit` bytes. `where`: a name for the message."""
+    """Return the rest of a stream.
+
+    Args:
+        stream: The stream.
+        where: The name of the file, for the error.
+        limit: The maximum size in bytes.
+
+    Raises:
+        NielsCacheError: If there are more than `limit` bytes.
+    """
     blocks = []
     size = 0
     while block := stream.read(_BLOCK):
@@ -212,9 +235,18 @@ def read_whole(stream: IO[bytes], where: str, limit: int) -> bytes:
 def read_text(
     file: SourceFile, on_damage: OnDamage | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
 ) -> tuple[str, str | None]:
-    """Return (text, marked text or None) of the whole file, as `decode` does. The byte order mark is removed. Line ends are not changed.
+    """Return (text, marked text or None) of the whole file, as `decode` does.
 
-    Raises NielsCacheError for a file of more than `limit` bytes after decompression.
+    The byte order mark is removed. Line ends are not changed.
+
+    Args:
+        file: The file.
+        on_damage: Called for damaged compressed data, instead of raising; see `open_bytes`.
+        encoding: The encoding, unless there is a byte order mark.
+        limit: The maximum size in bytes, after decompression.
+
+    Raises:
+        NielsCacheError: If the file has more than `limit` bytes.
     """
     with reading(file), open_bytes(file, on_damage) as stream:
         data = read_whole(stream, file.name, limit)
@@ -227,9 +259,18 @@ def read_lines(
 ) -> Iterator[tuple[int, str, str | None]]:
     """Yield (index from 0, line with its end, marked line or None), beginning at `position`.
 
-    Before a line is yielded, `position` moves behind it. `stream`: a newly opened stream. If `is_start` is False, it is a stream inside a
-    file, after the byte order mark. No line includes the byte order mark, and only a line feed ends a line. Raises NielsCacheError for a
-    line of more than `limit` bytes.
+    Before a line is yielded, `position` moves past it. No line includes the byte order mark, and only a line feed ends a line.
+
+    Args:
+        stream: A newly opened stream.
+        position: Where to begin.
+        where: The name of the file, for the error.
+        limit: The maximum size of a line in bytes.
+        encoding: The encoding, unless there is a byte order mark.
+        is_start: Whether the stream begins at the start of the file. If False, it begins inside the file, after any byte order mark.
+
+    Raises:
+        NielsCacheError: If a line has more than `limit` bytes.
     """
     encoding = encoding_of(stream, encoding) if is_start else encoding
     if encoding != UTF8:
@@ -257,7 +298,7 @@ def read_lines(
 def _lines_after_decoding(
     stream: IO[bytes], position: FilePosition, where: str, limit: int, encoding: str
 ) -> Iterator[tuple[int, str, str | None]]:
-    position.offset = position.offset_row = 0  # the byte offset of a line is not known
+    position.offset = position.offset_row = 0  # the byte offset of a line is unknown
     index = position.seek(stream)
     for line in _decoded_lines(stream, where, limit, encoding):
         index += 1
@@ -299,7 +340,10 @@ def decoded_blocks(stream: IO[bytes], encoding: str) -> Iterator[str]:
 class DamagedRow(dict[str, Any]):
     """A row with replaced bytes.
 
-    `size`: their number. `marked`: the same row, with marks (characters) in their place. `mark`: a pattern that matches these marks.
+    Attributes:
+        size: The number of replaced bytes.
+        marked: The same row, with marks (characters) in their place.
+        mark: A pattern that matches these marks.
     """
 
     def __init__(self, values: dict[str, Any], marked: dict[str, Any], mark: re.Pattern[str], size: int) -> None:
@@ -308,13 +352,18 @@ class DamagedRow(dict[str, Any]):
 
     @classmethod
     def of_json(cls, values: dict[str, Any], line: str) -> DamagedRow:
-        """Return the damaged row of these values. `line`: the marked text of their JSON."""
+        """Return the damaged row of these values.
+
+        Args:
+            values: The values of the row.
+            line: The marked text of their JSON.
+        """
         marked, mark = marked_json(line)
         return cls(values, marked, mark, damage_of(line).size)
 
 
 def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
-    """Return the value of JSON whose text has marks (characters in place of bytes), and a pattern that matches these marks.
+    """Return the value of a marked JSON text, and a pattern that matches the marks in the value.
 
     JSON may also escape surrogates, so each surrogate that is a mark is first replaced by another character.
     """
@@ -325,11 +374,11 @@ def marked_json(text: str) -> tuple[Any, re.Pattern[str]]:
 
 
 class Decoding:
-    """Counts for the report of a pass. Replaced bytes, and documents that are not text, are counted in total and for each file.
+    """Counts of replaced bytes, and of documents that are not text, for the report of a pass.
 
-    The facts of the report hold `replaced` {bytes, files, by_file} and `not_text` {documents, files, by_file} if there is something to
-    count. `by_file` names the 20 files with the highest counts, and the last file that was read. `files` is right only if files are read
-    one after the other.
+    Both are counted in total and per file. The facts of the report hold `replaced` {bytes, files, by_file} and `not_text` {documents,
+    files, by_file} if the counts are not zero. `by_file` has the 20 files with the highest counts, and the last file that was read. `files`
+    is correct only if files are read one after the other.
     """
 
     def __init__(self, source: DecodesText, context: StreamContext) -> None:
@@ -349,7 +398,13 @@ class Decoding:
     def count_row(self, file: str, values: dict[str, Any], texts: Callable[[dict[str, Any]], Iterable[Any]]) -> int:
         """Count the replaced bytes of a row.
 
-        `texts`: returns the texts of a row. Return the number of characters in place of replaced bytes in these texts.
+        Args:
+            file: The name of the file.
+            values: The row.
+            texts: Returns the texts of a row.
+
+        Returns:
+            The number of characters in place of replaced bytes in these texts.
         """
         if not isinstance(values, DamagedRow):
             return 0
@@ -359,7 +414,11 @@ class Decoding:
     def admits(self, file: str, *texts: str, replaced: int = 0, row: int | None = None) -> bool:
         """Return whether the texts of a document are text. If not, count the document as dropped.
 
-        `replaced`: the characters in these texts that stand for replaced bytes. `row`: the row; None if the file is one document.
+        Args:
+            file: The name of the file.
+            *texts: The texts of the document.
+            replaced: The number of characters in these texts that stand for replaced bytes.
+            row: The row, or None if the file is one document.
         """
         if not self._of_files:
             return True
@@ -372,7 +431,7 @@ class Decoding:
     def _add(self, key: str, unit: str, file: str, count: int) -> None:
         """Add to the counts of the report.
 
-        The values are always new objects, because positions of the stream (for the journal) still hold the old objects.
+        The values are always new objects, because positions of the stream (for the journal) still hold the old ones.
         """
         file = f"{self._report.within}{file}"
         old = self._report.facts.get(key, {unit: 0, "files": 0, "by_file": {}})
@@ -385,9 +444,10 @@ class Decoding:
 
 
 def decoding_warning(meta: Mapping[str, Any]) -> str | None:
-    """Return one line about the replaced bytes of a build and the documents that it dropped as `not_text`. Return None if there are none.
+    """Return one line about the replaced bytes of a build and the documents that it dropped as `not_text`, or None if there are none.
 
-    `meta`: the meta.json of the build.
+    Args:
+        meta: The meta.json of the build.
     """
     facts, source = meta.get("facts", {}), meta.get("source", {})
     encoding = "of their encoding" if source.get("kind") == "interleave" else source.get("encoding", UTF8)
@@ -407,17 +467,22 @@ def _worst(counted: dict[str, Any]) -> str:
 
 
 def nothing_is_text(facts: dict[str, Any]) -> str:
-    """Return a note for the message about a build without any document. The note is empty if no document was dropped as `not_text`."""
+    """Return a note for the error of a build without documents. It is empty if no document was dropped as `not_text`."""
     if NOT_TEXT not in facts:
         return ""
     return f"; not text: {_worst(facts[NOT_TEXT])}; {_SET_ENCODING}, or remove files that are not text"
 
 
 def marked_values(values: Iterable[bytes | None], encoding: str, errors: str, damaged: dict[int, str]) -> list[str | None]:
-    """Return the strings of a column in which some values are not valid UTF-8. These values are decoded as `encoding`, all others as UTF-8.
+    """Return the strings of a column in which some values are invalid UTF-8.
 
-    If decoding replaces bytes of a value, the marked text (with a mark in place of the bytes) is stored in `damaged` under the value's
-    index.
+    These values are decoded as `encoding`, all others as UTF-8.
+
+    Args:
+        values: The bytes of each value, or None.
+        encoding: The encoding of values that are invalid UTF-8.
+        errors: The error handler.
+        damaged: Receives the marked text of each value with replaced bytes, by index.
     """
     found: list[str | None] = []
     for index, value in enumerate(values):

@@ -1,7 +1,9 @@
 """Keys of the kinds that read the user's files: `jsonl`, `parquet`, `text`.
 
 Globs name the files, which may be local or at fsspec URLs, and compressed or not. Files are read in the order of their relative paths. The
-source keeps the order of the input, and a builder may shuffle. Hub data sets are read in `hub/`.
+source keeps the order of the input, and a builder may shuffle.
+
+Hub data sets are read in `hub/`.
 """
 
 from abc import abstractmethod
@@ -32,13 +34,12 @@ from niels_cache_runtime.format.layout import Split
 
 
 class KeepsDamaged(Source):
-    """The key of the kinds that read files line by line or page by page."""
+    """The key `keep_damaged`, for kinds that read files line by line or page by page."""
 
     keep_damaged: bool = Field(False, description="True keeps the intact start of a damaged file; by default, the build fails")
 
     def on_damage(self, context: StreamContext, files: FilePass) -> OnDamage | None:
-        """Return None if damage is an error. Otherwise return a function that logs a damaged file and counts it as dropped
-        (`damaged_file`).
+        """Return a function that logs a damaged file and counts it as dropped (`damaged_file`), or None if damage is an error.
 
         A resumed pass may begin shortly before the damage, and then reaches the damage again. The file is still counted only once.
         """
@@ -55,7 +56,7 @@ class KeepsDamaged(Source):
 
 
 class FileSource(DecodesText):
-    """Keys of the kinds that read globs of files."""
+    """The key `files`, for kinds that read globs of files."""
 
     files: list[ConfigPath] = Field(min_length=1, description=FILES_HELP)
 
@@ -64,6 +65,8 @@ class FileSource(DecodesText):
 
 
 class RowFileSource(HasColumns, FileSource, SourceWithParts):
+    """The keys of the kinds that read rows from the user's files, which can be in parts."""
+
     added: tuple[AddedFiles, ...] = Field((), strict=False, description=PretrainSource.model_fields["added"].description)
 
     def files_of(self, context: StreamContext) -> list[SourceFile]:
@@ -75,7 +78,11 @@ class RowFileSource(HasColumns, FileSource, SourceWithParts):
         return self.groups()[0]
 
     def groups(self) -> list[list[SourceFile]]:
-        """Return the first files, and then the files of each table `added`. Raises NielsCacheError as `find_groups`."""
+        """Return the first files, and then the files of each table `added`.
+
+        Raises:
+            NielsCacheError: For the reasons of `find_groups`.
+        """
         return find_groups(self.files, [each.files for each in self.added], self.endings)
 
     def every_file(self) -> list[SourceFile]:
@@ -98,20 +105,30 @@ class RowFileSource(HasColumns, FileSource, SourceWithParts):
 
     @abstractmethod
     def text_field_of(self, files: Sequence[SourceFile]) -> str | None:
-        """Return the field of the text, from the first rows of these files. Return None if the files hold no rows."""
+        """Return the text field, determined from the first rows of these files, or None if they hold no rows."""
 
     def text_field_at(self, files: Sequence[SourceFile], context: StreamContext) -> str | None:
-        """Return the field of the text for this pass over `files`, or None if they hold no rows."""
+        """Return the text field for this pass over `files`, or None if they hold no rows."""
         return decided_field(self, context, lambda: self.text_field_of(files), given=self.text_field)
 
 
 def listed(files: Iterable[SourceFile], split: Split | None, *, hashed: bool = True) -> list[ListedFile]:
-    """Return files as a plan lists them. Local files are hashed. hashed: if False, no file is hashed, and the digests are empty."""
+    """Return files as a plan lists them.
+
+    Args:
+        files: The files.
+        split: The split that upstream assigns to their documents, or None.
+        hashed: Whether to hash local files. If False, all digests are empty.
+    """
     return [ListedFile(file.name, file_size(file), file_digest(file) if hashed else "", split) for file in files]
 
 
 def located_among(found: Iterable[SourceFile], files: Sequence[ListedFile]) -> list[SourceFile]:
-    """Return the file of each listed name among the files that were found now. Raises NielsCacheError for a missing one."""
+    """Return the file of each listed name among the files that exist now.
+
+    Raises:
+        NielsCacheError: If a listed file is missing.
+    """
     by_name = {file.name: file for file in found}
     for file in files:
         if file.name not in by_name:

@@ -1,8 +1,9 @@
-"""Local and remote files of a source. Functions find, open and hash files, and errors name the file.
+"""Local and remote files of a source: functions that find, open and hash files, with errors that name the file.
 
-Globs become `SourceFile`s with a name relative to the globs' common folder. A cache records only these names, not the location on this
-machine. Files at fsspec URLs can be opened, too. Opened files are decompressed (compressed.py). This module does not interpret their
-content.
+Globs become `SourceFile`s with a name relative to the common folder of the globs. A cache records only these names, not the location on
+this machine. Files at fsspec URLs can be opened, too. Opened files are decompressed (`compressed.py`).
+
+This module does not interpret the content of files.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class SourceFile(NamedTuple):
-    """A file. `url` opens it (a path or an fsspec URL); `name` is its POSIX path relative to the source's root."""
+    """A file of a source.
+
+    Attributes:
+        url: The path or fsspec URL that opens the file.
+        name: The POSIX path relative to the source's root.
+    """
 
     url: str
     name: str
@@ -41,28 +47,42 @@ class SourceFile(NamedTuple):
 
 
 def writable(text: str) -> str:
-    """Return the text in a form that UTF-8 can hold, with question marks in place of lone surrogates.
+    """Return a text with question marks in place of lone surrogates, which UTF-8 cannot represent.
 
-    Names that are not UTF-8 and JSON with half a surrogate pair contain lone surrogates.
+    Names that are not UTF-8, and JSON with half of a surrogate pair, contain lone surrogates.
     """
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
 def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[SourceFile]:
-    """Return the files that match any of the globs, each once, sorted by name. A glob without a match is an error.
+    """Return the files that match any of the globs, each once, sorted by name.
 
-    A local folder stands for all files below it with one of the `endings`; a folder without such files is an error. Names are relative to
-    the deepest folder that all patterns share before their first wildcard. So a new file never changes the names of other files. If links
-    lead to a local file by several paths, the first path in sorted order names it (sources/notes.py says so).
+    Names are relative to the deepest folder that all patterns share before their first wildcard, so a new file never changes the names of
+    other files. If several paths lead to one local file through links, the first path in sorted order names it (`sources/notes.py` reports
+    this).
+
+    Args:
+        patterns: Globs or folders. A local folder stands for all files below it with one of the `endings`.
+        endings: The endings of the files in folders, in lower case.
+
+    Raises:
+        NielsCacheError: If a glob has no match, a folder has no such file, or local files and URLs are mixed.
     """
     found = find_matches(patterns, endings)
     return _named(found.once(links_among(found.local)))
 
 
 def find_splits(groups: Sequence[Sequence[str]], endings: tuple[str, ...] = ()) -> list[list[SourceFile]]:
-    """Return the files of each list of globs, which are the splits of a data set. Names are relative to the folder that all lists share.
+    """Return the files of each list of globs, which are the splits of a data set.
 
-    Raises NielsCacheError as `find_files`, and for a file in two lists.
+    Names are relative to the folder that all lists share.
+
+    Args:
+        groups: The globs or folders of each split.
+        endings: The endings of the files in folders, in lower case.
+
+    Raises:
+        NielsCacheError: For the reasons of `find_files`, and if a file is in two lists.
     """
     if len({pattern.rpartition("://")[0] for patterns in groups for pattern in patterns}) > 1:
         named = [find_files(patterns, endings) for patterns in groups]
@@ -86,11 +106,18 @@ def find_splits(groups: Sequence[Sequence[str]], endings: tuple[str, ...] = ()) 
 
 
 def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings: tuple[str, ...] = ()) -> list[list[SourceFile]]:
-    """Return the files of `patterns` as the first group, and the files of each list in `added` as a group of its own.
+    """Return the files of `patterns` as the first group, and the files of each list in `added` as a separate group.
 
     A file that an added pattern matches leaves the first group. The names in the first group do not depend on `added`. Names in an added
-    group are relative to the deepest folder that it shares with the first patterns. Raises NielsCacheError for a pattern without a match,
-    if two lists in `added` match the same file, and if no file is left in the first group.
+    group are relative to the deepest folder that it shares with the first patterns.
+
+    Args:
+        patterns: The globs or folders of the first group.
+        added: The globs or folders of each further group.
+        endings: The endings of the files in folders, in lower case.
+
+    Raises:
+        NielsCacheError: If a pattern has no match, if two lists in `added` match the same file, or if no file is left in the first group.
     """
     _refuse_mixed([*patterns, *chain.from_iterable(added)])
     matches = [find_matches(each, endings) for each in (patterns, *added)]
@@ -118,8 +145,12 @@ def find_groups(patterns: Sequence[str], added: Sequence[Sequence[str]], endings
 
 
 class Matches(NamedTuple):
-    """The files that globs match, as {comparable path: url}; the folder that names are relative to; and the folders that links name again
-    (see `Found`).
+    """The files that globs match.
+
+    Attributes:
+        urls: The URL or path of each file, by a path that can be compared with those of other patterns.
+        root: The folder that names are relative to.
+        again: Folders that links name again (see `Found`).
     """
 
     urls: dict[str, str]
@@ -132,7 +163,11 @@ class Matches(NamedTuple):
         return (path for path, url in self.urls.items() if "://" not in url)
 
     def once(self, links: Links) -> Matches:
-        """Return the matches with the first path of each file only. links: those of all paths."""
+        """Return the matches with only the first path of each file.
+
+        Args:
+            links: The links among all paths.
+        """
         first: dict[str, str] = {}
         for path in sorted(self.urls):
             first.setdefault(links.first.get(path, path), path)
@@ -140,7 +175,11 @@ class Matches(NamedTuple):
 
 
 def find_matches(patterns: Sequence[str], endings: tuple[str, ...]) -> Matches:
-    """Return every path that the globs match, with those that lead to one file. Raises the errors of `find_files`."""
+    """Return every path that the globs match, including those that lead to the same file.
+
+    Raises:
+        NielsCacheError: For the reasons of `find_files`.
+    """
     if not patterns:
         raise NielsCacheError('files is empty: set it to a list of globs, for example files = ["data/*.jsonl"]')
     _refuse_mixed(patterns)
@@ -178,10 +217,13 @@ def _named(matches: Matches) -> list[SourceFile]:
 
 
 def file_bytes(patterns: Sequence[str] | None, endings: tuple[str, ...] = ()) -> int | None:
-    """Return the total size of local plain-text files. Return None if it is not known.
+    """Return the total size of local plain-text files in bytes, or None if it is unknown.
 
-    The size is not known if there are no files, or if files are remote or compressed.
-    `endings`: a folder stands for the files below it with one of these endings.
+    It is unknown if there are no files, or if files are remote, compressed or Parquet.
+
+    Args:
+        patterns: Globs or folders, or None.
+        endings: The endings of the files in folders, in lower case.
     """
     if not patterns or any("://" in pattern for pattern in patterns):
         return None
@@ -221,7 +263,7 @@ def _remote_matches(pattern: str) -> tuple[str, dict[str, str], dict[str, str]]:
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of an address, and the path in it."""
+    """Return fsspec's file system for an address, and the path in it."""
     import fsspec
 
     if url.startswith(("http://", "https://", "hf://")):
@@ -232,7 +274,10 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 
 def _exists(filesystem: Any, path: str) -> bool:
-    """Return whether the path exists. The `exists` of the file system cannot be used, because it returns False for any error."""
+    """Return whether the path exists.
+
+    The `exists` of the file system cannot be used, because it returns False for any error.
+    """
     try:
         return bool(filesystem.info(path))
     except FileNotFoundError:
@@ -246,11 +291,19 @@ def _fixed_folder(pattern: str) -> str:
 
 
 def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = frozenset()) -> list[SourceFile]:
-    """Return the files below a folder with one of the (lower-case) suffixes, sorted by relative path.
+    """Return the files below a folder with one of the suffixes, sorted by relative path.
 
-    `skip`: names of folders not to enter. Files and folders whose names start with a dot (.git, .obsidian) are left out. Links are followed
-    to any place, because people keep parts of their notes in other places. So if other users can write to the folder, their links decide
-    which files are read. Each file is returned once, with the first of its paths below `path`, because a cache records only these paths.
+    Files and folders whose names start with a dot (.git, .obsidian) are left out. Links are followed anywhere, because people keep parts of
+    their notes in other places. If other users can write to the folder, their links therefore determine which files are read. Each file is
+    returned once, with the first of its paths below `path`, because a cache records only these paths.
+
+    Args:
+        path: The folder.
+        suffixes: The suffixes, in lower case.
+        skip: The names of folders not to enter.
+
+    Raises:
+        NielsCacheError: If `path` is not a folder, or cannot be listed.
     """
     if not os.path.isdir(path):
         raise NielsCacheError(f"path = {path!r} is not a folder; set it to the folder that holds the files")
@@ -261,7 +314,11 @@ def walk_folder(path: str, suffixes: tuple[str, ...], *, skip: frozenset[str] = 
 
 
 def files_of_folder(path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
-    """Return the files below a source's `path`. If there are no files, raise NielsCacheError."""
+    """Return the files below a source's `path`.
+
+    Raises:
+        NielsCacheError: If there are no files.
+    """
     files = walk_folder(path, suffixes)
     if not files:
         raise NielsCacheError(f"path = {path!r} holds no file that ends in {' or '.join(suffixes)}; set it to the folder that holds them")
@@ -272,7 +329,9 @@ def files_of_folder(path: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
 def reading(file: SourceFile) -> Iterator[None]:
     """Turn errors while a file is read (missing, unreadable, damaged archive) into an error that names the file.
 
-    For a remote file, the error is SourceUnavailable if a later try may succeed.
+    Raises:
+        SourceUnavailable: If the file is remote and a later try may succeed.
+        NielsCacheError: For any other failure.
     """
     remote = file.is_remote
     try:
@@ -298,11 +357,17 @@ def reading(file: SourceFile) -> Iterator[None]:
 
 
 def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]:
-    """Open a file for reading. Its suffix decides how it is decompressed (compressed.py). Call this inside `reading(file)`.
+    """Open a file for reading, decompressed according to its suffix (`compressed.py`).
 
-    Local pipes can be read, too. Damaged compressed data raise DamagedFile. With `on_damage`, the error is passed to this function instead,
-    and the stream ends before the damage. A file that must not be read as text raises NielsCacheError (first_bytes.py), and so does one
-    whose compression is not that of its suffix.
+    Local pipes can be read, too. Call this inside `reading(file)`.
+
+    Args:
+        file: The file.
+        on_damage: Called for damaged compressed data, instead of raising. The stream then ends before the damage.
+
+    Raises:
+        DamagedFile: If compressed data is damaged.
+        NielsCacheError: If the file must not be read as text (`first_bytes.py`), or its compression is not that of its suffix.
     """
     compression = compression_of(file.name)  # called before opening, so that the message names the unknown compression
     stream = _opened(file)
@@ -325,20 +390,23 @@ def _opened(file: SourceFile) -> IO[bytes]:
 
 
 def open_seekable(file: SourceFile) -> IO[bytes]:
-    """Open a file whose reader begins at its end, such as one of Parquet. Nothing is read yet. Call this inside `reading(file)`."""
+    """Open a file whose reader begins at its end, such as Parquet, without reading anything yet.
+
+    Call this inside `reading(file)`.
+    """
     return decompressed(_opened(file), file.name)
 
 
 def first_bytes(stream: IO[bytes]) -> bytes:
-    """Return the first bytes of a stream that `open_bytes` has just opened. No byte is taken from it."""
+    """Return the first bytes of a stream that `open_bytes` has just opened, without consuming them."""
     peek = getattr(stream, "peek", None)
     return b"" if peek is None else peek(HEAD_BYTES)[:HEAD_BYTES]
 
 
 def files_digest(files: Iterable[SourceFile]) -> str:
-    """Return a digest of the names and contents of files. For a remote file, use its attributes (ETag, size, time) instead of its content.
+    """Return a digest of the names and contents of files. For a remote file, its attributes (ETag, size, time) replace its content.
 
-    A local file is hashed once per process, and again only if its size, time or inode changes. So a second call is cheap.
+    A local file is hashed once per process, and again only if its size, time or inode changes, so a second call is cheap.
     """
     total = hashlib.sha256()
     for file in files:
@@ -347,7 +415,7 @@ def files_digest(files: Iterable[SourceFile]) -> str:
 
 
 def file_size(file: SourceFile) -> int:
-    """Return the size of a local or remote file in bytes; 0 if its server does not tell it."""
+    """Return the size of a local or remote file in bytes, or 0 if its server does not report it."""
     with reading(file):
         if not file.is_remote:
             return os.stat(file.url).st_size
@@ -356,7 +424,7 @@ def file_size(file: SourceFile) -> int:
 
 
 def file_digest(file: SourceFile) -> str:
-    """Return the digest of one file: the sha256 of its content, or for a remote file, its attributes."""
+    """Return the digest of one file: the sha256 of its content, or the attributes of a remote file."""
     with reading(file):
         if file.is_remote:
             filesystem, path = _filesystem(file.url)

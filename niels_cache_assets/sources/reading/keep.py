@@ -1,8 +1,8 @@
 """The key `keep`: columns of rows that stay with their documents, such as `["url", "score"]`.
 
-The kept values of a row are one JSON object, in the order of the key. So any type of value stays, and rows may lack a column, whose value
-is then null. The text of this object goes through a build like a title. It costs a microsecond or two for each row, and is in memory for
-each document of the open row group of lineage. So its length is limited.
+The kept values of a row are one JSON object, in the order of the key. Any type of value can therefore be kept, and a column that a row
+lacks is null. The text of this object passes through a build like a title. It costs a microsecond or two per row, and is in memory for each
+document of the open row group of lineage, so its length is limited.
 """
 
 import json
@@ -19,12 +19,12 @@ from niels_cache_assets.sources.text_column import TEXT_FIELD_HELP
 from niels_cache_assets.sources.types import PretrainSource, Source
 from niels_cache_runtime.errors import NielsCacheError
 
-EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each export of text, and so no names for kept columns
-MOST_CHARACTERS = 8192  # of the kept values of a row
+EXPORTED = ("id", "text", "title", "file", "row", "split")  # columns of each text export, so kept columns cannot have these names
+MOST_CHARACTERS = 8192  # maximum length of the kept values of a row
 
 
 class KeepsColumns(Source):
-    """The key of the kinds that read rows with columns."""
+    """The key `keep`, for kinds that read rows with columns."""
 
     keep: tuple[str, ...] = Field(
         (),
@@ -45,9 +45,17 @@ class KeepsColumns(Source):
         return value
 
     def kept_of(self, values: Mapping[str, Any], file: str, row: int) -> str | None:
-        """Return the kept values of a row as JSON, or None without `keep`. Numbers that JSON does not know (NaN, infinities) become null.
+        """Return the kept values of a row as JSON, or None without `keep`.
 
-        Raises NielsCacheError for values that are too long, and for binary data.
+        Numbers that JSON cannot represent (NaN, infinities) become null.
+
+        Args:
+            values: The row.
+            file: The name of the file, for the error.
+            row: The number of the row, for the error.
+
+        Raises:
+            NielsCacheError: If the values are too long, nested too deeply, or binary data.
         """
         if not self.keep:
             return None
@@ -75,7 +83,15 @@ class HasColumns(ChoosesRows, KeepsColumns):
     id_field: str | None = Field(None, description="Field with the source id; by default `id` if it exists, otherwise file#row")
 
     def require_columns(self, columns: Iterable[str], place: str) -> None:
-        """Raise NielsCacheError if a column of `where`, `keep` or `id_field` is missing. The message names the place."""
+        """Check that the columns of `where`, `keep` and `id_field` exist.
+
+        Args:
+            columns: The columns of a file.
+            place: The name of the file, for the error.
+
+        Raises:
+            NielsCacheError: If a column is missing.
+        """
         names = {"where": self.condition.columns if self.condition else (), "keep": self.keep, "id_field": filter(None, [self.id_field])}
         for key, wanted in names.items():
             require_columns(key, wanted, columns, place)
@@ -84,7 +100,9 @@ class HasColumns(ChoosesRows, KeepsColumns):
 def kept_columns(source: Source, tables: Mapping[str, PretrainSource]) -> tuple[str, ...]:
     """Return the columns that stay with the documents of a data set. Those of a mixture are the columns of all members.
 
-    tables: the pretrain tables of the configuration, by name.
+    Args:
+        source: The table of the data set.
+        tables: The pretrain tables of the configuration, by name.
     """
     members = (tables[name] for name in getattr(source, "members", ()) if name in tables)
     columns = (*getattr(source, "keep", ()), *(name for member in members for name in getattr(member, "keep", ())))
@@ -92,17 +110,17 @@ def kept_columns(source: Source, tables: Mapping[str, PretrainSource]) -> tuple[
 
 
 def kept_values(text: str | None) -> dict[str, Any]:
-    """Return the values by column that `kept_of` wrote as JSON. Empty for None."""
+    """Return the values by column that `kept_of` wrote as JSON, or an empty dict for None."""
     values: dict[str, Any] = {} if text is None else json.loads(text)
     return values
 
 
 class _BinaryError(Exception):
-    """A value holds bytes."""
+    """A value that holds bytes."""
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that JSON knows in place of one that it does not know: ISO 8601 for times, and text for all others."""
+    """Return a JSON value for a value that JSON cannot represent: ISO 8601 for times, and text for all others."""
     if isinstance(value, bytes | bytearray | memoryview):
         raise _BinaryError
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

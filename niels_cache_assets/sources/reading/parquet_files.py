@@ -1,10 +1,13 @@
-"""Parquet files, which are decoded in batches of limited size. `ParquetTable.batches` yields all rows, and never many long rows at once.
+"""Parquet files, decoded in batches of limited size.
 
-A file of ten kilobytes may hold gigabytes. In a column with a dictionary, a row is a number, and decoding replaces the number by the whole
-text. So three lengths decide how many rows are decoded together. They are the longest value of each dictionary, the average length of the
-rows in a row group, and the length of the rows before. The limit is 64 MiB, or one row. It can be exceeded only in a larger row group
-without a dictionary, by a run of rows that are far longer than the average. In a row group with a dictionary, the first row is decoded
-twice. The sources give rows their meaning.
+`ParquetTable.batches` yields all rows, and never many long rows at once. A file of ten kilobytes may hold gigabytes: in a column with a
+dictionary, a row is a number, and decoding replaces the number by the whole text.
+
+Three lengths therefore determine how many rows are decoded together: the longest value of each dictionary, the average length of the rows
+in a row group, and the length of the preceding rows. The limit is 64 MiB, or one row. It can be exceeded only in a larger row group without
+a dictionary, by a run of rows that are far longer than the average. In a row group with a dictionary, the first row is decoded twice.
+
+What the rows mean is up to the sources.
 """
 
 from __future__ import annotations
@@ -28,13 +31,13 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 BATCH_BYTES = 64 << 20
-_AVERAGE_BYTES = 1 << 20  # bytes of a batch with rows of average length, because some rows may be much longer
-_WORST_BYTES = 256 << 20  # if each row has all bytes of its columns; to find the real maximum takes milliseconds
-_ENOUGH_ROWS = 64  # decoded together; with more rows, the cost per row hardly falls
+_AVERAGE_BYTES = 1 << 20  # size of a batch with rows of average length, because some rows may be much longer
+_WORST_BYTES = 256 << 20  # size of a batch if each row had all bytes of its columns; finding the real maximum takes milliseconds
+_ENOUGH_ROWS = 64  # with more rows decoded together, the cost per row hardly falls
 _AHEAD_BYTES = 4 << 20  # after a larger batch, nothing is decoded ahead
 _BATCHES_AHEAD = 4
 _JOINED_BYTES = 1 << 20
-_LOOKED_AT = 16  # rows; a row without a value does not show the dictionary
+_LOOKED_AT = 16  # rows that are searched for a dictionary, because a row without a value does not show it
 _BYTES = ("BYTE_ARRAY", "FIXED_LEN_BYTE_ARRAY")
 _REPEATING = "DELTA_BYTE_ARRAY"  # an encoding in which a value repeats the beginning of the value before it
 
@@ -43,7 +46,12 @@ Made = TypeVar("Made")
 
 
 class NumberedRows(NamedTuple):
-    """Rows of a file. numbers: (n,) int64, the number of each row in the file."""
+    """Rows of a file, with their numbers.
+
+    Attributes:
+        numbers: (n,) int64, the number of each row in the file.
+        rows: The rows.
+    """
 
     numbers: Ints
     rows: pa.RecordBatch
@@ -55,7 +63,10 @@ class NumberedRows(NamedTuple):
 
 @contextmanager
 def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
-    """Open a Parquet file. All errors name the file, including errors that occur later, while rows are read."""
+    """Open a Parquet file.
+
+    All errors name the file, including errors that occur later, while rows are read.
+    """
     import pyarrow as pa
 
     with reading(file), open_seekable(file) as stream:
@@ -73,11 +84,11 @@ def open_parquet(file: SourceFile) -> Iterator[ParquetTable]:
 
 
 def decoded_ahead(batches: Iterator[Any]) -> Generator[Any]:
-    """Yield batches of `ParquetTable.batches`, or what the caller makes of them (with `nbytes`). While the caller uses a batch, a thread
-    makes up to four batches after it.
+    """Yield batches of `ParquetTable.batches`, or values computed from them (with `nbytes`), decoded ahead by a thread.
 
-    Decoding does not need the interpreter's lock. With one batch only, the caller would often wait until the thread gets a core. A large
-    batch is not kept in memory beside others: after a batch of more than 4 MiB, the next one is decoded only when the caller asks for it.
+    While the caller uses a batch, the thread prepares up to four batches after it. Decoding does not hold the GIL. With one batch only, the
+    caller would often wait until the thread is scheduled. A large batch is not kept in memory next to others: after a batch of more than 4
+    MiB, the next one is decoded only when the caller asks for it.
     """
     is_large = False  # whether the batch that was decoded last is large, and in memory
 
@@ -105,18 +116,22 @@ def decoded_ahead(batches: Iterator[Any]) -> Generator[Any]:
 def made_ahead(batches: Iterator[NumberedRows], make: Callable[[NumberedRows], Made]) -> Generator[Made]:
     """Yield what `make` returns for each of the batches, as `decoded_ahead` does.
 
-    One thread decodes, and another thread calls `make`. In one thread, both together would limit a build that encodes fast.
+    One thread decodes, and another thread calls `make`. A single thread for both would limit a build that encodes fast.
     """
     with closing(decoded_ahead(batches)) as decoded:
         yield from decoded_ahead(map(make, decoded))
 
 
 def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of: int) -> Iterator[NumberedRows]:
-    """Yield the small batches of `ParquetTable.batches`, joined to larger ones.
+    """Yield the small batches of `ParquetTable.batches`, joined into larger ones.
 
-    A batch costs the same time in every step of a build, and row groups are often small. A joined batch has `most_rows` rows, or about a
-    megabyte. Its rows are a multiple of `of`, if no large batch follows. A batch of more than a megabyte is not copied.
+    Every batch costs a fixed time in each step of a build, and row groups are often small. A batch of more than a megabyte is not copied.
     If `batches` fails, the rows before the error come first.
+
+    Args:
+        batches: Pairs of the number of the first row, and rows.
+        most_rows: The number of rows of a joined batch, which ends earlier at about a megabyte.
+        of: The number of rows of a joined batch is a multiple of this number, unless a large batch follows.
     """
     import pyarrow as pa
 
@@ -158,9 +173,15 @@ def joined(batches: Iterable[tuple[int, pa.RecordBatch]], *, most_rows: int, of:
 
 
 class ParquetTable:
-    """A Parquet file with its rows. `columns`: a mapping of column names to Arrow types. `json_forms`: see `json_form`, for nested columns.
+    """A Parquet file with its rows.
 
-    `source`: a path or a seekable stream. `name`: the name of the file for messages.
+    Args:
+        source: A path or a seekable stream.
+        name: The name of the file, for messages.
+
+    Attributes:
+        rows: The number of rows.
+        columns: The Arrow type of each column after decoding, by name.
     """
 
     def __init__(self, source: str | IO[bytes], name: str) -> None:
@@ -185,12 +206,20 @@ class ParquetTable:
         by_bytes: bool = True,
         wanted: Callable[[Any], bool] | None = None,
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield (number of the first row, rows) in batches, from row `start` on. A batch never crosses a row group; earlier row groups are
-        not read.
+        """Yield (number of the first row, rows) in batches.
 
-        If `by_bytes` is False, all batches of a row group except the last have `most_rows` rows, however long the rows are. wanted: returns
-        whether to read a row group, from its pyarrow.parquet.RowGroupMetaData; None reads all row groups. Raises
-        NielsCacheError if the file has two columns with the same requested name.
+        A batch never crosses a row group. Row groups before `start` are not read.
+
+        Args:
+            columns: The columns to read. None reads all.
+            most_rows: The maximum number of rows of a batch.
+            start: The number of the first row to yield.
+            by_bytes: Whether to yield fewer rows at a time if rows are long. If False, all batches of a row group except the last have
+                `most_rows` rows.
+            wanted: Returns whether to read a row group, from its `pyarrow.parquet.RowGroupMetaData`. None reads all row groups.
+
+        Raises:
+            NielsCacheError: If the file has two columns with the same requested name.
         """
         chosen = list(self.columns if columns is None else columns)
         if repeated := [".".join(path) for path in self._repeated if path[0] in chosen]:
@@ -215,12 +244,12 @@ class ParquetTable:
             first = end
 
     def _rows_together(self, group: int, columns: Sequence[str], most: int) -> int:
-        """Return how many rows of a row group may be decoded at once. The sizes of its columns in the file decide this."""
+        """Return how many rows of a row group may be decoded at once, from the sizes of its columns in the file."""
         metadata = self._parquet.metadata.row_group(group)
         rows = max(metadata.num_rows, 1)
         most = min(most, rows)
-        size = fixed = 0  # bytes of all columns; most bytes per row in columns of which only the size is known
-        dictionaries: dict[str, tuple[int, int]] = {}  # for columns with dictionaries: (values per row, most bytes per row)
+        size = fixed = 0  # bytes of all columns; maximum bytes per row of columns of which only the size is known
+        dictionaries: dict[str, tuple[int, int]] = {}  # for columns with dictionaries: (values per row, maximum bytes per row)
         for chunk in map(metadata.column, range(metadata.num_columns)):
             path = chunk.path_in_schema
             if path not in columns and path.partition(".")[0] not in columns:
@@ -262,6 +291,7 @@ class ParquetTable:
 
 
 def is_string_type(arrow_type: Any) -> bool:
+    """Return whether a column of this type holds strings."""
     import pyarrow.types as types
 
     return bool(types.is_string(arrow_type) or types.is_large_string(arrow_type) or types.is_string_view(arrow_type))
@@ -288,8 +318,9 @@ def is_text_type(arrow_type: Any) -> bool:
 
 
 def as_strings(column: pa.Array) -> pa.Array:
-    """Return a column of bytes as a column of strings, which need not be UTF-8. Other columns are returned unchanged. Bytes are not copied,
-    except those of views and of values of one size.
+    """Return a column of bytes as a column of strings, which need not be UTF-8. Other columns are returned unchanged.
+
+    Bytes are not copied, except those of views and of fixed-size values.
     """
     import pyarrow as pa
     import pyarrow.types as types
@@ -312,7 +343,7 @@ def in_pieces(table: Any) -> Iterator[Any]:
 
 
 def _repeated_names(fields: Iterable[pa.Field], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the path of each column, or field in a structure, whose name is repeated beside it."""
+    """Yield the path of each column or struct field whose name occurs more than once at its level."""
     import pyarrow.types as types
 
     fields = list(fields)
@@ -353,7 +384,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _dictionaries(column: Any, path: str) -> Iterator[tuple[str, int]]:
-    """Yield (path of the leaf, bytes of the longest value) of each dictionary in an Arrow array."""
+    """Yield (path of the leaf, length of the longest value in bytes) for each dictionary in an Arrow array."""
     import pyarrow.compute as compute
     import pyarrow.types as types
 

@@ -1,7 +1,7 @@
 """The documents of a data set in parts: its files in order, without the head that val has taken, and with the split of each document.
 
 A part reads its own files. A mixture reads the files of all parts of a member in the same way, so that it finds the same val. With
-val_frac, a hash decides which documents are val (sources/val_share.py).
+val_frac, a hash determines which documents are val (`sources/val_share.py`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,14 @@ if TYPE_CHECKING:
 class PartStream:
     """The stream of one part, or of several parts.
 
-    files: the files as the plan lists them, with their addresses. rule: divides documents without a split; None if budgets or upstream
-    decide. excluded: the ids of documents that are left out and counted; val has taken none of them. skip: the number of documents at the
-    head of the rest that val has taken. only: leave out documents of the other split.
+    Attributes:
+        reader: The reader of the files.
+        files: The files as the plan lists them, with their addresses.
+        text_field: The field with the text, or None if the files hold no rows.
+        rule: The rule that splits documents without a split. None if budgets or upstream determine the split.
+        excluded: The ids of documents that are left out and counted. None of them is among the documents that val has taken.
+        skip: The number of documents that val has taken from the head of the remaining stream.
+        only: The split to keep; documents of the other split are left out. None keeps both.
     """
 
     reader: RowFileSource
@@ -44,7 +49,11 @@ class PartStream:
     only: Split | None = None
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        """Yield the documents in batches, from the place where `context` begins. Raises NielsCacheError for files that cannot be read."""
+        """Yield the documents in batches, from the place where `context` begins.
+
+        Raises:
+            NielsCacheError: If a file cannot be read.
+        """
         groups = [(split, [file for _, file in of_split]) for split, of_split in groupby(self.files, key=lambda each: each[0].split)]
         report, start = context.report, context.start or {"group": 0, "place": None}
         skip = self.skip if context.start is None else 0
@@ -71,7 +80,7 @@ class PartStream:
                 report.place = None
 
     def files_through(self, name: str) -> Sequence[tuple[ListedFile, SourceFile]]:
-        """Return the files up to the one with this name, and with it. A stream that stops in this file has read no other file."""
+        """Return the files up to and including the one with this name. A stream that stops in this file has read no other file."""
         return self.files[: 1 + [listed.name for listed, _ in self.files].index(name)]
 
     def _with_split(self, batch: DocumentBatch, split: Split | None) -> DocumentBatch:
@@ -91,8 +100,20 @@ def part_stream(
     only: Split | None = None,
     excludes: bool = True,
 ) -> PartStream:
-    """Return the stream of these files of a data set in parts. `seed`: of [build]. `skip`, `only`: see PartStream. `excludes`: whether to
-    leave out the documents that `exclude` names. Raises NielsCacheError for a missing file.
+    """Return the stream of some files of a data set in parts.
+
+    Args:
+        source: The table of the data set.
+        files: The files, as the plan lists them.
+        revision: The revision at which the files were listed.
+        text_field: The field with the text, or None if the files hold no rows.
+        seed: The seed of [build].
+        skip: The number of documents that val has taken from the head; see `PartStream`.
+        only: The split to keep; documents of the other split are left out. None keeps both.
+        excludes: Whether to leave out the documents that `exclude` names.
+
+    Raises:
+        NielsCacheError: If a file is missing.
     """
     val_frac = source.seeded_val_frac
     return PartStream(
@@ -109,7 +130,7 @@ def part_stream(
 def streams_of_all_parts(source: SourceWithParts, *, revision: str | None, seed: int) -> list[PartStream]:
     """Return the streams of all files of a data set in parts, in order: of the first files, and of each table `added`.
 
-    Without a plan, list the files, and read the field of the text from the first ones.
+    Without a plan, this lists the files and reads the text field from the first ones.
     """
     if source.plan is not None:
         groups = [(group.listed, group.revision, group.text_field) for group in source.plan.groups(revision)]
@@ -122,7 +143,7 @@ def streams_of_all_parts(source: SourceWithParts, *, revision: str | None, seed:
 
 
 def heads_of_parts(source: SourceWithParts, *, revision: str | None, seed: int) -> Iterator[tuple[int, PartStream]]:
-    """Yield for each part that gives tokens to val how many it gives, and its stream. The source must have its plan."""
+    """Yield the number of val tokens and the stream of each part that contributes tokens to val. The source must have its plan."""
     assert source.plan is not None
     for group in source.plan.groups(revision):
         for files, val_tokens in group.parts:
@@ -131,9 +152,14 @@ def heads_of_parts(source: SourceWithParts, *, revision: str | None, seed: int) 
 
 
 def planned_text_field(source: SourceWithParts, files: Sequence[ListedFile], revision: str | None) -> str | None:
-    """Return the field of the text in every file of a data set and its tables `added`. Return None if the files hold no rows.
+    """Return the text field of all files of a data set, including its tables `added`, or None if the files hold no rows.
 
-    `files`: the first ones of the data set. Those of train decide, as without parts.
+    As without parts, it is chosen from the train files.
+
+    Args:
+        source: The table of the data set.
+        files: The first files of the data set.
+        revision: The revision at which the files were listed.
     """
     of_train = [file for file in files if file.split != "val"] or files
     with errors_without_samples():
@@ -141,10 +167,16 @@ def planned_text_field(source: SourceWithParts, files: Sequence[ListedFile], rev
 
 
 def require_unchanged(files: Sequence[tuple[ListedFile, SourceFile]]) -> None:
-    """Raise NielsCacheError if a file is not the one that the plan lists. Hashes local files; files of the hub cannot change."""
+    """Check that each file is still the one that the plan lists.
+
+    Local files are hashed. Files of the hub cannot change.
+
+    Raises:
+        NielsCacheError: If a file has changed.
+    """
     for listed, file in files:
         if file.url.startswith("hf://"):
             continue
         if (file_size(file), file_digest(file)) != (listed.bytes, listed.digest):
-            again = "niels-cache build-all --force" if file.is_remote else "niels-cache build-all"  # only local plans look again
+            again = "niels-cache build-all --force" if file.is_remote else "niels-cache build-all"  # only local plans are renewed
             raise NielsCacheError(f"{file.name}: has changed since the plan of this data set was made; make the plan again: {again}")

@@ -1,9 +1,12 @@
-"""Places in a source, and passes that begin at a place. `FilePass`, with the `FilePosition` of a reader, is for files, and `RowsPass` for
-rows of the hub.
+"""Places in a source, and passes that begin at a place.
 
-A reader moves its position past a row before it yields the row. So after each yield of a source, the position is the start of the next row.
-Files before a place are not opened. In an uncompressed file, the reader seeks to the place. In other files, the reader reads the earlier
-rows again without parsing them. A row costs two numbers. The readers define rows; the builders choose which places to keep.
+`FilePass`, with the `FilePosition` of a reader, is for files, and `RowsPass` for rows of the hub. A reader moves its position past a row
+before it yields the row, so after each yield of a source, the position is the start of the next row.
+
+Files before a place are not opened. In an uncompressed file, the reader seeks to the place. In other files, it reads the earlier rows again
+without parsing them. A row costs two numbers.
+
+Readers define what a row is; builders choose which places to keep.
 """
 
 from __future__ import annotations
@@ -21,10 +24,13 @@ from niels_cache_runtime.format.layout import Split
 
 
 class FilePosition:
-    """A position in a file. `row`: the number of the next row. `offset`: the offset of a byte in the uncompressed content; `offset_row`
-    rows come before this byte.
+    """A position in a file.
 
-    `rows`: the number of rows in the file, if the reader knows this number.
+    Attributes:
+        row: The number of the next row.
+        offset: The offset in bytes of a row in the uncompressed content.
+        offset_row: The number of rows before `offset`.
+        rows: The number of rows in the file, or None if the reader does not know it.
     """
 
     __slots__ = ("_stream", "offset", "offset_row", "row", "rows")
@@ -35,7 +41,11 @@ class FilePosition:
         self._stream: IO[bytes] | None = None
 
     def share(self, size: int) -> float | None:
-        """Return the share of the file that was read, 0 to 1, or None if it is unknown. `size`: bytes on disk."""
+        """Return the share of the file that was read, from 0 to 1, or None if it is unknown.
+
+        Args:
+            size: The size on disk in bytes.
+        """
         if self.rows is not None:
             return self.row / self.rows if self.rows else 1.0
         if not size or self._stream is None or self._stream.closed:
@@ -43,7 +53,11 @@ class FilePosition:
         return min(bytes_read(self._stream) / size, 1.0)
 
     def seek(self, stream: IO[bytes]) -> int:
-        """Move a newly opened stream close to the next row, but not past it. Return the index of the row at which the stream is now."""
+        """Move a newly opened stream close to the next row, but not past it.
+
+        Returns:
+            The number of the row at which the stream is now.
+        """
         self._stream = stream
         if self.offset and stream.seekable():
             stream.seek(self.offset)
@@ -53,9 +67,13 @@ class FilePosition:
 
 
 class RowsPass:
-    """One pass over the upstream splits of a data set, beginning at `context.start`. Each row has a file and a number in this file.
+    """One pass over the upstream splits of a data set, beginning at `context.start`.
 
-    `file`, `row`: the next row; `file` is None at the beginning of a split.
+    Each row has a file and a number in this file.
+
+    Attributes:
+        file: The file of the next row, or None at the beginning of a split.
+        row: The number of the next row.
     """
 
     def __init__(self, context: StreamContext) -> None:
@@ -66,7 +84,7 @@ class RowsPass:
         self.row: int = start["row"]
 
     def parts(self, parts: Sequence[Part]) -> Iterator[tuple[Part, tuple[str, int] | None]]:
-        """Yield the unfinished parts. Each comes with the file and row at which to begin, or None for the beginning."""
+        """Yield the unfinished parts, each with the file and row at which to begin, or None for the beginning."""
         for number in range(self._part, len(parts)):
             if number > self._part:
                 self._part, self.file, self.row = number, None, 0
@@ -74,19 +92,30 @@ class RowsPass:
             yield parts[number], None if self.file is None else (self.file, self.row)
 
     def report_place(self) -> None:
-        """Report where the next batch begins. Call this immediately before a batch is yielded."""
+        """Report where the next batch begins.
+
+        Call this immediately before a batch is yielded.
+        """
         self._report.place = {"part": self._part, "file": self.file, "row": self.row}
 
 
 class FilePass:
-    """One pass over `files` in order, beginning at `context.start`.
+    """One pass over files in order, beginning at `context.start`.
 
-    `number`: the index of the current file. `state`: JSON values that the source needs to resume at a place. Files that give nothing are
-    noted in the report, unless the settings leave out their rows.
+    Files that yield nothing are noted in the report, unless the settings leave out their rows.
+
+    Args:
+        files: The files.
+        context: The pass.
+        one_item_each: Whether each file is one document, so that a file that yields nothing is just a dropped document.
+
+    Attributes:
+        number: The index of the current file.
+        position: The position in the current file.
+        state: JSON values that the source needs to resume at a place.
     """
 
     def __init__(self, files: Sequence[SourceFile], context: StreamContext, *, one_item_each: bool = False) -> None:
-        """Begin at `context.start`. `one_item_each`: each file is one document, so a file that gives nothing is just a dropped document."""
         self._files = files
         self._one_item_each = one_item_each
         self._gave: set[str] = set()
@@ -114,11 +143,10 @@ class FilePass:
 
     @property
     def name(self) -> str:
-        """The name of the current file."""
         return self._files[self.number].name
 
     def files(self) -> Iterator[SourceFile]:
-        """Yield the unfinished files. Begin to read each of them at `position`."""
+        """Yield the unfinished files. The caller begins to read each of them at `position`."""
         while self.number < len(self._files):
             yield self._files[self.number]
             if not self._one_item_each:
@@ -130,12 +158,16 @@ class FilePass:
             self.position = FilePosition()
 
     def gave(self, file: str | None = None) -> None:
-        """Remember that a file gave a document. Without a name, it is the current file."""
+        """Remember that a file yielded a document.
+
+        Args:
+            file: The name of the file. None is the current file.
+        """
         if not self._one_item_each:
             self._gave.add(self.name if file is None else file)
 
     def _share(self) -> float | None:
-        """Return the share of the bytes that was read. For remote files, whose sizes are not requested, return the share of the files."""
+        """Return the share of the bytes that was read, or of the files if these are remote, because their sizes are not requested."""
         done: float = self._ends[self.number]
         if self.number < len(self._sizes):
             share = self.position.share(self._sizes[self.number])
@@ -145,7 +177,10 @@ class FilePass:
         return min(done / self._ends[-1], 1.0) if self._ends[-1] else None
 
     def report_place(self) -> None:
-        """Report where the next batch begins. Call this immediately before a batch is yielded."""
+        """Report where the next batch begins.
+
+        Call this immediately before a batch is yielded.
+        """
         self._report.share = self._share()
         at, name = self.position, self.name if self.number < len(self._files) else ""
         self._report.place = {
@@ -168,7 +203,13 @@ def _size(url: str) -> int:
 
 
 class Part(NamedTuple):
-    """An upstream split to read. `split`: the split that its rows get, or None if the builder splits them."""
+    """An upstream split to read.
+
+    Attributes:
+        upstream: The name of the split upstream.
+        split: The split that its rows get, or None if the builder splits them.
+        files: The globs of the local files to read instead, or None for the hub.
+    """
 
     upstream: str
     split: Split | None

@@ -1,6 +1,6 @@
 """The entries of `decontaminate_against`: other data sets, whose val stays out of train, and JSON Lines files of evaluation questions.
 
-A name of a data set has no slash, no dot and no star. Everything else is a glob of files, relative to the folder of the configuration.
+The name of a data set has no slash, dot or star. Everything else is a glob of files, relative to the folder of the configuration.
 `streaming/decontaminate.py` compares documents with these texts.
 """
 
@@ -22,7 +22,13 @@ QUESTION_FIELDS = ("text", "question", "prompt", "problem", "query", "instructio
 
 
 class Question(NamedTuple):
-    """A text of a file of evaluation questions, and where it is: the name of the file, and the index of the line from 0."""
+    """A text of a file of evaluation questions.
+
+    Attributes:
+        text: The text.
+        file: The name of the file.
+        row: The index of the line, from 0.
+    """
 
     text: str
     file: str
@@ -30,10 +36,16 @@ class Question(NamedTuple):
 
 
 def questions(pattern: str, log: Callable[[str], None] = lambda message: None) -> Iterator[Question]:
-    """Yield the texts of the files that match a glob, in order: of each row, every string in one of QUESTION_FIELDS.
+    """Yield the texts of the files that match a glob, in order: for each row, every string in one of QUESTION_FIELDS.
 
-    If the first rows have none of these fields, the rule of text_column.py chooses one field for all files, and `log` gets its name.
-    Raises NielsCacheError if no file matches, if a row has none of the fields, and for a file that is not JSON Lines.
+    If the first rows have none of these fields, the rule of `text_column.py` chooses one field for all files.
+
+    Args:
+        pattern: The glob.
+        log: Receives the name of an automatically chosen field.
+
+    Raises:
+        NielsCacheError: If no file matches, if a row has none of the fields, or if a file is not JSON Lines.
     """
     files = find_files([pattern], ENDINGS)
     fields = _question_fields(files, log)
@@ -65,7 +77,11 @@ def _question_fields(files: Iterable[SourceFile], log: Callable[[str], None]) ->
 
 
 def named_data_sets(references: Sequence[str], siblings: Mapping[str, PretrainSource]) -> dict[str, PretrainSource]:
-    """Return the data sets that `decontaminate_against` names. Raises NielsCacheError for an unknown data set, and for a mixture."""
+    """Return the data sets that `decontaminate_against` names.
+
+    Raises:
+        NielsCacheError: If a data set is unknown, is a mixture, or has added files without parts.
+    """
     found = {}
     for name in filter(is_name, references):
         if name not in siblings:
@@ -84,27 +100,38 @@ def named_data_sets(references: Sequence[str], siblings: Mapping[str, PretrainSo
 def revision_of_val(source: PretrainSource, siblings: Mapping[str, PretrainSource]) -> str | None:
     """Return the revision at which the val of another data set is read: that of its own next build.
 
-    Remote files of a data set in parts are listed only once, so its plan decides. Raises the errors of `revision`.
+    Remote files of a data set in parts are listed only once, so the revision of its plan is used. Errors of `revision` are passed on.
     """
     settled = None if source.plan is None else source.plan.settled_revision()
     return source.revision(siblings) if settled is None else settled
 
 
 def with_references(source: Source, own: str | None, siblings: Mapping[str, PretrainSource]) -> str | None:
-    """Return the revision that a build of this table depends on. `own`: the revision of the source, or of its corpus.
+    """Return the revision that a build of this table depends on.
 
     With `decontaminate_against`, it is a digest of `own` and of everything that the key names: the content of the files, and the revisions
-    and settings of the data sets. Otherwise it is `own`. Raises the errors of `revision`.
+    and settings of the data sets. Otherwise it is `own`. Errors of `revision` are passed on.
+
+    Args:
+        source: The table.
+        own: The revision of the source, or of its corpus.
+        siblings: All pretrain tables by name.
     """
     references = _references_of(source)
     return _digest(references, own, siblings) if references else own
 
 
 def own_revision(source: Source, ask: Callable[[], str | None], siblings: Mapping[str, PretrainSource], revision: str | None) -> str | None:
-    """Return the revision of the source alone. `revision`: the value of `with_references` for this build. `ask`: a function that returns
-    the revision of the source now.
+    """Return the revision of the source alone.
 
-    Raises NielsCacheError if upstream has changed since then.
+    Args:
+        source: The table.
+        ask: Returns the current revision of the source.
+        siblings: All pretrain tables by name.
+        revision: The value of `with_references` for this build.
+
+    Raises:
+        NielsCacheError: If upstream has changed since `revision` was computed.
     """
     references = _references_of(source)
     if not references:

@@ -1,6 +1,6 @@
 """Rows of JSON Lines and Parquet files, as the Python values that JSON Lines hold.
 
-Pretrain and SFT sources share these readers, and the sources give rows their meaning. A line costs one json.loads. parquet_files.py
+Pretrain and SFT sources share these readers. What the rows mean is up to the sources. A line costs one json.loads. `parquet_files.py`
 describes the cost of Parquet.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Item = TypeVar("Item")
-Row = TypeVar("Row", bound=tuple[Any, ...])  # a tuple of a row's file or number, and last its values
+Row = TypeVar("Row", bound=tuple[Any, ...])  # a tuple whose last element holds the values of the row
 
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 20
@@ -56,10 +56,12 @@ def batched(
     *,
     length: Callable[[Any], int] = lambda document: len(document.text),
 ) -> Iterator[list[Item]]:
-    """Group documents into batches of up to 256, or about a million characters, so that large documents do not pile up.
+    """Group documents into batches of up to 256, or about a million characters, so that large documents do not accumulate.
 
-    `places`: the pass that reads these items. Before each batch is yielded, the pass reports where the next batch begins. `length`: a
-    function that returns the length of an item; the default is for documents.
+    Args:
+        items: The documents.
+        places: The pass that reads them. Before each batch is yielded, it reports where the next batch begins.
+        length: Returns the length of an item. The default is for documents.
     """
     batch: list[Item] = []
     characters = 0
@@ -81,9 +83,14 @@ def batched(
 
 
 def first_rows(stream: Iterator[Row], count: int, characters: int = 1 << 24) -> Iterator[Row]:
-    """Yield the first `count` rows. Stop earlier after so many characters of text, because the caller may hold all of these rows in memory.
+    """Yield the first rows of a stream.
 
-    The last element of a row holds its values. PROOF gives the rows after which a field that no row had counts as missing.
+    PROOF has the limits after which a field that no row had counts as missing.
+
+    Args:
+        stream: Tuples whose last element holds the values of a row.
+        count: The maximum number of rows.
+        characters: The number of characters of text after which to stop, because the caller may hold all of these rows in memory.
     """
     for row in islice(stream, count):
         yield row
@@ -105,17 +112,19 @@ def row_id(value: Any, file: str, row: int) -> str:
 
 
 def text_problem(text: Any) -> str | None:
-    """Return why the text of a row cannot be a document, as a reason for `dropped`. Return None if it can."""
+    """Return the drop reason if the text of a row cannot be a document, otherwise None."""
     if type(text) is not str:
         return "null_text" if text is None else "non_string_text"
     return "empty" if not text or text.isspace() else None
 
 
 class HeldText:
-    """A record of whether a field holds text in any row of a pass, and of the first row in which it holds a different value.
+    """A record of whether a field holds text in any row of a pass, and of the first row in which it holds something else.
 
-    A single wrong row is counted as `non_string_text` and skipped. But if no row has text, the configuration is wrong. `field` may be set
-    during the pass.
+    A single wrong row is counted as `non_string_text` and skipped. If no row has text, the configuration is wrong.
+
+    Attributes:
+        field: The field, which may be set during the pass.
     """
 
     def __init__(self, field: str = "text") -> None:
@@ -124,7 +133,7 @@ class HeldText:
         self._other: tuple[str, int, str] | None = None
 
     def problem(self, text: Any, file: str, row: int) -> str | None:
-        """Return the `text_problem` of the field's value in this row, and remember whether the value is text."""
+        """Return the `text_problem` of the field's value in a row, and remember whether the value is text."""
         found = text_problem(text)
         if found is None or found == "empty":
             self._is_there = True
@@ -138,23 +147,26 @@ class HeldText:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether no row had text in the field, but some row had a different value."""
+        """Whether no row had text in the field, but some row had another value."""
         return not self._is_there and self._other is not None
 
     def tell(
         self, context: StreamContext, fields: Mapping[str, bool] | None = None, *, key: str | None = None, kind: str | None = None
     ) -> None:
-        """Add a hint to the report at the end of a pass, if no row had text in the field but some rows had a different value.
+        """Add a hint to the report at the end of a pass, if no row had text in the field but some row had another value.
 
-        fields: a mapping of each field to whether it holds strings. key: the key that names the field in the configuration. kind: the type
-        of the column, if the file gives a type.
+        Args:
+            context: The pass.
+            fields: For each field of the rows, whether it holds strings.
+            key: The configuration key that names the field, or None if there is none.
+            kind: The type of the column, if the file has types.
         """
         hint = self.hint(fields or {}, key=key, kind=kind)
         if hint is not None and context.start is None:  # the values in rows of an earlier run are unknown
             context.report.hints.append(hint)
 
     def hint(self, fields: Mapping[str, bool], *, key: str | None, kind: str | None = None) -> str | None:
-        """Return the hint of `tell`: the problem and advice. Return None if a row had text in the field, or if no row had a value."""
+        """Return the hint of `tell`: the problem and advice. None if some row had text in the field, or if no row had a value."""
         if not self.is_wrong:
             return None
         assert self._other is not None
@@ -163,7 +175,16 @@ class HeldText:
 
 
 def require_text(held: HeldText, fields: Mapping[str, bool], *, kind: str | None = None) -> None:
-    """Raise NielsCacheError if no row so far has text in the field that text_field names, but some rows have a different value."""
+    """Check that some row so far had text in the field that text_field names.
+
+    Args:
+        held: The record of the pass.
+        fields: For each field of the rows, whether it holds strings.
+        kind: The type of the column, if the file has types.
+
+    Raises:
+        NielsCacheError: If no row had text, and some row had another value.
+    """
     hint = held.hint(fields, key="text_field", kind=kind)
     if hint is not None:
         raise NielsCacheError(hint)
@@ -191,11 +212,19 @@ def json_rows(
     limit: int = MAX_DOCUMENT_BYTES,
     on_damage: OnDamage | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line index from 0, object) of a JSON Lines file, beginning at `position`. Blank lines are skipped; any other line must be an
-    object.
+    """Yield (line index from 0, object) of a JSON Lines file, beginning at `position`.
 
-    A line of more than `limit` bytes is an error. If bytes of a line are not valid in `encoding`, its object is a DamagedRow. With
-    `on_damage`, a compressed file ends with the last whole line before the damage (`open_bytes`).
+    Blank lines are skipped; any other line must be an object. If bytes of a line are invalid in `encoding`, its object is a DamagedRow.
+
+    Args:
+        file: The file.
+        position: Where to begin. None is the start.
+        encoding: The encoding, unless there is a byte order mark.
+        limit: The maximum size of a line in bytes.
+        on_damage: Called for damaged compressed data, instead of raising. The rows end with the last whole line before the damage.
+
+    Raises:
+        NielsCacheError: If a line is too long or is not a JSON object.
     """
     damage: list[DamagedFile] = []
 
@@ -236,9 +265,12 @@ def _refuse_array(file: SourceFile, error: ValueError | None = None) -> NoReturn
 
 
 def refuse_long_lines(file: SourceFile, limit: int) -> None:
-    """Raise NielsCacheError if a local file has a line of more than `limit` bytes. This check is for readers that have no limit themselves.
+    """Check the lines of a local file for readers that have no limit themselves.
 
-    If the file is compressed or larger than the limit, it is read to its end. Otherwise the check of its size is enough.
+    A file that is compressed or larger than the limit is read to its end. For any other file, its size is enough.
+
+    Raises:
+        NielsCacheError: If a line has more than `limit` bytes.
     """
     if file.is_remote or (compression_of(file.name) is None and os.path.getsize(file.url) <= limit):
         return
@@ -254,10 +286,15 @@ def refuse_long_lines(file: SourceFile, limit: int) -> None:
 
 
 def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | None = None, errors: str = MARKS) -> list[Any]:
-    """Return the Python values of an Arrow column. Strings are converted with NumPy, which is several times faster.
+    """Return the Python values of an Arrow column. Bytes count as strings.
 
-    Strings that are not UTF-8 are decoded as `encoding`. If bytes of a string were replaced, its marked text is stored in `damaged` under
-    its index. Bytes count as strings.
+    Strings are converted with NumPy, which is several times faster than Arrow.
+
+    Args:
+        column: The Arrow column.
+        encoding: The encoding of strings that are not UTF-8.
+        damaged: Receives the marked text of each string with replaced bytes, by index.
+        errors: The error handler.
     """
     import pyarrow as pa
     import pyarrow.types as types
@@ -271,10 +308,10 @@ def column_values(column: Any, encoding: str = UTF8, damaged: dict[int, str] | N
 
 
 def rows_in(batch: pa.RecordBatch, encoding: str) -> list[dict[str, Any]]:
-    """Return the rows of a batch. Strings that are not UTF-8 are decoded as `encoding`, also inside lists and structs.
+    """Return the rows of a batch.
 
-    Bytes are decoded too, because old writers store strings so. Bytes stay bytes if they have a NUL, or if a
-    quarter of them would be replaced, such as pictures.
+    Strings that are not UTF-8 are decoded as `encoding`, even inside lists and structs. Bytes are decoded too, because old writers store
+    strings as bytes. Bytes stay bytes if they have a NUL, or if a quarter of them would be replaced, as in images.
     """
     if not any(map(_has_bytes, batch.schema.types)):
         with suppress(UnicodeDecodeError):
@@ -305,7 +342,13 @@ def _with_bytes(kind: pa.DataType) -> pa.DataType:
 
 
 def _marked(value: Any, kind: pa.DataType, encoding: str) -> Any:
-    """Return the value with marked text in place of each string's bytes. `kind`: the type of the value before `_with_bytes`."""
+    """Return the value with marked text in place of the bytes of strings.
+
+    Args:
+        value: A value of a column that was cast to `_with_bytes(kind)`.
+        kind: The type of the value before that cast.
+        encoding: The encoding of strings that are not UTF-8.
+    """
     import pyarrow.types as types
 
     if value is None:
@@ -345,11 +388,14 @@ def _settled(marked: dict[str, Any]) -> dict[str, Any]:
 
 
 def json_form(arrow_type: Any) -> Callable[[Any], Any] | None:
-    """Return a function that turns the Python values of a nested column into those that JSON Lines would hold. None: they already are.
+    """Return a function that converts the Python values of a nested column to those that JSON Lines would hold.
 
-    In Arrow, every struct has all keys of its type, and the keys that a row lacks are null. So null keys of structs are left out. A key
-    that was null in the data cannot be told from such padding. Nulls in lists and maps stay. Maps become objects, and texts of the type
-    `arrow.json` (Json of `datasets`) are decoded.
+    In Arrow, every struct has all keys of its type, and the keys that a row lacks are null, so null keys of structs are left out. A key
+    that was null in the data cannot be distinguished from such padding. Nulls in lists and maps stay. Maps become objects, and texts of the
+    type `arrow.json` (Json of `datasets`) are decoded.
+
+    Returns:
+        The function, or None if the values already have this form.
     """
     import pyarrow.types as types
 
@@ -376,8 +422,16 @@ def parquet_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (row index from 0, object) of a Parquet file, beginning at `position`.
 
-    Nested values are those that JSON Lines would hold (`json_form`). Strings that are not UTF-8 are decoded as `encoding`; a row with
-    replaced bytes is a DamagedRow. A row of more than `limit` bytes in Arrow is an error.
+    Nested values are those that JSON Lines would hold (`json_form`). A row with replaced bytes is a DamagedRow.
+
+    Args:
+        file: The file.
+        position: Where to begin. None is the start.
+        encoding: The encoding of strings that are not UTF-8.
+        limit: The maximum size of a row in Arrow's memory format, in bytes.
+
+    Raises:
+        NielsCacheError: If a row is larger than `limit`.
     """
     position = position or FilePosition()
     with open_parquet(file) as parquet:
@@ -398,6 +452,6 @@ def parquet_rows(
 def file_rows(
     file: SourceFile, position: FilePosition | None = None, *, encoding: str = UTF8, limit: int = MAX_DOCUMENT_BYTES
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rows of a file. Its suffix decides whether it is Parquet or JSON Lines."""
+    """Yield the rows of a file, which is Parquet or JSON Lines according to its suffix."""
     read = parquet_rows if file.name.lower().endswith(".parquet") else json_rows
     return read(file, position, encoding=encoding, limit=limit)

@@ -2,13 +2,14 @@
 
 The grammar is a small part of Python's: `and`, `or`, `not`, comparisons, `in`, `is None`, columns and constants. Python's parser reads the
 text, and nothing in it is ever called. A condition is a tree of `_Several`, `_Not`, `_IsNull` and `_Comparison`, and everything else is
-written with these: `a in [1, 2]` is `a == 1 or a == 2`, and a column of booleans is compared with True. Each node judges a row, the columns
-of a batch, and the limits of a row group.
+expressed with these: `a in [1, 2]` is `a == 1 or a == 2`, and a column of booleans is compared with True. Each node evaluates a row, the
+columns of a batch, and the limits of a row group.
 
-Nulls behave as in SQL: a comparison with a null is neither true nor false, and only rows for which the condition is true stay. Arrow's
-kernels judge the columns of a Parquet file at a few nanoseconds a row. Rows of other files are judged one by one, at about a microsecond,
-and so are large integers that Arrow cannot compare. All give the same result. Row groups whose statistics show that no row can stay are not
-read.
+Nulls behave as in SQL: a comparison with a null is neither true nor false, and only rows for which the condition is true are kept.
+
+Arrow's kernels evaluate the columns of a Parquet file at a few nanoseconds per row. Rows of other files are evaluated one by one, at about
+a microsecond, and so are large integers that Arrow cannot compare. All give the same result. Row groups whose statistics show that no row
+can match are not read.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from niels_cache_runtime.format.layout import Bools
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DROPPED = "where"  # the reason of rows for which the condition is false, or compares a null
-WRONG_TYPE = "where_wrong_type"  # the reason of rows whose value has another type than the constant that it is compared with
+DROPPED = "where"  # the drop reason of rows for which the condition is false, or compares a null
+WRONG_TYPE = "where_wrong_type"  # the drop reason of rows whose value has another type than the constant that it is compared with
 
 _GRAMMAR = "use columns, constants, and, or, not, ==, !=, <, <=, >, >=, in, is None"
 _RANGE = 2**63  # Arrow's integers are below this
@@ -60,7 +61,7 @@ _MIRRORED = {
 
 
 class ChoosesRows(Source):
-    """The key of the kinds that read rows with columns."""
+    """The key `where`, for kinds that read rows with columns."""
 
     where: str | None = Field(
         None,
@@ -76,13 +77,22 @@ class ChoosesRows(Source):
 
     @property
     def condition(self) -> Where | None:
-        """The parsed condition, or None if all rows stay."""
+        """The parsed condition, or None if all rows are kept."""
         return None if self.where is None else parsed(self.where)
 
 
 class Where:
-    """A condition on the columns of a row. `columns`: the names of the columns that it needs, sorted. Raises ValueError for a text that is
-    not such a condition.
+    """A condition on the columns of a row.
+
+    Args:
+        text: The condition.
+
+    Attributes:
+        text: The condition.
+        columns: The names of the columns that it needs, sorted.
+
+    Raises:
+        ValueError: If the text is not such a condition.
     """
 
     def __init__(self, text: str) -> None:
@@ -102,7 +112,15 @@ class Where:
         self.columns = sorted({path[0] for path in self._paths})
 
     def require_types(self, schema: Mapping[str, pa.DataType], place: str) -> None:
-        """Raise NielsCacheError if a column is missing, or has a type that cannot be compared in this way."""
+        """Check that the columns exist and that their types can be compared in this way.
+
+        Args:
+            schema: The type of each column.
+            place: The name of the file, for the error.
+
+        Raises:
+            NielsCacheError: If a column is missing or has the wrong type.
+        """
         import pyarrow as pa
 
         require_columns("where", self.columns, schema, place)
@@ -110,14 +128,22 @@ class Where:
         self.mask(pa.RecordBatch.from_arrays([pa.array([], schema[name]) for name in names], names=names), place)
 
     def problem(self, values: Mapping[str, Any]) -> str | None:
-        """Return the reason to drop a row, or None if the row stays. A column that the row lacks is null."""
+        """Return the drop reason for a row, or None if the row is kept. A column that the row lacks is null."""
         try:
             return None if self._node.of_row(values) else DROPPED
         except _WrongType:
             return WRONG_TYPE
 
     def mask(self, batch: pa.RecordBatch, place: str) -> Bools:
-        """Return whether each row of a batch stays, (rows,) bool. Raises NielsCacheError for a column of the wrong type."""
+        """Return whether each row of a batch is kept, (rows,) bool.
+
+        Args:
+            batch: The rows.
+            place: The name of the file, for the error.
+
+        Raises:
+            NielsCacheError: If a column has the wrong type.
+        """
         import pyarrow as pa
         import pyarrow.compute as compute
 
@@ -129,7 +155,11 @@ class Where:
         return np.asarray(stays.to_numpy(zero_copy_only=False), dtype=bool)
 
     def may_match(self, group: Any) -> bool:
-        """Return False if the statistics of a row group show that no row stays. group: a pyarrow.parquet.RowGroupMetaData."""
+        """Return False if the statistics of a row group show that no row matches.
+
+        Args:
+            group: A `pyarrow.parquet.RowGroupMetaData`.
+        """
         limits: dict[_Column, tuple[Any, Any]] = {}
         columns = [group.column(index) for index in range(group.num_columns)]
         named = Counter(column.path_in_schema for column in columns)  # a column may have the name of a field, such as `metadata.lang`
@@ -140,7 +170,7 @@ class Where:
                     statistics = column.statistics
                     if statistics is not None and statistics.has_min_max:
                         limits[_Column(path)] = statistics.min, statistics.max
-                except (ValueError, ArithmeticError):  # a minimum that Python cannot hold
+                except (ValueError, ArithmeticError):  # a minimum that Python cannot represent
                     continue
         return self._node.may_be_true(limits)
 
@@ -149,11 +179,15 @@ parsed = lru_cache(maxsize=64)(Where)
 
 
 class _WrongType(Exception):
-    """A value of a row has another type than the value that it is compared with."""
+    """A value of a row whose type differs from that of the value it is compared with."""
 
 
 class _Column(NamedTuple):
-    """A column of rows. path: its name, and the names of fields inside it."""
+    """A column of rows.
+
+    Attributes:
+        path: Its name, and the names of fields inside it.
+    """
 
     path: tuple[str, ...]
 
@@ -167,7 +201,7 @@ class _Column(NamedTuple):
         return values
 
     def of_batch(self, batch: pa.RecordBatch) -> Any:
-        """Return the column as an Arrow array. Numbers become 64 bits wide, and strings large strings."""
+        """Return the column as an Arrow array, with 64-bit numbers and large strings."""
         import pyarrow as pa
         import pyarrow.compute as compute
         import pyarrow.types as types
@@ -198,7 +232,7 @@ class _Constant(NamedTuple):
 
 
 Limits = Mapping[_Column, tuple[Any, Any]]
-"""The least and the greatest value of columns. A NaN is in no limits, so only comparisons that are false for NaN are judged by them."""
+"""The minimum and maximum of columns. Limits do not cover NaN, so they decide only comparisons that are false for NaN."""
 
 
 class _Several(NamedTuple):
@@ -208,12 +242,20 @@ class _Several(NamedTuple):
     is_or: bool
 
     def of_row(self, values: Mapping[str, Any]) -> bool | None:
-        """Return True, False, or None if nulls leave it open. Raises _WrongType."""
+        """Return True, False, or None if the result depends on nulls.
+
+        Raises:
+            _WrongType: If a value has the wrong type.
+        """
         found = [node.of_row(values) for node in self.nodes]
         return self.is_or if self.is_or in found else None if None in found else not self.is_or
 
     def of_batch(self, batch: pa.RecordBatch) -> Any:
-        """Return the result for each row of a batch, as an Arrow array of booleans with nulls. Raises _WrongType."""
+        """Return the result for each row of a batch, as an Arrow array of booleans with nulls.
+
+        Raises:
+            _WrongType: If a column has the wrong type.
+        """
         import pyarrow.compute as compute
 
         return reduce(compute.or_kleene if self.is_or else compute.and_kleene, (node.of_batch(batch) for node in self.nodes))
@@ -325,7 +367,11 @@ def _arrow_kind(side: Any) -> Any:
 
 
 def _node_of(tree: ast.expr) -> Any:
-    """Return the condition of a tree of Python's parser. Raises ValueError for everything that is not in the grammar."""
+    """Return the condition of a node of Python's parser.
+
+    Raises:
+        ValueError: If the node is not in the grammar.
+    """
     if isinstance(tree, ast.BoolOp):
         return _Several([_node_of(each) for each in tree.values], isinstance(tree.op, ast.Or))
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not):
@@ -373,7 +419,11 @@ def _column_of(tree: ast.AST) -> _Column | None:
 
 
 def _operand_of(tree: ast.expr) -> _Column | _Constant:
-    """Return the column or constant of a node. Raises ValueError for anything else."""
+    """Return the column or constant of a node.
+
+    Raises:
+        ValueError: If the node is neither.
+    """
     if (column := _column_of(tree)) is not None:
         return column
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
