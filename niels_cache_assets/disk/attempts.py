@@ -18,15 +18,7 @@ from pathlib import Path
 from niels_cache_runtime.format.commit import partial_path
 
 STOP_NAME = "stop"
-NO_LINKS = (
-    errno.EPERM,
-    errno.EXDEV,
-    errno.EOPNOTSUPP,
-    errno.ENOSYS,
-    errno.EMLINK,
-    errno.EACCES,
-    errno.EINVAL,
-)  # errors of a file system without hard links
+NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES, errno.EINVAL)  # no hard links here
 _RECORD = re.compile(r"attempt-(\d{5,12})\.json")
 
 
