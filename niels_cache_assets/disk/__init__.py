@@ -1,3 +1,1 @@
-"""The files of a build. This package has a journal for resuming, files that are written once and hashed at the same time, and checks of
-free disk space.
-"""
+"""The files of a build: a journal to resume it, files that are hashed while they are written, and checks of free disk space."""

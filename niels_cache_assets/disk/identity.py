@@ -1,6 +1,6 @@
-"""The values that the fingerprint of an unfinished build hashes (settings, revision, tokenizer, versions). They explain what has changed.
+"""The values that the fingerprint of an unfinished build hashes (settings, revision, tokenizer, versions), to explain what has changed.
 
-A journal holds these values beside the fingerprint. Only the fingerprint decides whether a build can be resumed.
+A journal contains these values next to the fingerprint. Only the fingerprint decides whether a build can be resumed.
 """
 
 import json
@@ -13,17 +13,17 @@ MadeOf = dict[str, Any]
 
 _VERSIONS = "versions"
 _MISSING = object()
-_CORPUS = {"content_sha256": "its corpus", "drop_sha256": "its list of duplicates"}  # values of a cache that is built from a corpus
+_CORPUS = {"content_sha256": "its corpus", "drop_sha256": "its list of duplicates"}  # values of a cache that was built from a corpus
 
 
 def recordable(made_of: Mapping[str, Any]) -> MadeOf:
-    """Return the values in the form in which a journal returns them: tuples become lists."""
+    """Return the values in the form in which a journal returns them: with lists instead of tuples."""
     values: MadeOf = json.loads(canonical_json(dict(made_of)))
     return values
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the differences as parts of a sentence. The first part names all changed settings."""
+    """Return the differences as clauses. The first clause names all changed settings."""
     changed, told = [], []
     for name, before, after in _unequal(then, now):
         if name == "tokenizer_sha256":

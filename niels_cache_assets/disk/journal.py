@@ -1,14 +1,13 @@
-"""The journal of a build that can be resumed. It records which data are safely on the disk, and the state that the builder needs to
-continue.
+"""The journal of a build that can be resumed: which data are safely on disk, and the state that the builder needs to continue.
 
-    Journal.open   the latest record, with every file cut back to its recorded size; or an empty directory and `state` None
-    due, record    a new record after 32 MiB of written data, a finished file, or 60 s; the builder flushes its files to the disk first
+    Journal.open   the latest record, with every file truncated to its recorded size; or an empty directory and `state` None
+    due, record    a new record after 32 MiB of written data, a finished file, or 60 s; the builder flushes its files to disk first
 
-A record is one small JSON file. A new record is written beside the old record and then renamed over it, so after a kill one of the two is
-there. A record has the fingerprint of everything that decides the bytes. A build with a different fingerprint starts from the beginning. A
-record costs an fsync of each unfinished file, of the journal, and of the directories with new files. It also costs some microseconds for
-each finished file that the record names. If records take more than a fiftieth of the time, records are made less often. The builders define
-the state. Locks and the exchange of directories are in staging.py.
+A record is one small JSON file. A new record is written next to the old one and then renamed over it, so one of the two exists after a
+kill. A record contains the fingerprint of everything that determines the bytes. A build with a different fingerprint starts from the
+beginning. A record costs an fsync of each unfinished file, of the journal, and of the directories with new files, and some microseconds for
+each finished file that it names. If records take more than a fiftieth of the time, they are made less often. The builders define the state.
+Locks and the exchange of directories are in staging.py.
 """
 
 from __future__ import annotations
@@ -37,17 +36,23 @@ BYTES_VARIABLE = "NIELS_CACHE_JOURNAL_BYTES"
 _FORMAT = 1
 _NONE = "the unfinished build has no readable journal"
 _BLOCK_BYTES = 1 << 20
-_MAX_BYTES = 1 << 28  # a damaged file may claim any size
+_MAX_BYTES = 1 << 28  # a damaged file may have any size
 
 
 class Recorded(NamedTuple):
-    """One record: the files on the disk by relative path, and the progress of the build.
+    """One record: the files on disk by relative path, and the progress of the build.
 
-    `finished`: {bytes, sha256} of complete files, as in meta.json. `files`: the size of each unfinished file. `sums`: for some unfinished
-    files, an offset and the sha256 of the bytes after this offset. `share`: the progress, 0 to 1, or None. `documents`: the number of
-    documents (or conversations) so far, or None. `made_of`: the values that the fingerprint hashes, to explain differences; None if the
-    caller of a builder gave none. `notes`: facts that decide no byte, such as the engines that encoded the text. `attempt`: the number of
-    the attempt that made the record; None for a target without attempts.
+    Attributes:
+        fingerprint: The fingerprint of everything that determines the bytes.
+        state: What the builder needs to continue.
+        finished: {bytes, sha256} of each complete file, as in meta.json.
+        files: The size in bytes of each unfinished file.
+        sums: For some unfinished files, an offset and the sha256 of the bytes after it.
+        share: The progress from 0 to 1, or None if unknown.
+        documents: The number of documents or conversations so far, or None if unknown.
+        made_of: The values that the fingerprint hashes, to explain differences, or None if the caller of a builder gave none.
+        notes: Facts that do not affect the bytes, such as the engines that encoded the text.
+        attempt: The number of the attempt that made the record, or None for a target without attempts.
     """
 
     fingerprint: str
@@ -63,16 +68,20 @@ class Recorded(NamedTuple):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of every file."""
+        """The size of every file in bytes."""
         return {**{name: entry["bytes"] for name, entry in self.finished.items()}, **self.files}
 
 
 class Journal:
     """The journal of an unfinished build in a directory.
 
-    `state` and `share` come from the latest record; they are None if there is no record. `finished`: the files that were finished at that
-    record. `notes`: the notes of that record. `take_notes`: if it is set, it returns the notes for each new record. `check`: called before
-    each new record; it raises NielsCacheError if this build may not go on.
+    Attributes:
+        state: The state in the latest record, or None without a record.
+        share: The progress in the latest record, or None without a record.
+        finished: The files that were finished at that record.
+        notes: The notes of that record.
+        take_notes: A function that returns the notes for each new record, or None.
+        check: Called before each new record. It raises NielsCacheError if this build must stop.
     """
 
     BYTES = 1 << 25  # bytes written between two records; NIELS_CACHE_JOURNAL_BYTES replaces this
@@ -92,7 +101,7 @@ class Journal:
         self._named = set(latest.sizes) if latest else set()
         interval = os.environ.get(BYTES_VARIABLE)
         self._interval, self._rest = int(interval or self.BYTES), 0 if interval else self.REST
-        self._bytes = 0 if latest is None else None  # at the last record; the first `due` of a resumed build sets it
+        self._bytes = 0 if latest is None else None  # at the last record; in a resumed build, the first `due` sets it
         self._finished = 0 if latest is None else None  # number of finished files at the last record
         self._time = self._asked = time.monotonic()
         self._took = 0.0
@@ -110,12 +119,19 @@ class Journal:
         made_of: Mapping[str, Any] | None = None,
         attempt: int | None = None,
     ) -> Journal:
-        """Open the journal of the unfinished build in `directory`. If that build cannot be resumed, log the reason and clear the directory.
+        """Open the journal of the unfinished build in `directory`. If the build cannot be resumed, log the reason and clear the directory.
 
-        `afresh`: clear the directory in any case. `parse`: converts the recorded values to `state`, or raises ValueError. Each file is cut
-        back to its recorded size. Files without an entry in the record are removed. So all files are as they were at the record.
-        Directories stay. `made_of`: the values that the fingerprint hashes (made_of.py); the journal records them. `attempt`: the number
-        of this attempt, which the journal records too.
+        Each file is truncated to its recorded size, and files without an entry in the record are removed, so all files are as they were at
+        the record. Directories stay.
+
+        Args:
+            directory: The staging directory.
+            fingerprint: The fingerprint of this build.
+            log: Called with the reason why the build starts from the beginning.
+            afresh: Whether to clear the directory in any case.
+            parse: Converts the recorded values to `state`, or raises ValueError.
+            made_of: The values that the fingerprint hashes (made_of.py), which the journal records.
+            attempt: The number of this attempt, which the journal records, too.
         """
         recorded, now = _read(directory), None if made_of is None else recordable(made_of)
         reason = "a fresh build was requested" if afresh else _unusable(directory, recorded, fingerprint, now)
@@ -134,9 +150,12 @@ class Journal:
     def due(self, bytes_written: int, *, finished: int = 0, seconds: float | None = None) -> bool:
         """Return whether it is time for a new record.
 
-        A record is due after 32 MiB of written data, after a finished file, or 60 seconds (`seconds`) after the last record.
-        `bytes_written`: the bytes written to all files since the build began. `finished`: the number of complete files. Both numbers
-        include the files that were there at `open`.
+        A record is due after 32 MiB of written data, after a finished file, or some time after the last record.
+
+        Args:
+            bytes_written: The bytes written to all files since the build began, including those that existed at `open`.
+            finished: The number of complete files, including those that existed at `open`.
+            seconds: The longest time between two records. The default is 60.
         """
         if self._bytes is None or self._finished is None:
             self._bytes, self._finished = bytes_written, finished
@@ -156,11 +175,18 @@ class Journal:
         share: float | None = None,
         documents: int | None = None,
     ) -> None:
-        """Replace the record. The caller must first flush the files in `files` {relative path: bytes} to the disk (flush, fsync).
+        """Replace the record. The caller must first flush the files in `files` to disk (flush, fsync).
 
-        `finished` (see Recorded) and `files` name every file that must exist at the next `open`; a file may then be longer than recorded.
-        The next `open` compares the files with `sums`. Without `sums`, bytes that changed in the meantime would be hashed as good. `state`
-        holds JSON values. `bytes_written` and the number of finished files are those of the latest call of `due`.
+        Args:
+            state: The state of the builder, as JSON values.
+            files: The size of each unfinished file by relative path. Together with `finished`, it names every file that must exist at the
+                next `open`. A file may then be longer than recorded.
+            finished: {bytes, sha256} of each complete file (see `Recorded`).
+            sums: What the next `open` compares the files with (see `Recorded`). Without it, bytes that changed in the meantime would go
+                unnoticed into the hash.
+            bytes_written: The value that was passed to the latest call of `due`.
+            share: The progress from 0 to 1, or None if unknown.
+            documents: The number of documents or conversations so far, or None if unknown.
         """
         self.check()
         named = files.keys() | finished.keys()
@@ -181,12 +207,12 @@ class Journal:
         )
         write_journal(self._directory, recorded)
         self._named, self._bytes, self._finished, self._time = named, bytes_written, len(finished), time.monotonic()
-        self._took = self._time - self._asked  # includes the time in which the caller put its files on the disk
+        self._took = self._time - self._asked  # includes the time in which the caller flushed its files
         self.recorded = True
 
 
 def write_journal(directory: Path, recorded: Recorded) -> None:
-    """Replace the record in a directory in one step. The files that it names must be on the disk."""
+    """Replace the record in a directory in one step. The files that it names must already be on disk."""
     said = recorded._asdict()
     optional = {key: said.pop(key) for key in ("notes", "attempt")}
     said |= {key: value for key, value in optional.items() if value is not None}
@@ -194,13 +220,17 @@ def write_journal(directory: Path, recorded: Recorded) -> None:
 
 
 def read_journal(directory: Path) -> Recorded | None:
-    """Return the latest record in a directory; None if it is missing or invalid. Raises OSError for a journal that cannot be read."""
+    """Return the latest record in a directory, or None if it is missing or invalid.
+
+    Raises:
+        OSError: If the journal cannot be read.
+    """
     recorded = _read(directory)
     return recorded if isinstance(recorded, Recorded) else None
 
 
 def _read(directory: Path) -> Recorded | str:
-    """Return the latest record in a directory, or the reason why the record cannot be used."""
+    """Return the latest record in a directory, or the reason why it cannot be used."""
     try:
         content = read_regular(directory / JOURNAL_NAME, most_bytes=_MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError, NielsCacheError):
@@ -209,10 +239,12 @@ def _read(directory: Path) -> Recorded | str:
 
 
 def write_whole(path: Path, content: bytes, *, spare: str = "new") -> None:
-    """Write a file in one step, also over an existing one. After a kill or a power loss, either the old or the new file is there.
+    """Write a file in one step, replacing an existing one. After a kill or a power loss, either the old or the new file is there.
 
-    spare: how the name of the new file ends, until it has the name of the old one. Processes that may write at the same time need
-    different ones.
+    Args:
+        path: The file to write.
+        content: Its content.
+        spare: The suffix of the new file until it is renamed. Processes that may write at the same time need different ones.
     """
     new = path.with_name(f"{path.name}.{spare}")
     with open(new, "wb") as file:
@@ -229,9 +261,10 @@ def _encode(content: dict[str, Any]) -> bytes:
 
 
 def _decode(content: bytes) -> Recorded | str:
-    """Parse the bytes of a journal, a line with a sha256 and a line of JSON.
+    """Parse the bytes of a journal, which are a line with a sha256 and a line of JSON.
 
-    Return the record. If the bytes have any other form, return the reason why the journal cannot be used.
+    Returns:
+        The record, or the reason why the journal cannot be used.
     """
     sha256, _, text = content.removesuffix(b"\n").partition(b"\n")
     if hashlib.sha256(text).hexdigest().encode() != sha256:
@@ -282,7 +315,7 @@ def _sha256(path: Path, first: int, end: int) -> str:
 
 
 def _unusable(directory: Path, recorded: Recorded | str, fingerprint: str, made_of: MadeOf | None) -> str | None:
-    """Return why a build cannot resume from this record, or None."""
+    """Return the reason why a build cannot resume from this record, or None."""
     if isinstance(recorded, str):
         return recorded
     if recorded.fingerprint != fingerprint:
@@ -327,10 +360,11 @@ def clear_directory(directory: Path) -> None:
 
 
 def partial_directory(target: str | Path) -> Path:
-    """Return the staging directory of the latest build of `target`. If the build can be resumed, this directory contains JOURNAL_NAME."""
+    """Return the staging directory of the latest build of `target`. It contains JOURNAL_NAME if the build can be resumed."""
     target = real_path(target)
     return next(iter(staged_attempts(target)), partial_path(target))
 
 
 def real_path(target: str | Path) -> Path:
+    """Return the absolute path without symbolic links."""
     return Path(os.path.realpath(target))  # a link to a larger disk stays a link

@@ -1,9 +1,9 @@
-"""The writers of lineage, which is the origins of documents and examples.
+"""Writers of lineage, the origins of documents and examples.
 
-A build cannot continue an unfinished Parquet file, because its footer is in the writer's memory until the end. So a build also writes its
-rows to a second file, the spool, as consecutive IPC messages of Arrow. The spool may be cut after any message. A build that is resumed
-reads the spool, and writes the Parquet file again from the beginning. The row groups of the Parquet file have exactly 65,536 rows, so the
-file does not depend on the chunks of the stream. Each row is written twice. One row group is in memory. facts/lineage.py reads lineage.
+A build cannot continue an unfinished Parquet file, because its footer is in the writer's memory until the end. A build therefore also
+writes its rows to a second file, the spool, as consecutive Arrow IPC messages. The spool can be truncated after any message. A resumed
+build reads the spool, and writes the Parquet file again from the beginning. The row groups of the Parquet file have exactly 65,536 rows, so
+the file does not depend on the chunks of the stream. Each row is written twice. One row group is in memory. disk/lineage.py reads lineage.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ _ROWS_PER_GROUP = 65_536
 
 
 class RowSpool(GrowingFile):
-    """A spool, which is a file of rows that can be read from the start at any time.
+    """A file of rows that can be read from the start at any time.
 
-    `schema`: {column name: "string" or "int64"}. `resume_at`: the number of bytes to keep.
+    Args:
+        path: The file.
+        schema: {column name: "string" or "int64"}.
+        resume_at: The number of bytes to keep.
     """
 
     def __init__(self, root: Path, relative: str, schema: Mapping[str, str], *, resume_at: int = 0) -> None:
@@ -36,7 +39,7 @@ class RowSpool(GrowingFile):
         self._schema = arrow_schema(schema)
 
     def write(self, columns: Mapping[str, Sequence[Any] | np.ndarray | Strings]) -> pa.RecordBatch:
-        """Append rows, and return them as a batch. `columns` has all columns of the schema, of equal length."""
+        """Append rows, and return them as a batch. `columns` has all columns of the schema, with equal lengths."""
         import pyarrow as pa
 
         arrays = [arrow_array(columns[field.name], field.type) for field in self._schema]
@@ -45,7 +48,11 @@ class RowSpool(GrowingFile):
         return rows
 
     def read(self) -> Iterator[pa.RecordBatch]:
-        """Yield the written rows, in the batches of the calls of `write`. Raises NielsCacheError if the file was damaged since."""
+        """Yield the written rows, in the batches in which they were written.
+
+        Raises:
+            NielsCacheError: If the file has been damaged in the meantime.
+        """
         import pyarrow as pa
 
         self.file.flush()
@@ -71,7 +78,7 @@ class LineageWriter:
         self.rows = 0
 
     def write(self, columns: Mapping[str, Sequence[Any]]) -> None:
-        """Append rows. `columns` has all columns of the schema, of equal length."""
+        """Append rows. `columns` has all columns of the schema, with equal lengths."""
         import pyarrow as pa
 
         self.write_batch(pa.RecordBatch.from_pydict(dict(columns), schema=self._schema))
@@ -88,11 +95,13 @@ class LineageWriter:
             self._waiting, self._waiting_rows = rows.to_batches(), len(rows)
 
     def seal(self) -> None:
+        """Write the remaining rows and the footer, and close the file."""
         if self._waiting_rows:
             self._write_group(self._table())
         self._file.seal()
 
     def abandon(self) -> None:
+        """Close the unfinished file."""
         self._file.abandon()
 
     def _table(self) -> pa.Table:

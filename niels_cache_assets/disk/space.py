@@ -1,4 +1,4 @@
-"""Checks of the free disk space before a build, and messages for errors of the disk.
+"""Checks of the free disk space before a build, and messages for disk errors.
 
 Before a build begins, its size is compared with the free space. If the size is certain and too large, the build is rejected. Sizes are
 certain for an export, an import and the search for duplicates, and for a token budget that an existing corpus certainly fills. An estimate
@@ -36,8 +36,11 @@ _ADVICE = {
 class Need:
     """The disk space that a build needs.
 
-    `bytes`: the size of the build. `why`: the reason for this size, for messages. `certain`: whether the build certainly takes so many
-    bytes. `fewer`: whether the size comes from a token budget, so that the user can ask for fewer tokens.
+    Attributes:
+        bytes: The size of the build.
+        why: The reason for this size, for messages.
+        certain: Whether the build certainly takes this many bytes.
+        fewer: Whether the size comes from a token budget, so that the user can ask for fewer tokens.
     """
 
     bytes: int
@@ -51,8 +54,12 @@ def pretrain_need(
 ) -> Need | None:
     """Return the disk space that a pretrain cache needs, or None if it is unknown.
 
-    A budget of None stands for the whole source. `token_bytes`: the size of a token. `text_bytes`: the bytes of the source's text, None if
-    unknown. `exact`: whether the source certainly has so many bytes; if False, the number is only an upper bound.
+    Args:
+        train_tokens: The budget of train. None means the whole source.
+        val_tokens: The budget of val. None means the whole source.
+        token_bytes: The size of a token in bytes.
+        text_bytes: The size of the source's text in bytes, or None if unknown.
+        exact: Whether `text_bytes` is exact. Otherwise it is only an upper bound.
     """
     budget = None if train_tokens is None else train_tokens + (val_tokens or 0)
     of_text = None if text_bytes is None else text_bytes // BYTES_PER_TOKEN
@@ -65,9 +72,13 @@ def pretrain_need(
 
 
 def sft_need(text_bytes: int | None, *, token_bytes: int) -> Need | None:
-    """Return the disk space that an SFT cache needs, or None if it is unknown. `token_bytes`: the size of a token.
+    """Return the disk space that an SFT cache needs, or None if it is unknown.
 
     Tokens count twice, because for a time they are both in a temporary file (the spool) and in the splits.
+
+    Args:
+        text_bytes: The size of the source's text in bytes, or None if unknown.
+        token_bytes: The size of a token in bytes.
     """
     if text_bytes is None:
         return None
@@ -88,9 +99,12 @@ def corpus_need(text_bytes: int | None) -> Need | None:
 
 
 def require_room(target: Path, need: Need | None, *, log: Callable[[str], None]) -> None:
-    """Raise NielsCacheError if `target` certainly does not fit beside the directory that it replaces. Log a warning if it may not fit.
+    """Check that `target` fits on the disk next to the directory that it replaces. Log a warning if it may not fit.
 
     The bytes of an unfinished build count as free, because that build is resumed or removed.
+
+    Raises:
+        NielsCacheError: If `target` certainly does not fit.
     """
     if need is None:
         return
@@ -118,7 +132,7 @@ def telling(need: Need | None) -> Iterator[None]:
 
 
 def refusal(error: OSError, target: Path) -> str:
-    """Return a message for an error of the disk while `target` was written: the path, the system's reason, and advice."""
+    """Return a message for a disk error while `target` was written: the path, the system's reason, and advice."""
     where = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else target
     reason = error.strerror or str(error)
     if error.errno in _FULL:
@@ -131,7 +145,11 @@ def refusal(error: OSError, target: Path) -> str:
 def naming(path: Path | str, *, writes: int | None = None) -> Iterator[None]:
     """Add `path` to an OSError of the block that does not name a file.
 
-    A system call on an open file does not know the name of the file. `writes`: the number of bytes that the block writes, for the message.
+    A system call on an open file does not know the name of the file.
+
+    Args:
+        path: The file.
+        writes: The number of bytes that the block writes, for the message.
     """
     try:
         yield
@@ -144,14 +162,14 @@ def naming(path: Path | str, *, writes: int | None = None) -> Iterator[None]:
 
 
 def free_bytes(target: Path) -> int:
-    """Return the free bytes on the disk of a path. It need not exist, and a link leads to the disk of its target."""
+    """Return the free bytes on the disk of a path. The path need not exist; a symbolic link stands for its target."""
     real = Path(os.path.realpath(target))
     existing = next(folder for folder in (real, *real.parents) if folder.exists())
     return shutil.disk_usage(existing).free
 
 
 def bytes_below(folder: Path) -> int:
-    """Return the bytes of all files in the folder, or 0 if the folder does not exist."""
+    """Return the total size of all files in the folder in bytes, or 0 if it does not exist."""
     count = 0
     for below, _, names in os.walk(folder):
         for name in names:

@@ -1,12 +1,12 @@
-"""Staging directories. A build writes into a directory beside its target, and replaces the target in one step at the end.
+"""Staging directories: a build writes into a directory next to its target, and replaces the target in one step at the end.
 
-A build writes into `.NAME.partial` next to NAME under a lock, and exchanges the two directories when everything is on the disk. On Linux,
-the exchange is one `renameat2(RENAME_EXCHANGE)`. On other systems, the old directory is renamed first, so for a moment a reader finds no
-directory. The lock and the exchange are in niels_cache_runtime.format.commit.
+A build writes into `.NAME.partial` next to NAME under a lock, and swaps the two directories when everything is on disk. On Linux, the swap
+is one `renameat2(RENAME_EXCHANGE)`. On other systems, the old directory is renamed first, so for a moment a reader finds no directory. The
+lock and the swap are in niels_cache_runtime.format.commit.
 
 If a build with a journal is interrupted, its staging directory stays for the next build.
 
-The staging folder of an export (`export_stage`) is locked itself, because its files move into a folder that other exports use too.
+The staging folder of an export (`export_stage`) is itself locked, because its files move into a folder that other exports use, too.
 """
 
 import fcntl
@@ -69,12 +69,12 @@ _CACHE_NAMES = {
 
 
 def is_cache_name(name: str) -> bool:
-    """Return whether caches and tokenizers have a file or folder of this name."""
+    """Return whether caches or tokenizers contain a file or folder with this name."""
     return name in _CACHE_NAMES
 
 
 def finished_meta(directory: Path) -> Meta | None:
-    """Return meta.json if it is readable and every listed file exists with the right size.
+    """Return the meta.json of a directory if it is readable and every listed file exists with the right size.
 
     Otherwise return None, which means that the directory must be built again.
     """
@@ -88,12 +88,19 @@ def finished_meta(directory: Path) -> Meta | None:
 
 
 class Work(NamedTuple):
-    """The state of a build: the process that builds now, whether an unfinished build can be resumed, and its progress."""
+    """The state of a build.
+
+    Attributes:
+        writer: The process that is building now, or None.
+        is_resumable: Whether there is an unfinished build that can be resumed.
+        share: The progress of that build from 0 to 1, or None if unknown.
+        documents: The number of its documents or conversations so far, or None if unknown.
+    """
 
     writer: Writer | None
     is_resumable: bool
-    share: float | None  # 0 to 1; None if unknown
-    documents: int | None  # or conversations; None if unknown
+    share: float | None
+    documents: int | None
 
 
 def work_on(target: str | Path) -> Work:
@@ -109,15 +116,21 @@ def work_on(target: str | Path) -> Work:
 
 @contextmanager
 def atomic_directory(target: str | Path, *, resumable: bool = False) -> Iterator[Path]:
-    """Yield an empty directory. If the block succeeds, this directory replaces `target`. If the block fails, the directory is removed.
+    """Yield an empty directory that replaces `target` if the block succeeds. If the block fails, the directory is removed.
 
-    `resumable`: if the block fails and leaves a JOURNAL_NAME in the directory, the directory is kept, and the next call yields it
-    unchanged. Only in this case is the yielded directory not empty. Without a journal, the next build removes the files of a killed build.
-    The journal and SCRATCH_NAME are removed only when the directory replaces the target, so a last step that fails or is interrupted can be
-    repeated.
+    The journal and SCRATCH_NAME are removed only when the directory replaces the target, so that a last step that fails or is interrupted
+    can be repeated.
 
-    Raises Busy if another build of `target` is running. Raises NielsCacheError if the file system has no locks, if the parent of `target`
-    is not writable, and for errors of the disk. Also raises it if `target` is a directory with a name that caches do not have.
+    Args:
+        target: The directory to replace.
+        resumable: If the block fails and leaves a JOURNAL_NAME in the directory, keep the directory. The next call then yields it
+            unchanged; only in this case is the yielded directory not empty. Without a journal, the next build removes the files of a killed
+            build.
+
+    Raises:
+        Busy: If another build of `target` is running.
+        NielsCacheError: If the file system has no locks, if the parent of `target` is not writable, if the disk fails, or if `target` is a
+            directory that contains names that caches do not have.
     """
     with locked(target), staged(target, resumable=resumable) as partial:
         yield partial
@@ -127,10 +140,13 @@ def atomic_directory(target: str | Path, *, resumable: bool = False) -> Iterator
 def locked(
     target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, wait: bool = False, log: Callable[[str], None] = print
 ) -> Iterator[bool]:
-    """Hold the lock of `target`, and yield whether this function had to wait for the lock.
+    """Hold the lock of `target`, and yield whether it was necessary to wait for it. The errors are those of `atomic_directory`.
 
-    `is_ours` returns whether a directory of ours may have a name: a target with other names is refused. `wait`: log and wait until another
-    build ends, instead of raising Busy. Raises the errors that `atomic_directory` names.
+    Args:
+        target: The directory to lock.
+        is_ours: Returns whether a directory of ours may contain this name. A target with other names is refused.
+        wait: Whether to log and wait until another build ends, instead of raising Busy.
+        log: Called with a line about each process that is waited for.
     """
     target, waited = real_path(target), False
 
@@ -149,9 +165,14 @@ def locked(
 
 
 def _wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], None]) -> None:
-    """Wait until no process builds `target` (`--wait`). `writer`: the process that builds it now. Each such process is logged once.
+    """Wait until no process builds `target` (`--wait`). Each process that builds it is logged once.
 
     `artifacts/materialize.py` then checks again whether a build is still needed.
+
+    Args:
+        target: The directory.
+        writer: The process that is building it now.
+        log: Called with a line about each such process.
     """
     told: Writer | None = None
     while writer is not None:
@@ -168,8 +189,11 @@ def staged(
 ) -> Iterator[Path]:
     """Yield the directory that will replace `target`. The caller must hold the lock of `target`. See `atomic_directory`.
 
-    `partial`: the staging directory of this attempt (attempts.py), instead of the usual one. `check`: called before the directory replaces
-    the target; it raises NielsCacheError if this build may not go on.
+    Args:
+        target: The directory to replace.
+        resumable: See `atomic_directory`.
+        partial: The staging directory of this attempt (attempts.py) instead of the usual one.
+        check: Called before the directory replaces the target. It raises NielsCacheError if this build must stop.
     """
     target = real_path(target)
     partial = partial or partial_path(target)
@@ -187,11 +211,11 @@ def staged(
             placed = True
             sync(target.parent)
         except OSError as error:
-            problem = refusal(error, target)  # the message names the free space, so it is made before the written files are removed
+            problem = refusal(error, target)  # before the written files are removed, because the message names the free space
             raise
         finally:
             if placed or not _is_resumable(partial, resumable):
-                with suppress(OSError):  # after an exchange this is the old build; the next build removes it, or reports why it cannot
+                with suppress(OSError):  # after a swap this is the old build; the next build removes it, or reports why it cannot
                     remove(partial)
                     remove(_spare_journal(target))
     except OSError as error:
@@ -202,7 +226,7 @@ def staged(
 
 
 def _state_of(target: Path) -> str:
-    """Return the state of the target after a failed build, for messages."""
+    """Return a clause about the state of the target after a failed build."""
     try:
         os.lstat(target)
     except FileNotFoundError:
@@ -214,14 +238,21 @@ def _state_of(target: Path) -> str:
 
 @contextmanager
 def export_stage(folder: Path, stage: Path, *, kept: str, advice: str) -> Iterator[Path]:
-    """Create and lock the staging folder of an export to `folder`. Afterwards remove it, unless it has a file or folder of the name `kept`.
+    """Create and lock the staging folder of an export to `folder`. Remove it afterwards, unless it contains the name `kept`.
 
-    `advice`: the end of the message about an error of the disk. Raises NielsCacheError for such errors, and if another export writes there.
+    Args:
+        folder: The folder of the export.
+        stage: The staging folder.
+        kept: The file or folder whose presence keeps the staging folder.
+        advice: The end of the message about a disk error.
+
+    Raises:
+        NielsCacheError: If the disk fails, or if another export is writing there.
     """
     was_there = folder.is_dir()
     try:
         stage.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # through a link, a different folder would be emptied
+        descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # following a link would empty a different folder
     except OSError as error:
         raise NielsCacheError(f"{folder}: cannot write there: {error.strerror or error}; choose another place") from error
     try:
@@ -242,7 +273,7 @@ def export_stage(folder: Path, stage: Path, *, kept: str, advice: str) -> Iterat
 
 
 def place_of(target: Path) -> tuple[int, int] | None:
-    """Return a value that changes when a different directory replaces `target`. Return None if nothing is there."""
+    """Return a value that changes when a different directory replaces `target`, or None if nothing is there."""
     try:
         found = os.stat(real_path(target))
     except OSError:
@@ -251,9 +282,11 @@ def place_of(target: Path) -> tuple[int, int] | None:
 
 
 def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
-    """Remove the files of killed builds of `target`, unless a process builds `target` now.
+    """Remove the files of killed builds of `target`, unless a process is building it.
 
-    `resumable`: whether to keep an unfinished build that can be resumed.
+    Args:
+        target: The directory.
+        resumable: Whether to keep an unfinished build that can be resumed.
     """
     target = real_path(target)
     if not any(os.path.lexists(path) for path in (partial_path(target), aside_path(target), _spare_journal(target))):
@@ -270,7 +303,11 @@ def sweep_leftovers(target: str | Path, *, resumable: bool = True) -> None:
 
 
 def require_target(target: Path, is_ours: Callable[[str], bool]) -> None:
-    """Create the parent folders of `target`. Raises NielsCacheError for a target that must not be replaced, or that cannot be written."""
+    """Create the parent folders of `target`.
+
+    Raises:
+        NielsCacheError: If the target must not be replaced or cannot be written.
+    """
     require_utf8(target, "build into another folder")
     if target.exists() and not target.is_dir():
         raise NielsCacheError(f"{target}: is a file, not a cache directory; choose another place")
@@ -281,7 +318,7 @@ def require_target(target: Path, is_ours: Callable[[str], bool]) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for parent in missing:
-            sync(parent.parent)  # after a power loss, the new folders are there
+            sync(parent.parent)  # so that the new folders survive a power loss
     except OSError as error:
         raise NielsCacheError(f"{target.parent}: cannot write there: {error.strerror}; choose another cache directory") from error
 
@@ -291,10 +328,10 @@ def _is_resumable(partial: Path, wanted: bool) -> bool:
 
 
 def _clear_leftovers(target: Path, partial: Path, *, resumable: bool) -> None:
-    """Remove the files of killed builds. The caller holds the lock, so no other build runs here."""
+    """Remove the files of killed builds. The caller holds the lock, so no other build is running."""
     aside = aside_path(target)
     if aside.exists() and not target.exists():
-        os.rename(aside, target)  # killed between the two renames, on a system without exchange
+        os.rename(aside, target)  # a build was killed between the two renames, on a system without a swap
     remove(aside)
     remove(_spare_journal(target))
     if not _is_resumable(partial, resumable):
@@ -302,10 +339,10 @@ def _clear_leftovers(target: Path, partial: Path, *, resumable: bool) -> None:
 
 
 def _sync_tree(root: Path) -> None:
-    """Flush every file and directory below `root` to the disk (fsync).
+    """Flush every file and directory below `root` to disk (fsync).
 
-    Some writers (a child process) do not flush their files. For a file that is already on the disk, the cost is small. A file with a second
-    link comes from a finished part, which is on the disk, so only its name is flushed, with its directory.
+    Some writers (a child process) do not flush their files. For a file that is already on disk, this costs little. A file with a second
+    link comes from a finished part, which is on disk, so only its name is flushed, together with its directory.
     """
     for folder, _, names in os.walk(root, topdown=False):
         for path in (Path(folder, name) for name in names):
@@ -316,7 +353,7 @@ def _sync_tree(root: Path) -> None:
 
 
 def _take_place(partial: Path, target: Path) -> None:
-    """Replace the target by the staging directory, without the journal and the scratch folder.
+    """Replace the target with the staging directory, without the journal and the scratch folder.
 
     If this step fails or is interrupted, the journal and the scratch folder are put back. If the process is killed in this step, the next
     build starts from the beginning.
@@ -333,7 +370,7 @@ def _take_place(partial: Path, target: Path) -> None:
         sync(partial.parent)
         commit.take_place(partial, target)
     except BaseException:
-        # After an interrupt that came after the exchange, `partial` is the old cache.
+        # If an interrupt came after the swap, `partial` is the old cache.
         if partial.exists() and os.stat(partial).st_ino == finished:
             for name in (SCRATCH_NAME, JOURNAL_NAME):
                 if (spare / name).exists():

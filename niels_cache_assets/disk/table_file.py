@@ -1,8 +1,7 @@
-"""Parquet files of a cache, which hold lineage (the origin of documents), corpora, and lists of dropped duplicates. They are written from
-start to end, one row group at a time.
+"""Parquet files of a cache: lineage (the origin of documents), corpora, and lists of dropped duplicates.
 
-Rows are read by ordinal (the number of the row). Python opens each file, so that errors of the disk name the file. One row group is in
-memory. The callers define the columns.
+They are written from start to end, one row group at a time, and their rows are read by ordinal (the number of the row). Python opens each
+file, so that disk errors name the file. One row group is in memory. The callers define the columns.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
 def _finish_importing() -> None:
     """Make Arrow import pandas now, which takes half a second. Otherwise Arrow imports it in the middle of a build, with its first array.
 
-    During that import, Ctrl-C would be lost: importlib's weakref callbacks and the start of extension modules ignore KeyboardInterrupt.
+    During that import, Ctrl-C would be lost: importlib's weakref callbacks and the initialization of extension modules ignore
+    KeyboardInterrupt.
     """
     import pyarrow as pa
 
@@ -67,17 +67,19 @@ class TableFile:
         self.write_table(pa.Table.from_arrays(arrays, schema=self._schema))
 
     def write_table(self, table: pa.Table) -> None:
-        """Append a table, which must have the same schema, as one row group."""
+        """Append a table with the same schema as one row group."""
         with naming(self._path):
             self._writer.write_table(table)
 
     def seal(self) -> None:
+        """Write the footer, and close the file."""
         with naming(self._path):
             self._writer.close()
         sync_and_close(self._file)
         add_file(self._path, self._relative, self._files)
 
     def abandon(self) -> None:
+        """Close the unfinished file."""
         with suppress(OSError):  # the error of a full disk was already raised
             self._writer.close()
         with suppress(OSError):
@@ -86,7 +88,7 @@ class TableFile:
 
 @contextmanager
 def closing_table(table: TableFile) -> Iterator[TableFile]:
-    """Seal the table at the end of the block, or close it if the block fails."""
+    """Seal the table at the end of the block, or abandon it if the block fails."""
     try:
         yield table
     except BaseException:
@@ -96,14 +98,23 @@ def closing_table(table: TableFile) -> Iterator[TableFile]:
 
 
 class Table(NamedTuple):
-    """A Parquet file of a lineage. rows: the number of its rows by meta.json; None if the lineage is one file."""
+    """A Parquet file of lineage.
+
+    Attributes:
+        path: The file.
+        rows: The number of rows that meta.json lists, or None if the lineage is one file.
+    """
 
     path: Path
     rows: int | None
 
     @contextmanager
     def open(self) -> Iterator[pq.ParquetFile]:
-        """Open the file. Raises NielsCacheError if it is missing or has another number of rows, and Arrow's errors if it is damaged."""
+        """Open the file.
+
+        Raises:
+            NielsCacheError: If the file is missing or has a wrong number of rows. A damaged file raises Arrow's errors.
+        """
         import pyarrow.parquet
 
         try:
@@ -120,9 +131,12 @@ class Table(NamedTuple):
 def tables(path: Path) -> list[Table]:
     """Return the Parquet files of a lineage, in order.
 
-    This is `path` itself. If the split was joined from parts, it is one file for each part with documents, in a folder with the name of
-    `path` without its ending. Then meta.json beside `path` says which files these are; a file may be missing. Ordinals in such a file begin
-    at 0. Raises NielsCacheError for a meta.json that does not list the parts of such a folder.
+    Usually this is `path` itself. If the split was joined from parts, it is one file for each part with documents, in a folder named like
+    `path` without its ending. The meta.json next to `path` then lists these files; a file may be missing. Ordinals in such a file start at
+    0.
+
+    Raises:
+        NielsCacheError: If the meta.json does not list the parts of such a folder.
     """
     folder, meta = path.with_suffix(""), path.with_name(META_NAME)
     if path.exists() or not folder.is_dir():
@@ -138,8 +152,11 @@ def tables(path: Path) -> list[Table]:
 def rows_of(parquet: pq.ParquetFile, ordinals: Ints, columns: Sequence[str], *, first: int = 0) -> Iterator[tuple[Ints, pa.Table]]:
     """Yield (ordinals, rows) for each row group that contains some of `ordinals`.
 
-    `ordinals` must be strictly ascending. `first`: the ordinal of the first row of the file. Ordinals beyond the end of the file are left
-    out.
+    Args:
+        parquet: The open file.
+        ordinals: The ordinals, strictly ascending. Those beyond the end of the file are ignored.
+        columns: The columns to read.
+        first: The ordinal of the first row of the file.
     """
     for group in range(parquet.num_row_groups):
         end = first + parquet.metadata.row_group(group).num_rows

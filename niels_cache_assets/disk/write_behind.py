@@ -1,7 +1,7 @@
 """A queue of writes and a thread that runs them in order, while the caller prepares the next batch.
 
-So the caller does not wait for hashing, writing and fsync, and most of this work needs no interpreter lock. The queue is limited in bytes
-and in number. After an error no later write runs, and the next call of the caller raises the error.
+The caller thus does not wait for hashing, writing and fsync, and most of this work does not hold the interpreter lock. The queue is limited
+in bytes and in number. After an error no later write runs, and the caller's next call raises the error.
 """
 
 from collections import deque
@@ -16,7 +16,7 @@ _MOST_WRITES = 8
 class WriteBehind:
     """A queue of writes and the thread that runs them.
 
-    A context manager. At the end of the block, even after an error, it waits until every queued write has run.
+    It is a context manager. At the end of the block, even after an error, it waits until every queued write has run.
     """
 
     def __init__(self) -> None:
@@ -32,14 +32,14 @@ class WriteBehind:
         self._executor.shutdown(wait=True)
 
     def submit(self, write: Callable[[], None], *, size: int) -> None:
-        """Queue a write of `size` bytes. Wait while the queue is full. Raises the error of an earlier write."""
+        """Queue a write of `size` bytes. Wait while the queue is full. The error of an earlier write is raised here."""
         while self._waiting and (self._waiting[0][0].done() or len(self._waiting) >= _MOST_WRITES or self._bytes + size > _MOST_BYTES):
             self._next()
         self._waiting.append((self._executor.submit(self._run, write), size))
         self._bytes += size
 
     def finish(self) -> None:
-        """Wait for all queued writes. Raises the first error of a write."""
+        """Wait for all queued writes. The first error of a write is raised here."""
         while self._waiting:
             self._next()
 

@@ -1,8 +1,8 @@
-"""Files of a cache: token shards and .npy arrays. Each file is written from start to end, and hashed at the same time.
+"""Files of a cache: token shards and .npy arrays, which are written from start to end and hashed at the same time.
 
 Every writer adds its finished files to one mapping `files` ({relative path: {bytes, sha256}}), which goes into meta.json. For an unfinished
-file, `checkpoint` flushes the written bytes to the disk, and adds the size that the journal records. A writer that gets this size
-(`resume_at`) continues from there. Memory: one write buffer for each writer. Lineage is written in lineage_files.py.
+file, `checkpoint` flushes the written bytes to disk, and adds the size that the journal records. A writer that gets this size (`resume_at`)
+continues from there. Memory: one write buffer for each writer. Lineage is written in lineage_files.py.
 """
 
 import hashlib
@@ -22,9 +22,10 @@ Files = dict[str, dict[str, Any]]
 
 
 class Sizes(dict[str, int]):
-    """The size of each file on the disk, by relative path.
+    """The size of each file on disk in bytes, by relative path.
 
-    `sums`: for each unfinished file, an offset and the sha256 of the bytes after this offset.
+    Attributes:
+        sums: For each unfinished file, an offset and the sha256 of the bytes after it.
     """
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ NPY_HEADER_BYTES = 128
 
 
 def require_shard_bytes(shard_bytes: int, dtype: np.dtype) -> None:
-    """Raise NielsCacheError unless shards of `shard_bytes` bytes hold whole tokens of `dtype`."""
+    """Raise NielsCacheError unless `shard_bytes` is a whole number of tokens of `dtype`."""
     size = dtype.itemsize
     if shard_bytes < size or shard_bytes % size:
         raise NielsCacheError(
@@ -47,18 +48,22 @@ def require_shard_bytes(shard_bytes: int, dtype: np.dtype) -> None:
 class GrowingFile:
     """A file that grows at its end and is hashed at the same time.
 
-    `resume_at`: the number of bytes to keep; the journal has already cut the file to this size. A resumed file is read again to hash it.
-    The first `header` bytes are not hashed, because they are overwritten at the end.
+    Args:
+        path: The file.
+        relative: Its path relative to the data set.
+        resume_at: The number of bytes to keep. The journal has already truncated the file to this size. A resumed file is read again to
+            hash it.
+        header: The number of bytes at the start that are not hashed, because they are overwritten at the end.
     """
 
     def __init__(self, root: Path, relative: str, *, resume_at: int = 0, header: int = 0) -> None:
         self.path, self.relative = root / relative, relative
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Existing bytes stay until they are overwritten: after a kill, the file must have the bytes of the last record.
+        # Existing bytes stay until they are overwritten: after a kill, the file must still have the bytes of the last record.
         self.file: BinaryIO = open(self.path, "r+b" if self.path.exists() else "wb")  # noqa: SIM115  (closed by seal or abandon)
         self.file.seek(resume_at)
         self.bytes = resume_at
-        self._on_disk: int | None = resume_at or None  # a new file is not on the disk yet
+        self._on_disk: int | None = resume_at or None  # a new file is not on disk yet
         self._header, self._hash = header, hashlib.sha256()
         if resume_at > header:
             with open(self.path, "rb") as written:
@@ -71,13 +76,14 @@ class GrowingFile:
         return self._hash.hexdigest()
 
     def append(self, data: memoryview | bytes) -> None:
+        """Append bytes, and hash them."""
         with naming(self.path, writes=len(data)):
             self.file.write(data)
         self._hash.update(data[max(0, self._header - self.bytes) :])
         self.bytes += len(data)
 
     def checkpoint(self, sizes: Sizes) -> None:
-        """Flush the written bytes to the disk (fsync), and add their number and their hash to `sizes`."""
+        """Flush the written bytes to disk (fsync), and add their number and their hash to `sizes`."""
         if self._on_disk != self.bytes:
             with naming(self.path):
                 self.file.flush()
@@ -87,15 +93,17 @@ class GrowingFile:
         sizes.sums[self.relative] = (self._header, self.sha256)
 
     def seal(self) -> None:
+        """Flush the file to disk, and close it."""
         sync_and_close(self.file)
 
     def abandon(self) -> None:
+        """Close the unfinished file."""
         with suppress(OSError):  # the error of the write was raised already
             self.file.close()
 
 
 class HashedFile(GrowingFile):
-    """A file that is written from start to end. Closing it adds its size and its sha256 to `files`."""
+    """A file that is written from start to end. Sealing it adds its size and its sha256 to `files`."""
 
     def __init__(self, root: Path, relative: str, files: Files, *, resume_at: int = 0) -> None:
         super().__init__(root, relative, resume_at=resume_at)
@@ -109,8 +117,7 @@ class HashedFile(GrowingFile):
 class ShardWriter:
     """A writer of the token stream of one split, in files of exactly `shard_bytes` bytes. Only the last file may be shorter.
 
-    `dtype`: the dtype of the tokens. Without tokens, no file is written. `resume_at`: the number of tokens that are already written;
-    `files` must then contain the finished shards.
+    Without tokens, no file is written.
     """
 
     def __init__(self, root: Path, folder: str, *, dtype: np.dtype, shard_bytes: int, files: Files, resume_at: int = 0) -> None:
@@ -125,6 +132,7 @@ class ShardWriter:
 
     @property
     def bytes(self) -> int:
+        """The number of bytes written so far."""
         return self.tokens * self._dtype.itemsize
 
     def write(self, tokens: np.ndarray) -> None:
@@ -141,16 +149,18 @@ class ShardWriter:
                 self.seal()
 
     def checkpoint(self, sizes: Sizes) -> None:
-        """Flush the unfinished shard to the disk, and add its size to `sizes` (see GrowingFile.checkpoint)."""
+        """Flush the unfinished shard to disk, and add its size to `sizes` (see GrowingFile.checkpoint)."""
         if self._shard is not None:
             self._shard.checkpoint(sizes)
 
     def seal(self) -> None:
+        """Finish the last shard."""
         if self._shard is not None:
             self._shard.seal()
             self._shard = None
 
     def abandon(self) -> None:
+        """Close the unfinished shard."""
         if self._shard is not None:
             self._shard.abandon()
 
@@ -161,9 +171,9 @@ class ShardWriter:
 
 
 class NpyWriter(GrowingFile):
-    """A .npy file whose length is not known at first: the header is written last, into reserved space.
+    """A .npy file whose length is not known in advance: the header is written last, into reserved space.
 
-    The array is 1-D, or 2-D with rows of `width` items. `resume_at`: the number of items (with `width`: of rows) that are already written.
+    The array is 1-D, or 2-D with rows of `width` items. `resume_at` counts items, or with `width` rows.
     """
 
     def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files, *, width: int | None = None, resume_at: int = 0) -> None:
@@ -176,7 +186,8 @@ class NpyWriter(GrowingFile):
         self.items = resume_at
 
     def write(self, values: np.ndarray) -> None:
-        if len(values):  # a memoryview of no rows has no bytes to cast
+        """Append values, or rows of `width` values."""
+        if len(values):  # a memoryview without rows cannot be cast
             self.append(np.ascontiguousarray(values, self._dtype).data.cast("B"))
         self.items += len(values)
 
@@ -195,7 +206,7 @@ def add_file(path: Path, relative: str, files: Files) -> None:
 
 
 def sync_and_close(file: BinaryIO) -> None:
-    """Flush a file to the disk (fsync), and close it. Call this before any record refers to the bytes of the file."""
+    """Flush a file to disk (fsync), and close it. Call this before any record refers to the bytes of the file."""
     with naming(file.name):
         file.flush()
         os.fsync(file.fileno())

@@ -1,7 +1,7 @@
-"""Look-up of lineage, the origin of a document or example, in `{split}_documents.parquet` or `{split}_examples.parquet`.
+"""A reader of lineage, the origin of documents or examples, in `{split}_documents.parquet` or `{split}_examples.parquet`.
 
-The key of a look-up is the ordinal, which is the number of the document or example in its split. A look-up reads the footer of the file and
-the row groups that hold a requested ordinal, one row group at a time. In our files, each row group has 65,536 rows.
+Lineage is looked up by ordinal, the number of the document or example in its split. A look-up reads the footer of the file and the row
+groups that contain a requested ordinal, one row group at a time. In our files, each row group has 65,536 rows.
 """
 
 from collections.abc import Iterable
@@ -15,9 +15,15 @@ from niels_cache_runtime.errors import NielsCacheError
 
 
 class Lineage(NamedTuple):
-    """The origin of one document or example. ordinal: its number in the split. source_id: its id at the source. file: its file at the
-    source, relative to the root of the source. row: its row in this file. tokens: its number of tokens. kept: the values of the columns in
-    `keep`, as a JSON object, or None.
+    """The origin of one document or example.
+
+    Attributes:
+        ordinal: Its number in the split.
+        source_id: Its id at the source.
+        file: Its file at the source, relative to the root of the source.
+        row: Its row in this file.
+        tokens: Its number of tokens.
+        kept: The values of the columns in `keep` as a JSON object, or None.
     """
 
     ordinal: int
@@ -29,9 +35,14 @@ class Lineage(NamedTuple):
 
 
 def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage]:
-    """Return the lineage of each of these ordinals, by ordinal. `path`: see `tables`.
+    """Return the lineage of these ordinals, by ordinal.
 
-    Raise NielsCacheError if the file is missing or unreadable, lacks a column, or lacks one of the ordinals.
+    Args:
+        path: The Parquet file of the split, or the path that stands for the files of a split joined from parts (see `tables`).
+        ordinals: The numbers of the documents or examples.
+
+    Raises:
+        NielsCacheError: If the file is missing or unreadable, or lacks a column or one of the ordinals.
     """
     import pyarrow
 
@@ -62,9 +73,13 @@ def read_lineage(path: str | Path, ordinals: Iterable[int]) -> dict[int, Lineage
 
 
 def files_of_lineage(path: str | Path) -> set[str]:
-    """Return the names of all files that the lineage of a split names. `path`: see `tables`. Reads one column.
+    """Return the names of all source files in the lineage of a split. This reads one column.
 
-    Raise NielsCacheError if the file is missing or unreadable.
+    Args:
+        path: See `tables`.
+
+    Raises:
+        NielsCacheError: If the file is missing or unreadable.
     """
     import pyarrow
     import pyarrow.compute

@@ -1,6 +1,6 @@
 """The tokens of a split of a finished cache as one stream, and the bounds of its documents or examples.
 
-Files are mapped, so that only the tokens that you use are read.
+Files are mapped, so only the tokens that you use are read.
 """
 
 from bisect import bisect_right
@@ -28,9 +28,15 @@ from niels_cache_runtime.format.layout import (
 
 
 class SplitTokens:
-    """The tokens of one split. `dtype`: their dtype, uint16 or uint32 (`token_dtype_of` meta.json). `shards`: the token files in order,
-    each (n,) of this dtype. `entries`: how many entries of the index an example has, 2 for a preference pair. Raises NielsCacheError for
-    files that are missing or inconsistent.
+    """The tokens of one split.
+
+    Attributes:
+        dtype: The dtype of the tokens, uint16 or uint32 (`token_dtype_of` meta.json).
+        shards: The token files in order, each an array (n,) of this dtype.
+        entries: The number of index entries of an example: 2 for a preference pair, otherwise 1.
+
+    Raises:
+        NielsCacheError: If files are missing or inconsistent.
     """
 
     def __init__(self, folder: Path, family: Family, split: Split, *, dtype: np.dtype, entries: int = 1) -> None:
@@ -61,18 +67,18 @@ class SplitTokens:
         return np.append(starts[1:], len(self)) if len(starts) else starts
 
     def number_at(self, position: int) -> int:
-        """Return the number of the document or example with this token."""
+        """Return the number of the document or example that contains this token."""
         ends: Any = self.ends
         return int(
             np.searchsorted(ends, np.array(position, dtype=ends.dtype), side="right")
-        )  # with the same dtype, the ends are not copied
+        )  # if the dtype is the same, the ends are not copied
 
     def bounds(self, number: int) -> tuple[int, int]:
         """Return the start and the end of a document or example, in tokens."""
         return int(self.ends[number - 1]) if number else 0, int(self.ends[number])
 
     def sides(self, number: int) -> list[tuple[str, int, int]]:
-        """Return the name, the start and the end of each side of a preference pair. Any other item is one side, whose name is empty."""
+        """Return the name, the start and the end of each side of a preference pair. Any other item is one side without a name."""
         start, end = self.bounds(number)
         if self._entries == 1:
             return [("", start, end)]
@@ -80,13 +86,14 @@ class SplitTokens:
         return [*zip(SIDES, (start, middle), (middle, end), strict=True)]
 
     def file_at(self, position: int) -> tuple[str, int]:
-        """Return the file of this token, relative to the folder of the data set, and the offset of the token in this file, in tokens."""
+        """Return the file of this token, relative to the folder of the data set, and the token's offset in it, in tokens."""
         number, begin = self._shard_at(position)
         return self._paths[number].relative_to(self._folder).as_posix(), position - begin
 
     def read(self, start: int, count: int) -> Tokens:
-        """Return (count,) tokens, or fewer tokens at the end of the split. The result is a view if all tokens are in one file, otherwise a
-        copy.
+        """Return (count,) tokens, or fewer at the end of the split.
+
+        The result is a view if all tokens are in one file, otherwise a copy.
         """
         pieces: list[Tokens] = []
         number, begin = self._shard_at(start)
@@ -98,6 +105,6 @@ class SplitTokens:
         return pieces[0] if len(pieces) == 1 else np.concatenate([np.empty(0, dtype=self.dtype), *pieces])
 
     def _shard_at(self, position: int) -> tuple[int, int]:
-        """Return the number of the shard with this token, and the start of that shard."""
+        """Return the number of the shard with this token, and where that shard starts."""
         number = bisect_right(self._shard_ends, position)
         return number, self._shard_ends[number - 1] if number else 0

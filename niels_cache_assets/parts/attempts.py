@@ -1,8 +1,9 @@
-"""The staging directory of one attempt, and what it takes over from the attempt before it.
+"""The staging directory of one attempt, and what it takes over from the previous attempt.
 
-An earlier attempt may still have files open: its process may be frozen, or cut off. So nothing in its staging directory is changed. The new
-attempt links its finished files, which no process writes again, and copies its unfinished files up to their recorded size. Then the old
-directory is moved away in one step, before it is removed. After that, the old process can neither record nor commit.
+An earlier attempt may still have open files: its process may be frozen, or cut off from the network. Nothing in its staging directory is
+changed, therefore. The new attempt links its finished files, which no process writes again, and copies its unfinished files up to their
+recorded size. The old directory is then renamed in one step, before it is removed. After that, the old process can neither record nor
+commit.
 """
 
 import errno
@@ -31,8 +32,16 @@ Log = Callable[[str], None]
 def staged_attempt(lease: Lease, *, log: Log, resumable: bool = True) -> Iterator[Path]:
     """Yield the staging directory of an attempt, with everything that the last attempt has recorded. At the end it replaces the target.
 
-    If the block fails, the directory stays for the next attempt. Without `resumable`, it is always empty at the beginning, and never stays.
-    Raises NielsCacheError for errors of the disk, and LeaseLost if another process has taken over before the end.
+    If the block fails, the directory stays for the next attempt.
+
+    Args:
+        lease: The lease of the attempt.
+        log: Called with a line about what is taken over.
+        resumable: With False, the directory is always empty at the beginning, and is removed if the block fails.
+
+    Raises:
+        NielsCacheError: If the disk fails.
+        LeaseLost: If another process has taken over before the end.
     """
     target = lease.target
     partial = attempt_path(target, lease.attempt)
@@ -48,9 +57,9 @@ def staged_attempt(lease: Lease, *, log: Log, resumable: bool = True) -> Iterato
 
 @contextmanager
 def scratch_of_attempt(lease: Lease) -> Iterator[Path]:
-    """Yield an empty directory of an attempt, for a target that is one file, which the block itself puts into its place.
+    """Yield an empty directory of an attempt, for a target that is one file. The block itself moves the file to its final name.
 
-    The directories of all earlier attempts are moved away first. So a process that was overtaken finds its file no more.
+    The directories of all earlier attempts are renamed first, so that a process that was overtaken no longer finds its file.
     """
     partial = attempt_path(lease.target, lease.attempt)
     remove(partial)
@@ -63,7 +72,7 @@ def scratch_of_attempt(lease: Lease) -> Iterator[Path]:
 
 
 def sweep_attempts(target: Path) -> None:
-    """Remove the unfinished attempts at a target that is finished, unless a process makes one now."""
+    """Remove the unfinished attempts at a finished target, unless a process is making one."""
     target = real_path(target)
     before = max(recorded_attempts(target), default=0) + 1
     if not left_attempts(target, before):
@@ -78,7 +87,7 @@ def sweep_attempts(target: Path) -> None:
 
 
 def targets_in(folder: Path) -> list[Path]:
-    """Return the targets of all builds in a folder: those that are there, and those that left only a lock or an unfinished build."""
+    """Return the targets of all builds in a folder, including those of which only a lock or an unfinished build is left."""
     names = {path.name for path in folder.glob("*") if path.is_dir() and not path.name.startswith(".")}
     for path in folder.glob(".*"):
         names.update(match[1] for match in [_BESIDE.fullmatch(path.name)] if match)
@@ -86,14 +95,14 @@ def targets_in(folder: Path) -> list[Path]:
 
 
 def remove_target(lease: Lease) -> list[tuple[Path, int]]:
-    """Remove a target with its unfinished attempts, and at last its lease, which the caller holds. Return each folder and its bytes."""
+    """Remove a target, its unfinished attempts and finally its lease, which the caller holds. Return each folder and its size in bytes."""
     target = lease.target
     attempts = [path for each in left_attempts(target, lease.attempt) for path in each]
     removed = [(path, bytes_below(path)) for path in (target, *attempts, aside_path(target)) if path.exists()]
     for path, _ in removed:
         remove(path)
     for path in (lease_path(target), lock_path(target)):
-        remove(path)  # while it is held: after that, another build could hold it
+        remove(path)  # while the lease is held, because afterwards another build could hold it
     return removed
 
 
@@ -139,7 +148,7 @@ def _link(source: Path, link: Path, size: int) -> None:
 
 
 def _copy(source: Path, copy: Path, size: int) -> None:
-    """Copy the first `size` bytes of a file, and flush them to the disk."""
+    """Copy the first `size` bytes of a file, and flush them to disk."""
     with open(source, "rb") as old, open(copy, "wb") as new, naming(copy):
         while size and (block := old.read(min(size, _BLOCK_BYTES))):
             new.write(block)
@@ -149,7 +158,7 @@ def _copy(source: Path, copy: Path, size: int) -> None:
 
 
 def _remove_attempts(target: Path, before: int) -> None:
-    """Remove the staging directories of all attempts before this one. Each is moved away first, so that its process cannot commit it."""
+    """Remove the staging directories of all attempts before this one. Each is renamed first, so that its process cannot commit it."""
     for partial, gone in left_attempts(target, before):
         with suppress(OSError):
             remove(gone)
@@ -161,6 +170,6 @@ def _remove_attempts(target: Path, before: int) -> None:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             with suppress(OSError):
-                remove(partial)  # something that a process has made again after it was overtaken
+                remove(partial)  # what a process has created again after it was overtaken
         with suppress(OSError):  # NFS keeps files that another process of this machine has open; the next build removes them
             remove(gone)

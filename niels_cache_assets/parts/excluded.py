@@ -1,13 +1,13 @@
-"""The key `exclude` of a data set in parts: only a part that holds one of the ids is built again.
+"""The key `exclude` of a data set in parts: a part is built again only if it contains one of the ids.
 
-The fingerprint of a part covers only those ids of the list that count for it: the ids that its build removed (`facts` of meta.json), and
-the ids that its lineage still has. A corpus also has examples of documents that the cleaning dropped. Their ids count too, because an
-example has the beginning of the text. So a list with other ids leaves the part as it is, with its bytes. A part that is not built yet
-removes all ids of the list, and its fingerprint then covers those that it met.
+The fingerprint of a part covers only those ids of the list that affect it: the ids that its build removed (`facts` of meta.json), and the
+ids that are still in its lineage. A corpus also has examples of documents that cleaning dropped. Their ids count, too, because an example
+contains the beginning of the text. A list with other ids therefore leaves the part and its bytes as they are. A part that is not built yet
+removes all ids of the list, and its fingerprint then covers those that it found.
 
-The lineage of a finished part is read once for each list. `excluded.json` beside the parts records which ids were found in it, by the
-sha256 of the file of lineage. The cache that was joined has the same files of lineage. This record only saves time: the lineage of a
-million documents is read in a quarter of a second.
+The lineage of a finished part is read once for each list. `excluded.json` next to the parts records which ids were found in it, by the
+sha256 of the lineage file. The joined cache has the same lineage files. This record only saves time: reading the lineage of a million
+documents takes a quarter of a second.
 """
 
 import json
@@ -30,7 +30,12 @@ _ROWS = 1 << 18
 
 
 class Held(NamedTuple):
-    """A document that has an id of the list. file: its file at the source."""
+    """A document with an id of the list.
+
+    Attributes:
+        source_id: The id.
+        file: The file of the document at the source.
+    """
 
     source_id: str
     file: str
@@ -39,10 +44,20 @@ class Held(NamedTuple):
 def with_held_ids(
     made_of: Mapping[str, Any], list_of_ids: str | None, meta: Meta, directory: Path, *, beside: Path, also: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Return an identity in which only those ids of `list_of_ids` count that the finished build in `directory` holds or has removed.
+    """Return an identity with only those ids of `list_of_ids` that the finished build in `directory` contains or has removed.
 
-    beside: the folder of the parts. also: further ids that count if the list has them. If the lineage cannot be read, all ids count, so
-    that the part is built again. Raises NielsCacheError for a list that cannot be read.
+    If the lineage cannot be read, all ids count, so that the part is built again.
+
+    Args:
+        made_of: The identity of the part.
+        list_of_ids: The list of ids, or None.
+        meta: The meta.json of the build.
+        directory: The folder of the build.
+        beside: The folder of the parts.
+        also: Further ids that count if they are in the list.
+
+    Raises:
+        NielsCacheError: If the list cannot be read.
     """
     if list_of_ids is None:
         return dict(made_of)
@@ -55,9 +70,15 @@ def with_held_ids(
 
 
 def ids_in_parts(list_of_ids: str | None, folders: Sequence[Path], *, beside: Path) -> set[str]:
-    """Return the ids of `list_of_ids` that the finished parts in these folders hold or have removed. A part that cannot be read has none.
+    """Return the ids of `list_of_ids` that the finished parts contain or have removed. A part that cannot be read has none.
 
-    beside: the folder of the parts. Raises NielsCacheError for a list that cannot be read.
+    Args:
+        list_of_ids: The list of ids, or None.
+        folders: The folders of the finished parts.
+        beside: The folder of the parts.
+
+    Raises:
+        NielsCacheError: If the list cannot be read.
     """
     wanted = excluded_ids(list_of_ids) if list_of_ids is not None else frozenset[str]()
     found = set[str]()
@@ -85,7 +106,10 @@ def removed_ids(meta: Meta) -> set[str]:
 def documents_held(meta: Meta, directory: Path, wanted: Collection[str], *, beside: Path) -> frozenset[Held]:
     """Return the documents in the lineage of a finished cache or corpus that have one of these ids.
 
-    Reads the ids of all documents, but only once for each list. Raises NielsCacheError if the lineage cannot be read.
+    This reads the ids of all documents, but only once for each list.
+
+    Raises:
+        NielsCacheError: If the lineage cannot be read.
     """
     (digest,) = identity_of_ids(wanted).values()
     place = beside / FOUND_NAME
@@ -98,7 +122,7 @@ def documents_held(meta: Meta, directory: Path, wanted: Collection[str], *, besi
 
 
 def _has_ids(name: str) -> bool:
-    """Return whether a file of a cache or of a corpus has the ids of documents."""
+    """Return whether a file of a cache or of a corpus contains the ids of documents."""
     of_caches = any(name == documents_name(split) or name.startswith(f"{documents_folder(split)}/") for split in SPLITS)
     return of_caches or name.startswith(_OF_CORPUS)
 
@@ -120,11 +144,11 @@ def _read(path: Path, wanted: Collection[str]) -> Iterator[tuple[str, str]]:
 
 
 def _known(place: Path, digest: str) -> Mapping[str, list[Any]]:
-    """Return what was found for this list, by the sha256 of a file of lineage."""
+    """Return what was found for this list, by the sha256 of a lineage file."""
     try:
         stamp = os.stat(place)
         told, found = _recorded(place, stamp.st_ino, stamp.st_mtime_ns)
-    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or damaged
+    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged
         return {}
     return found if told == digest else {}
 

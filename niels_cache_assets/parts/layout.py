@@ -1,14 +1,14 @@
-"""Names and places of a data set in parts, below `ROOT/pretrain/.parts/NAME/`."""
+"""Names and folders of a data set in parts, below `ROOT/pretrain/.parts/NAME/`."""
 
 from pathlib import Path
 
 from niels_cache_runtime.format.layout import parts_root
 
 PLAN_NAME = "plan.json"
-PLAN_STAGED = "plan"  # the name whose lease and staging directory the plan uses; nothing has this name
+PLAN_STAGED = "plan"  # the name for the lease and the staging directory of the plan; no file has it
 VAL_NAME = "val"
 PART_KINDS = ("plan", "val_part", "part")  # kinds of artifacts that only data sets in parts have
-APART_KINDS = ("part", "corpus_part", "range")  # kinds of which several are built at a time, each by a process of its own
+APART_KINDS = ("part", "corpus_part", "range")  # kinds of which several are built at a time, each in a separate process
 
 
 def parts_dir(root: str | Path, name: str) -> Path:
@@ -17,12 +17,12 @@ def parts_dir(root: str | Path, name: str) -> Path:
 
 
 def number_in(name: str, prefix: str, count: int) -> int | None:
-    """Return the number in a name such as part-00017. Return None for another name, and for a number that is not below `count`."""
+    """Return the number in a name such as part-00017, or None for another name or a number that is not below `count`."""
     digits = name.removeprefix(f"{prefix}-")
     number = int(digits) if digits.isdecimal() and len(digits) < 10 else count
     return number if number < count and name == f"{prefix}-{number:05d}" else None
 
 
 def part_name(number: int) -> str:
-    """Return the name of a part: of its folder, and of its lineage in the sealed cache."""
+    """Return the name of a part, which is the name of its folder and of its lineage in the sealed cache."""
     return f"part-{number:05d}"

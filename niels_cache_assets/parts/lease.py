@@ -1,18 +1,18 @@
-"""The lease of a part. It decides which process builds the part, also among machines that share no file locks.
+"""The lease of a part, which decides which process builds the part, even among machines that share no file locks.
 
     .part-00017.lease/attempt-00002.json    attempt, host, process, count: who makes the latest attempt
     .part-00017.lease/stop                  a request to stop, for all processes that build the part or wait for it
-    .part-00017.lease/stop-LAUNCH           the same, for those that were started with this name (cluster/child.py)
+    .part-00017.lease/stop-LAUNCH           the same, for processes that were started with this name (cluster/child.py)
 
-The holder raises the count every `renew_seconds`. A process that sees the same bytes for `lease_seconds` takes over: it creates the file of
-the next attempt, and only one process can create a file. Each process measures this time by its own clock, and only while it can read. So
-clocks of two machines are never compared, and a server that stands still ends no lease.
+The holder increments the count every `renew_seconds`. A process that sees the same bytes for `lease_seconds` takes over: it creates the
+file of the next attempt, and only one process can create a file. Each process measures this time with its own clock, and only while it can
+read. Clocks of two machines are thus never compared, and an unresponsive file server does not end a lease.
 
-A lock (flock) on the file of an attempt only tells sooner that a holder on the same kernel has died. A lock that is held tells nothing,
-because a frozen process keeps its lock. The lock of the target (format/commit.py) is also held if possible: for messages, and to keep out
-programs that know no leases.
+The lock (flock) on the file of an attempt only reveals sooner that a holder on the same kernel has died. A lock that is held proves
+nothing, because a frozen process keeps its lock. If possible, the lock of the target (format/commit.py) is also held: for messages, and to
+exclude programs that do not know leases.
 
-A holder that was overtaken learns of it from its thread, from `check`, or when its staging directory is gone. Costs: one small write each
+A holder that was overtaken notices it in its thread, in `check`, or when its staging directory is gone. Costs: one small write every
 `renew_seconds`, and one look into a small folder for each record of the journal.
 """
 
@@ -36,19 +36,25 @@ from niels_cache_assets.disk.attempts import attempt_record, highest_number, lea
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, Busy, LockRefused, Writer, sync, writer_lock, writer_of
 
-LOCK_SECONDS = 0.5  # a new holder may need so long to get the lock of its own file, because others try it for an instant
-_RECORD_BYTES = 2048  # every record has this size, so that it is overwritten in place, and its lock stays
+LOCK_SECONDS = 0.5  # how long a new holder tries to lock its own file, because others try it for an instant
+_RECORD_BYTES = 2048  # every record has this size, so it can be overwritten in place and its lock stays
 
 Mark = tuple[int, int] | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """The process that makes an attempt, as its file says it. count: the number of renewals.
+    """The process that makes an attempt, as recorded in the attempt's file.
 
-    boot: tells whether the holder runs on this kernel. is_locked: whether the holder holds the lock of the file. is_over: whether the
-    attempt has ended in an orderly way. token: differs between any two attempts. overtaken: the process that still held the lock of the
-    target when this attempt began, after its own lease had run out.
+    Attributes:
+        attempt: The number of the attempt.
+        writer: The process, as messages name it.
+        token: A random value that differs between any two attempts.
+        boot: Identifies the kernel on which the holder runs.
+        is_locked: Whether the holder holds the lock of the file.
+        is_over: Whether the attempt has ended properly.
+        overtaken: The process that still held the lock of the target when this attempt began, after its own lease had expired.
+        count: The number of renewals.
     """
 
     attempt: int
@@ -61,13 +67,13 @@ class Holder:
     count: int = 0
 
     def encoded(self) -> bytes:
-        """Return the content of the file, always of the same size."""
+        """Return the content of the file, which always has the same size."""
         said = {**asdict(self.writer), **{key: value for key, value in asdict(self).items() if key != "writer"}}
         return json.dumps(said).encode().ljust(_RECORD_BYTES - 1) + b"\n"
 
     @classmethod
     def decoded(cls, content: bytes) -> Holder | None:
-        """Return the holder, or None for a file that is not written yet or is damaged."""
+        """Return the holder, or None if the file is not written yet or is damaged."""
         try:
             said: dict[str, Any] = json.loads(content)
             writer = Writer(**{key: said.pop(key) for key in ("pid", "host", "since", "command")})
@@ -78,7 +84,13 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The file of the latest attempt. holder: None if the file is not readable."""
+    """The file of the latest attempt.
+
+    Attributes:
+        attempt: The number of the attempt.
+        content: The bytes of the file.
+        holder: The process that makes the attempt, or None if the file cannot be parsed.
+    """
 
     attempt: int
     content: bytes
@@ -86,7 +98,7 @@ class Seen:
 
     @property
     def is_over(self) -> bool:
-        """Whether the attempt has ended in an orderly way."""
+        """Whether the attempt has ended properly."""
         return self.holder is not None and self.holder.is_over
 
     @property
@@ -110,7 +122,7 @@ def latest(target: Path) -> Seen | None:
 
 
 def mark_of_stop(target: Path) -> Mark:
-    """Return a value that is different for each `stop`, the request to all processes. Return None without this file."""
+    """Return a value that differs for each `stop`, the request to all processes, or None without this file."""
     try:
         found = os.stat(stop_path(target))
     except OSError:
@@ -120,23 +132,25 @@ def mark_of_stop(target: Path) -> Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class Stops:
-    """The requests to stop that a process obeys: every `stop` that is newer than the process, and `stop-LAUNCH` of its own launch.
+    """The requests to stop that apply to a process: every `stop` that is newer than the process, and `stop-LAUNCH` of its own launch.
 
-    launch: the launch of the process, if a program has started it. stale: the `stop` that was there when the process began.
+    Attributes:
+        launch: The launch of the process, if another program has started it.
+        stale: The `stop` that existed when the process began.
     """
 
     launch: str | None = None
     stale: Mark = None
 
     def requested(self, target: Path) -> Path | None:
-        """Return the file of a request that this process obeys, or None."""
+        """Return the file of a request that applies to this process, or None."""
         if self.launch is not None and os.path.lexists(own := stop_path(target, self.launch)):
             return own
         return None if mark_of_stop(target) in (None, self.stale) else stop_path(target)
 
 
 def holds_lock(target: Path, attempt: int) -> bool | None:
-    """Return whether a process holds the lock of the file of an attempt. Return None if this cannot be known."""
+    """Return whether a process holds the lock of the file of an attempt, or None if this cannot be determined."""
     try:
         descriptor = os.open(attempt_record(target, attempt), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -153,7 +167,7 @@ def holds_lock(target: Path, attempt: int) -> bool | None:
 
 
 def has_died(target: Path, seen: Seen) -> bool:
-    """Return whether the holder has certainly died. It has if it ran on this kernel, with a lock, and its lock is free."""
+    """Return whether the holder has certainly died: it ran on this kernel and held a lock that is now free."""
     holder = seen.holder
     is_here = holder is not None and holder.is_locked and holder.boot == Process.here().boot != ""
     return is_here and holds_lock(target, seen.attempt) is False
@@ -182,16 +196,21 @@ _WRITE_SECONDS = 1.0  # the end of a lease waits at least this long for a renewa
 
 
 class LeaseLost(NielsCacheError):
-    """Another process has taken over the target, because this process did not renew its lease in time."""
+    """The loss of a lease: another process has taken over the target, because this process did not renew the lease in time."""
 
 
 class Stopped(NielsCacheError):
-    """Somebody has asked the processes that build this target to stop."""
+    """A request to the processes that build this target to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """How often a lease is renewed, and how long a process waits for a renewal before it takes over, in seconds."""
+    """The times of a lease in seconds.
+
+    Attributes:
+        renew_seconds: How often a lease is renewed.
+        lease_seconds: How long a process waits for a renewal before it takes over.
+    """
 
     renew_seconds: float = 15.0
     lease_seconds: float = 120.0
@@ -203,24 +222,29 @@ class Times:
 
 
 class Lease:
-    """The right to make one attempt at a target. `leased` makes it."""
+    """The right to make one attempt at a target. `leased` creates it."""
 
     def __init__(self, target: Path, holder: Holder, descriptor: int, *, waited: bool) -> None:
         self.target, self.attempt, self.waited = target, holder.attempt, waited
         self._holder, self._descriptor = holder, descriptor
         self._count = 0
         self._is_lost = False
-        self._stop: Path | None = None  # the request that was seen
+        self._stop: Path | None = None  # the latest request that was seen
         self._ended = threading.Event()
         self._writing = threading.Lock()
 
     def check(self) -> None:
-        """Raise LeaseLost if another process has taken over, and Stopped if somebody has set `stop`. Call this before each record."""
+        """Check that this process still holds the lease. Call this before each record.
+
+        Raises:
+            LeaseLost: If another process has taken over.
+            Stopped: If a stop was requested.
+        """
         self._is_lost = self._is_lost or self._was_overtaken()
         self.check_quickly()
 
     def check_quickly(self) -> None:
-        """Raise the same errors without a look at the disk, as the last renewal has seen it."""
+        """Raise the same errors as `check`, but without reading the disk, from what the latest renewal has seen."""
         if self._is_lost:
             raise self.lost()
         if self._stop is not None:
@@ -238,7 +262,7 @@ class Lease:
         )
 
     def is_lost(self) -> bool:
-        """Return whether another process has taken over. Never raises."""
+        """Return whether another process has taken over. This never raises."""
         with suppress(OSError):
             self._is_lost = self._is_lost or self._was_overtaken()
         return self._is_lost
@@ -255,15 +279,15 @@ class Lease:
         with self._writing:
             record = replace(self._holder, count=self._count, is_over=is_over)
             os.pwrite(self._descriptor, record.encoded(), 0)
-            os.fsync(self._descriptor)  # other machines do not see it before
+            os.fsync(self._descriptor)  # other machines see it only after this
 
     @contextmanager
     def renewed(self, times: Times, stops: Stops, on_stop: Callable[[], None] | None) -> Iterator[None]:
-        """Renew the lease in the block, by a thread."""
+        """Renew the lease on a thread, as long as the block runs."""
 
         def renew() -> None:
             while not self._ended.wait(times.renew_seconds):
-                with suppress(OSError):  # a full or stalled disk: the next time may succeed, and `check` tells if it came too late
+                with suppress(OSError):  # the disk is full or stalled: the next renewal may succeed, and `check` raises if it was too late
                     if self._was_overtaken():
                         self._is_lost = True
                         return
@@ -281,11 +305,11 @@ class Lease:
         finally:
             self._ended.set()
             thread.join(max(times.renew_seconds, _WRITE_SECONDS))
-            if not thread.is_alive():  # otherwise it hangs in a stalled write, and still needs the descriptor
+            if not thread.is_alive():  # otherwise the thread hangs in a stalled write and still needs the descriptor
                 self._end()
 
     def _end(self) -> None:
-        """Say that this attempt has ended, so that the next process need not wait."""
+        """Record that this attempt has ended, so that the next process need not wait."""
         with suppress(OSError):
             self._write(is_over=True)
         os.close(self._descriptor)
@@ -302,14 +326,22 @@ def leased(
     stops: Stops | None = None,
     at_once: bool = False,
 ) -> Iterator[Lease]:
-    """Hold the lease of `target`, whose parent folder must exist, and renew it in the block.
+    """Hold the lease of `target`, and renew it during the block.
 
-    wait: if another process builds the target, log this and wait until that process ends or its lease runs out. Without `wait`, Busy is
-        raised as soon as it is certain that the other process lives. A lease that may be abandoned is watched until this is known.
-    at_once: raise Busy at once if the lease cannot be taken now.
-    on_stop: called once, by another thread, if somebody sets `stop` while the lease is held. Without it, only the checks raise.
-    stops: the requests to stop that count. By default, every `stop` that is set after this call.
-    Raises LeaseLost from the block if another process has taken over, and Stopped if a stop was requested before the lease is taken.
+    Args:
+        target: The target, whose parent folder must exist.
+        times: When to renew the lease, and when to take over another one.
+        wait: If another process builds the target, log this, and wait until that process ends or its lease expires. Without `wait`, Busy is
+            raised as soon as it is certain that the other process is alive. A lease that may be abandoned is watched until this is known.
+        log: Called with a line about each wait.
+        on_stop: Called once, on another thread, if a stop is requested while the lease is held. Without it, only the checks raise.
+        stops: The requests to stop that apply. By default, every `stop` that is created after this call.
+        at_once: Whether to raise Busy at once if the lease cannot be taken now.
+
+    Raises:
+        Busy: If another process builds the target.
+        LeaseLost: From the block, if another process has taken over.
+        Stopped: If a stop was requested before the lease is taken.
     """
     stops = Stops(stale=mark_of_stop(target)) if stops is None else stops
     with ExitStack() as held:
@@ -329,9 +361,9 @@ def leased(
 
 
 def builder_of(target: Path) -> Writer | None:
-    """Return the process that builds `target` on this machine, or by its lease on another machine. Return None without such a process.
+    """Return the process that builds `target` on this machine or, by its lease, on another machine, or None.
 
-    A process on another machine may have died since; only a process that waits for it finds this out.
+    A process on another machine may have died in the meantime; only a process that waits for it finds out.
     """
     writer, seen = writer_of(target), latest(real := Path(os.path.realpath(target)))
     if writer is not None or seen is None or seen.is_over or has_died(real, seen):
@@ -342,7 +374,9 @@ def builder_of(target: Path) -> Writer | None:
 def request_stop(target: Path, launch: str | None = None) -> None:
     """Ask processes that build `target`, or wait for it, to stop. They notice it at their next renewal or look.
 
-    launch: ask only those that were started with this name, also if they begin later. None asks all.
+    Args:
+        target: The target.
+        launch: Ask only processes that were started with this name, including those that begin later. None asks all.
     """
     path = stop_path(target, launch)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -351,12 +385,17 @@ def request_stop(target: Path, launch: str | None = None) -> None:
 
 
 def stopped(target: Path, request: Path | None = None) -> Stopped:
-    """Return the error for a request to stop. request: its file; None is the one for all processes."""
+    """Return the error for a request to stop.
+
+    Args:
+        target: The target.
+        request: The file of the request, or None for the request to all processes.
+    """
     return Stopped(f"{target}: stopped by {request or stop_path(target)}; run the same command again to resume")
 
 
 class _Claim:
-    """The way to a lease: watch the latest attempt until it has ended, its holder has died, or its lease has run out."""
+    """An attempt to get a lease: it watches the latest attempt until it has ended, its holder has died, or its lease has expired."""
 
     def __init__(self, target: Path, times: Times, log: Log, stops: Stops) -> None:
         self._target, self._times, self._log, self._stops = target, times, log, stops
@@ -367,7 +406,7 @@ class _Claim:
         self._has_changed = False
 
     def take(self, held: ExitStack, *, wait: bool, at_once: bool) -> Lease:
-        """Return the lease as soon as it can be taken. `held` also gets the lock of the target, if it is free then."""
+        """Return the lease as soon as it can be taken. `held` also gets the lock of the target, if it is free at that time."""
         lease_path(self._target).mkdir(exist_ok=True)
         began, waited = time.monotonic(), False
         while True:
@@ -401,7 +440,7 @@ class _Claim:
             self._told = who
 
     def _lock(self, attempted: ExitStack) -> Writer | None:
-        """Take the lock of the target, if it is free and the file system has locks. Return the process that holds it otherwise."""
+        """Take the lock of the target, if it is free and the file system has locks. Otherwise return the process that holds it."""
         try:
             attempted.enter_context(writer_lock(self._target, patience=0))
         except Busy as busy:
@@ -412,14 +451,14 @@ class _Claim:
         return None
 
     def _was_overtaken(self, locker: Writer) -> bool:
-        """Return whether the process that holds the lock of the target is one whose lease has run out. It may be frozen.
+        """Return whether the process that holds the lock of the target is one whose lease has expired. It may be frozen.
 
-        Any other process with the lock begins just now, or is a program that knows no leases.
+        Any other process with the lock is just starting, or is a program that does not know leases.
         """
         return self._seen is not None and self._seen.holder is not None and self._seen.holder.overtaken == str(locker)
 
     def _look(self) -> tuple[bool, str | None]:
-        """Return whether the next attempt may begin now. Also return why, if the latest attempt has not ended in an orderly way."""
+        """Return whether the next attempt may begin now, and why, if the latest attempt has not ended properly."""
         seen, now = latest(self._target), time.monotonic()
         if self._looked is None or seen != self._seen:
             self._has_changed = self._looked is not None and seen is not None and not seen.is_over
@@ -455,7 +494,7 @@ class _Claim:
         except FileExistsError:
             return None
         try:
-            # The lock comes before the content: a holder that claims to have the lock has it, or has died.
+            # The lock is taken before the content is written: a holder that claims to have the lock has it, or has died.
             holder = replace(holder, is_locked=take_lock(descriptor))
             lease = Lease(target, holder, descriptor, waited=waited)
             lease._write()
@@ -472,6 +511,6 @@ class _Claim:
             path.unlink(missing_ok=True)
             os.close(descriptor)
             raise
-        path.unlink(missing_ok=True)  # this process has slept over a newer attempt, so the number was used before
+        path.unlink(missing_ok=True)  # this process has missed a newer attempt, so the number was used before
         os.close(descriptor)
         return None

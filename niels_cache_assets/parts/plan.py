@@ -1,7 +1,7 @@
-"""The plan of a data set in parts: which part reads which files, and how many tokens it may have.
+"""The plan of a data set in parts: which part reads which files, and the token budget of each part.
 
-The plan is made once, from the list of files of one revision. It is one JSON file, without a clock and without addresses on this machine.
-Everything that is built afterwards reads this file, and no one lists the files again. Making a plan costs no more than the list of files.
+The plan is made once, from the list of files of one revision. It is one JSON file, without timestamps and without paths on this machine.
+Everything that is built afterwards reads this file, and nothing lists the files again. Making a plan costs no more than listing the files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.meta import Meta
 
-CODE_VERSION = "1"  # raise this by hand if a plan of the same files divides them in a different way, or if parts write different bytes
+CODE_VERSION = "1"  # increment if the same files are divided differently, or if parts write different bytes
 MOST_SHARDS = 20_000
 _UNPACKED = 2.5  # bytes of text for one byte of a compressed file, roughly
 _PACKED = (".parquet", ".gz", ".bz2", ".xz", ".zst")
@@ -32,9 +32,14 @@ _EVEN = 2**22  # a proposed shard size is a multiple of 4 MiB
 class PlannedPart:
     """A part in a plan.
 
-    plan: the fingerprint of the group of parts that this part belongs to. revision, text_field: those of this group; see PlannedGroup.
-    files: its files; those that upstream puts into val come first.
-    train_tokens, val_tokens: its share of the budgets; None without a budget.
+    Attributes:
+        number: The number of the part, from 0.
+        plan: The fingerprint of the group of parts that this part belongs to.
+        revision: The revision of that group (see `PlannedGroup`).
+        text_field: The text field of that group (see `PlannedGroup`).
+        files: Its files. Those that upstream assigns to val come first.
+        train_tokens: Its share of the train budget, or None without a budget.
+        val_tokens: Its share of the val budget, or None without a budget.
     """
 
     number: int
@@ -51,16 +56,21 @@ class PlannedPart:
         return part_name(self.number)
 
     def seed(self, seed: int) -> int:
-        """Return the seed of this part's shuffle, below 2^48. It depends only on the seed of the configuration and the number."""
+        """Return the seed of this part's shuffle, below 2^48. It depends only on the seed in the configuration and the part's number."""
         return int.from_bytes(hashlib.sha256(f"{seed}\0{self.number}".encode()).digest()[:6])
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedGroup:
-    """The parts that were planned together: the first ones, or those of one table `added`. Nothing that is added later changes a group.
+    """The parts that were planned together: the first ones, or those of one table `added`. Later additions never change a group.
 
-    fingerprint: sha256 over everything that decided the group; `made_of` has the values. revision: the revision of upstream that was
-    listed. text_field: the field of the text in every file; None if no file holds rows. listed: the files, in the order of the listing.
+    Attributes:
+        fingerprint: The sha256 over everything that determined the group.
+        made_of: The values that the fingerprint hashes.
+        revision: The revision of upstream that was listed.
+        text_field: The text field in every file, or None if no file contains rows.
+        listed: The files, in the order of the listing.
+        parts: The parts, in order.
     """
 
     fingerprint: str
@@ -75,7 +85,9 @@ class PlannedGroup:
 class Plan:
     """A plan that was read from its file.
 
-    meta: its content. groups: the first parts, and then those of each table `added`. A data set that never grew has one group.
+    Attributes:
+        meta: The content of the file.
+        groups: The first parts, then those of each table `added`. A data set that never grew has one group.
     """
 
     meta: Meta
@@ -83,7 +95,11 @@ class Plan:
 
     @classmethod
     def of(cls, meta: Meta) -> Plan:
-        """Return the plan in the content of its file. Raises NielsCacheError if the content has a different form."""
+        """Return the plan in the content of its file.
+
+        Raises:
+            NielsCacheError: If the content has a different form.
+        """
         try:
             groups = list[PlannedGroup]()
             for entry in meta["groups"]:
@@ -94,7 +110,7 @@ class Plan:
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 over everything that decided the plan."""
+        """The sha256 over everything that determined the plan."""
         return str(self.meta["fingerprint"])
 
     @property
@@ -104,7 +120,7 @@ class Plan:
 
     @property
     def parts(self) -> tuple[PlannedPart, ...]:
-        """All parts."""
+        """All parts, in order."""
         return tuple(part for group in self.groups for part in group.parts)
 
     @property
@@ -115,7 +131,7 @@ class Plan:
 
 
 def _group(entry: Mapping[str, Any], *, first: int) -> PlannedGroup:
-    """Return a group from its entry in the file of a plan. first: the number of its first part."""
+    """Return a group from its entry in the file of a plan. `first` is the number of its first part."""
     listed = tuple(ListedFile(**file) for file in entry["listed"])
     of_all: dict[str, Any] = {"revision": entry["dataset_revision"], "text_field": entry["text_field"]}
     parts = tuple(
@@ -171,8 +187,17 @@ def plan_parts(
 ) -> PlannedGroup:
     """Return a group of parts. Each part has a contiguous run of the files of each split, balanced by bytes.
 
-    of_all: `revision` and `text_field`. All of these fields are those of PlannedGroup. Raises NielsCacheError if there are fewer files than
-    parts, or if a part gets no token of the budget of train.
+    Args:
+        files: The files of all parts.
+        parts: The number of parts.
+        train_tokens: The train budget of the group, or None.
+        val_tokens: The val budget of the group, or None.
+        fingerprint: See `PlannedGroup`.
+        made_of: See `PlannedGroup`.
+        **of_all: `revision` and `text_field` (see `PlannedGroup`).
+
+    Raises:
+        NielsCacheError: If there are fewer files than parts, or if a part gets no token of the train budget.
     """
     splits: list[Split | None] = list(dict.fromkeys(file.split for file in files))
     main = "train" if "train" in splits else None
@@ -208,16 +233,16 @@ def is_compressed(name: str) -> bool:
 
 
 def estimated_text_bytes(files: Sequence[ListedFile]) -> int:
-    """Return a guess of the bytes of text in these files, from their sizes."""
+    """Return an estimate of the text in these files in bytes, from their sizes."""
     return int(sum(file.bytes * (_UNPACKED if is_compressed(file.name) else 1) for file in files))
 
 
 def proposed_shard_bytes(
     files: Sequence[ListedFile], *, train_tokens: int | None, val_tokens: int | None, token_bytes: int, shard_bytes: int
 ) -> int | None:
-    """Return a `shard_bytes` with which the data set stays below 20,000 shards. Return None if `shard_bytes` is enough.
+    """Return a `shard_bytes` with which the data set has fewer than 20,000 shards, or None if the given one is large enough.
 
-    The number of tokens is a guess from the sizes of the files, unless there is a smaller budget.
+    The number of tokens is estimated from the sizes of the files, unless there is a smaller budget.
     """
     tokens = estimated_text_bytes(files) // BYTES_PER_TOKEN
     if train_tokens is not None:
@@ -228,10 +253,14 @@ def proposed_shard_bytes(
 
 
 def contiguous_runs(sizes: Sequence[int], parts: int) -> list[range]:
-    """Return for each part a range of files, balanced by size. The ranges follow each other and cover all files.
+    """Return a range of files for each part, balanced by size. The ranges are consecutive and cover all files.
 
-    sizes: the size of each file. Every range has at least one file, if there are as many files as parts. Each cut is at the start of the
-    file that is nearest to the ideal cut. If all sizes are 0 (unknown), files count as equal.
+    Every range has at least one file, if there are as many files as parts. Each cut is at the start of the file that is nearest to the
+    ideal cut. If all sizes are 0 (unknown), all files count the same.
+
+    Args:
+        sizes: The size of each file.
+        parts: The number of parts.
     """
     weights = list(sizes) if any(sizes) else [1] * len(sizes)
     before = [0, *accumulate(weights)]
@@ -249,9 +278,9 @@ def contiguous_runs(sizes: Sequence[int], parts: int) -> list[range]:
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
-    """Return `total` divided in proportion to the weights, by the method of the largest remainder. The shares sum to `total` exactly.
+    """Return `total` divided in proportion to the weights, by the largest remainder method. The shares add up to `total` exactly.
 
-    Of equal remainders, the first counts as larger. If all weights are 0, they count as equal.
+    Of equal remainders, the first one counts as larger. If all weights are 0, they count as equal.
     """
     weights = list(weights) if any(weights) else [1] * len(weights)
     whole = sum(weights)

@@ -1,7 +1,7 @@
-"""The seal: it joins finished parts into one cache without writing a token again.
+"""The seal, which joins finished parts into one cache without writing any token again.
 
-Shards and lineage become hard links under their final names, and copies if the file system refuses links. Document ends are shifted and
-joined in blocks. Cost: one system call for each file, and the document ends once. Memory does not grow with the data set.
+Shards and lineage become hard links under their final names, or copies if the file system refuses links. Document ends are shifted and
+joined in blocks. Cost: one system call for each file, and one pass over the document ends. Memory does not grow with the data set.
 """
 
 import os
@@ -30,14 +30,21 @@ from niels_cache_runtime.format.layout import (
 )
 from niels_cache_runtime.format.meta import Meta, content_sha256, cut_ordinals
 
-CODE_VERSION = "1"  # raise this by hand if a seal of the same parts writes different bytes
+CODE_VERSION = "1"  # increment if a seal of the same parts writes different bytes
 _BLOCK_ENDS = 1 << 20
 _OF_ALL = ("append_eot", "shard_bytes", "source", "special_token_ids", "token_dtype", "tokenizer_sha256", "vocab_size", "dataset_config")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A finished cache that is joined: a part, or the val part. `splits`: the splits that are taken from it."""
+    """A finished cache that is joined: a part, or the val part.
+
+    Attributes:
+        name: Its name.
+        directory: Its folder.
+        meta: Its meta.json.
+        splits: The splits that are taken from it.
+    """
 
     name: str
     directory: Path
@@ -45,21 +52,27 @@ class Member:
     splits: tuple[Split, ...] = SPLITS
 
     def shards(self, split: Split) -> list[str]:
-        """Return the relative paths of the shards of a split that is taken, in order."""
+        """Return the relative paths of the shards of a split, in order. There are none if the split is not taken."""
         count = sum(path.startswith(f"{split}/") for path in self.meta["files"]) if split in self.splits else 0
         return [f"{split}/{shard_name(index)}" for index in range(count)]
 
     def count(self, key: str, split: Split) -> int:
-        """Return the tokens or documents of a split that is taken; 0 for a split that is not taken."""
+        """Return the tokens or documents of a split, or 0 if the split is not taken."""
         found = self.meta[f"{split}_tokens"] if key == "tokens" else self.meta[key][split]
         return int(found) if split in self.splits else 0
 
 
 def seal(members: Sequence[Member], directory: Path, *, target: Path, log: Callable[[str], None]) -> Meta:
-    """Write everything except meta.json into `directory`, and return the keys of meta.json that the parts decide.
+    """Write everything except meta.json into `directory`, and return the keys of meta.json that the parts determine.
 
-    members: in the order in which they are joined; all have the same settings. target: the folder that `directory` will replace.
-    Raises NielsCacheError if the document ends of a part do not fit its tokens, or if copies are needed and there is no room for them.
+    Args:
+        members: The caches in the order in which they are joined. All have the same settings.
+        directory: The staging directory.
+        target: The folder that `directory` will replace.
+        log: Called with a line if files are copied instead of linked.
+
+    Raises:
+        NielsCacheError: If the document ends of a part do not match its tokens, or if copies are needed and do not fit on the disk.
     """
     files: Files = {}
     links = Links(_sizes(members), target=target, log=log)
@@ -106,9 +119,10 @@ def seal(members: Sequence[Member], directory: Path, *, target: Path, log: Calla
 
 
 def link_all(meta: Meta, source: Path, directory: Path, *, target: Path, log: Callable[[str], None]) -> None:
-    """Link all files of a finished cache into `directory`, which will replace `target`. Its meta.json is not linked.
+    """Link all files of a finished cache, except meta.json, into `directory`, which will replace `target`.
 
-    Raises NielsCacheError if copies are needed and there is no room for them.
+    Raises:
+        NielsCacheError: If copies are needed and do not fit on the disk.
     """
     sizes = {path: int(entry["bytes"]) for path, entry in meta["files"].items()}
     links = Links(sum(sizes.values()), target=target, log=log)
@@ -117,7 +131,7 @@ def link_all(meta: Meta, source: Path, directory: Path, *, target: Path, log: Ca
 
 
 def _sizes(members: Sequence[Member]) -> int:
-    """Return the bytes of all shards and lineage that are taken."""
+    """Return the total size of all shards and lineage that are taken, in bytes."""
     return sum(
         member.meta["files"][path]["bytes"]
         for member in members
@@ -127,9 +141,12 @@ def _sizes(members: Sequence[Member]) -> int:
 
 
 class Links:
-    """Hard links from parts into what joins them. After the file system has refused a link, all further files are copied.
+    """Hard links from parts to the cache that joins them. After the file system has refused a link, all further files are copied.
 
-    size: the bytes of all files. target: what joins the parts, for messages.
+    Args:
+        size: The total size of all files in bytes.
+        target: The cache that joins the parts, for messages.
+        log: Called with a line if files are copied instead of linked.
     """
 
     def __init__(self, size: int, *, target: Path, log: Callable[[str], None]) -> None:
@@ -137,7 +154,11 @@ class Links:
         self._copies = False
 
     def add(self, source: Path, link: Path, size: int) -> None:
-        """Link a file of `size` bytes. Raises NielsCacheError if copies are needed and there is no room for them."""
+        """Link a file of `size` bytes.
+
+        Raises:
+            NielsCacheError: If copies are needed and do not fit on the disk.
+        """
         link.parent.mkdir(exist_ok=True)
         if not self._copies:
             try:
@@ -166,7 +187,7 @@ def write_blocks(writer: NpyWriter, blocks: Iterable[np.ndarray]) -> None:
 
 
 def _doc_ends(members: Sequence[Member], split: Split) -> Iterator[np.ndarray]:
-    """Yield the document ends of a split in blocks, each shifted by the tokens before its part."""
+    """Yield the document ends of a split in blocks, each shifted by the number of tokens before its part."""
     before = 0
     for member in members:
         if split not in member.splits:
@@ -185,7 +206,7 @@ def _doc_ends(members: Sequence[Member], split: Split) -> Iterator[np.ndarray]:
 def _lineage(members: Sequence[Member], split: Split) -> Iterator[tuple[Member, str]]:
     """Yield the members whose lineage of a split is linked, and the names of the links.
 
-    A split that comes from several members has a folder with one file for each member with documents. Other splits have one file.
+    A split from several members has a folder with one file for each member that has documents. Other splits have one file.
     """
     taken = [member for member in members if split in member.splits]
     filled = [member for member in taken if member.count("documents", split)]
@@ -197,7 +218,7 @@ def _lineage(members: Sequence[Member], split: Split) -> Iterator[tuple[Member, 
 
 
 def _cut_documents(members: Sequence[Member], split: Split) -> Iterator[int]:
-    """Yield the ordinals of the documents that a budget has cut."""
+    """Yield the ordinals of the documents that a budget has truncated."""
     before = 0
     for member in members:
         if split in member.splits:

@@ -1,8 +1,9 @@
-"""Megatron-LM's data sets, without megatron-core. Reading, writing and the order of samples are the same as in megatron-core 0.16.1.
+"""Megatron-LM's data sets without megatron-core: files, samples and their order are the same as in megatron-core 0.16.1.
 
     IndexedDataset --split_ranges--> sequences of train, valid, test --MegatronGPTDataset--> samples --MegatronBlendedDataset--> blend
 
-Only numpy and torch are needed. If numba is installed, large blends are built faster (`kernels`). Each name loads its module at first use.
+Only numpy and torch are needed. If numba is installed, large blends are built faster (`blend_indices`). Each name loads its module at first
+use.
 """
 
 import importlib

@@ -4,12 +4,12 @@
 
 Here w_d is the weight of data set d, and c_d is the number of its samples so far. Numbers are 64-bit floats, and each product and
 difference is rounded, as in `build_blending_indices` of megatron-core 0.16.1. (Its wheels for x86-64 are compiled without fused
-multiply-add.) So the arrays are the same. Megatron refuses 32,767 data sets or more; here dataset_index is then int32.
+multiply-add.) The arrays are therefore identical. Megatron refuses 32,767 data sets or more; here dataset_index is then int32.
 
-A large blend is built by a loop that numba compiles, if numba is installed: a few ns per sample and data set, as by Megatron's compiled
-helper. Without numba, a sample takes about 3 us. Beside the output, no memory is needed.
-Only this module of the runtime imports numba, and only to build a large blend. The import takes about a second and 80 MB, and compiling
-half a second more. Without numba, or if numba cannot be loaded or is switched off (NUMBA_DISABLE_JIT=1), `compiled_blend` returns None.
+If numba is installed, it compiles the loop that builds a large blend: a few ns per sample and data set, the same as Megatron's compiled
+helper. Without numba, a sample takes about 3 us. No memory is needed besides the output. In the runtime, only this module imports numba,
+and only to build a large blend. The import takes about a second and 80 MB, and compiling takes half a second more. If numba is missing,
+cannot be loaded or is switched off (NUMBA_DISABLE_JIT=1), `compiled_blend` returns None.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,13 +28,14 @@ MANY_DATASETS = 32_767  # Megatron refuses this number of data sets or more; her
 Floats = NDArray[np.float64]
 
 _BLOCK = 1 << 20
-_MANY = 100_000  # for fewer samples, numba need not be loaded
+_MANY = 100_000  # with fewer samples, loading numba does not pay off
 
 
 def normalized(weights: Sequence[float]) -> list[float]:
     """Return the weights divided by their sum, rounded as Megatron rounds.
 
-    Raises NielsCacheError for a weight that is not above 0, or that is too small compared with the sum.
+    Raises:
+        NielsCacheError: If there are no weights, or if one is not above 0 or is too small compared with the sum.
     """
     given = _checked(weights)
     with np.errstate(over="ignore"):
@@ -51,9 +52,16 @@ def normalized(weights: Sequence[float]) -> list[float]:
 def build_blending_indices(
     weights: Sequence[float], size: int, *, allocate: Allocate = new_array, progress: Progress | None = None
 ) -> tuple[Array, Ints]:
-    """Return dataset_index and dataset_sample_index, both (size,), for weights that add up to 1 (see `normalized`).
+    """Return dataset_index and dataset_sample_index, both of shape (size,).
 
-    Raises NielsCacheError for a weight that is not above 0.
+    Args:
+        weights: The weight of each data set. They add up to 1 (see `normalized`).
+        size: The number of samples in the blend.
+        allocate: Returns the memory for each array.
+        progress: Called with (name of the array, done, total).
+
+    Raises:
+        NielsCacheError: If a weight is not above 0.
     """
     return _build(_checked(weights), size, allocate=allocate, progress=progress)
 
@@ -61,16 +69,23 @@ def build_blending_indices(
 def build_exhaustive_blending_indices(
     counts: Sequence[int], *, allocate: Allocate = new_array, progress: Progress | None = None
 ) -> tuple[Array, Ints]:
-    """Return dataset_index and dataset_sample_index, both (sum of counts,), with exactly `counts` samples of each data set.
+    """Return dataset_index and dataset_sample_index, both of shape (sum of counts,), with exactly `counts` samples of each data set.
 
-    A data set that has given all its samples is left out from then on. Raises NielsCacheError for a count that is not a whole number above
-    0.
+    A data set whose samples have all been used is left out from then on.
+
+    Args:
+        counts: The number of samples of each data set.
+        allocate: Returns the memory for each array.
+        progress: Called with (name of the array, done, total).
+
+    Raises:
+        NielsCacheError: If a count is not a whole number above 0.
     """
     sizes = np.array([check_positive("count", count) for count in counts], dtype=np.int64)
     total = int(sizes.sum())
     weights = sizes / float(total)
     dataset_index, sample_index = _build(weights, total, allocate=allocate, progress=progress)
-    # Until a data set would give more than it has, the result is the same as without exhaustion.
+    # Up to the first sample that a data set does not have, the result is the same as without exhaustion.
     first = _first_excess(dataset_index, sample_index, sizes)
     if first < total:
         spent = np.bincount(dataset_index[:first], minlength=len(sizes)).astype(np.float64)
@@ -85,10 +100,7 @@ def build_exhaustive_blending_indices(
 
 
 def _first_excess(dataset_index: Array, sample_index: Ints, sizes: Ints) -> int:
-    """Return the first sample of the blend that its data set does not have.
-
-    If there is no such sample, return the number of all samples.
-    """
+    """Return the first sample of the blend that its data set does not have, or the number of samples if there is none."""
     for start in range(0, len(sample_index), _BLOCK):
         block = slice(start, start + _BLOCK)
         excess = sample_index[block] >= sizes[dataset_index[block]]
@@ -120,7 +132,7 @@ def _build(weights: Floats, size: int, *, allocate: Allocate, progress: Progress
 
 
 def _fill(weights: Floats, counts: Floats, first: int, chosen: Array, numbers: Ints) -> None:
-    """Do the same as the loop of `kernels`."""
+    """Do the same as `_blend_loop`, with numpy."""
     errors = np.empty(len(weights))
     for place in range(len(chosen)):
         np.multiply(weights, max(float(first + place), 1.0), out=errors)
@@ -144,7 +156,7 @@ def compiled_blend() -> Callable[..., None] | None:
 
 
 def _blend_loop(weights: Array, counts: Array, first: int, chosen: Array, numbers: Array) -> None:
-    """Fill `chosen` and `numbers` for the samples from `first` on, and update `counts` (D,)."""
+    """Fill `chosen` and `numbers` for the samples from `first` on, and update `counts`, whose shape is (number of data sets,)."""
     for place in range(len(chosen)):
         at = max(float(first + place), 1.0)
         dataset, largest = 0, weights[0] * at - counts[0]

@@ -35,15 +35,25 @@ class MapStyle(Protocol):
 
 
 class MegatronBlendedDataset(IndexedSamples):
-    """`size` samples of `datasets`, blended by `weights`.
+    """A blend of data sets in the proportions of their weights, in the order of Megatron-LM's BlendedDataset.
 
-    [i] is a dict: `dataset_id`, a numpy integer, and the keys of the data set's sample.
+    `[i]` is a dict: `dataset_id`, a numpy integer, and the keys of the data set's sample.
 
-    size: the number of samples. With None, the weights are counts, and each data set gives exactly its count of samples.
-    index_cache: where the two index arrays are kept. Without it, the arrays are pickled together with the data set.
-    progress: called with (name of the array, done, total).
+    Args:
+        datasets: The map-style data sets, whose samples are dicts.
+        weights: A number above 0 for each data set.
+        size: The number of samples. With None, the weights are counts, and each data set gives exactly its count of samples.
+        index_cache: Where the two index arrays are stored. With None, the default, they are built in memory and pickled together with the
+            data set.
+        progress: Called with (name of the array, done, total) while the arrays are built.
 
-    Raises NielsCacheError for weights or counts that are not above 0, and if a data set has fewer samples than the blend takes from it.
+    Attributes:
+        datasets: The data sets, as a list.
+        dataset_index: The number of the data set of each sample, (len(self),) int16, or int32 for 32,767 data sets or more.
+        dataset_sample_index: The number of each sample in its data set, (len(self),) int64.
+
+    Raises:
+        NielsCacheError: If a weight or count is not above 0, or if a data set has fewer samples than the blend takes from it.
     """
 
     index_names = ("dataset_index", "dataset_sample_index")
@@ -85,10 +95,10 @@ class MegatronBlendedDataset(IndexedSamples):
         self._check_sizes(self.dataset_index, self.dataset_sample_index)
 
     def _check_sizes(self, dataset_index: Array, dataset_sample_index: Ints) -> None:
-        """Check that each data set has the samples that the blend takes. The last sample of each data set is enough, because sample numbers
-        only rise.
+        """Check that each data set has the samples that the blend takes.
 
-        The search begins at the end of the blend, so it usually stops soon.
+        Because sample numbers only increase, it is enough to check the last sample of each data set. The search begins at the end of the
+        blend, so it usually stops soon.
         """
         block, unseen = 1 << 16, set(range(len(self.datasets)))
         for stop in range(len(dataset_index), 0, -block):
@@ -113,6 +123,12 @@ class MegatronBlendedDataset(IndexedSamples):
         """Return the samples at `indices`, in the order of `indices`.
 
         If a data set has `__getitems__`, all its samples are read with one call.
+
+        Args:
+            indices: Integers from 0 to len(self) - 1.
+
+        Raises:
+            IndexError: If an index is out of range.
         """
         places: dict[int, list[int]] = {}
         for place, index in enumerate(indices):
@@ -144,18 +160,32 @@ def open_blend(
     remote: Copy | None = None,
     **settings: Any,
 ) -> MegatronGPTDataset | MegatronBlendedDataset:
-    """Return one part (train, valid, test) of the split of these prefixes, as Megatron's BlendedMegatronDatasetBuilder builds it.
+    """Return one part of the split of these data sets, as Megatron's BlendedMegatronDatasetBuilder builds it.
 
-    prefixes: each is the prefix of a .bin and .idx file, or the folder of a split of a cache, or the address of a split.
-    weights: they divide `num_samples` among the data sets. Each share is rounded up, so the blend takes a few samples more. Without
-        weights, each data set is read once, and the blend follows their numbers of samples; it has at most num_samples samples. One prefix
-        without weights is not a blend.
-    num_samples: with 0 (Megatron-LM's --eval-iters 0), a blend is empty. For one prefix without weights, 0 and None both mean one epoch.
-    remote: for addresses, see `CacheSplit`. All splits share the local copy, so all of them must fit.
-    settings: more keyword arguments for every `MegatronGPTDataset`.
+    Args:
+        prefixes: For each data set, the prefix of its .bin and .idx files, or the folder of a split of a cache, or the address of a split.
+        weights: The proportions in which `num_samples` is divided among the data sets. Each share is rounded up, so the blend takes a few
+            samples more. With None, each data set is read once, and the blend follows their numbers of samples, with at most `num_samples`
+            samples. One prefix without weights is not a blend.
+        num_samples: The number of samples. With 0 (Megatron-LM's --eval-iters 0), a blend is empty. For one prefix without weights, 0 and
+            None both mean one epoch.
+        sequence_length: The number of tokens in a sample.
+        seed: The same as Megatron's `random_seed`.
+        split: Megatron's split string, such as "99,1,0" (see `split_ranges`). By default, all sequences are in train.
+        part: "train", "valid" or "test".
+        surplus: The fraction of additional samples that each data set of a weighted blend has, the same as Megatron's
+            `mid_level_dataset_surplus`.
+        index_cache: Where indices are stored. By default they are built in memory.
+        progress: Called with (name of the array, done, total) while indices are built.
+        remote: The local copy, for addresses (see `CacheSplit`). All splits share it, so all of them must fit.
+        **settings: More keyword arguments for every `MegatronGPTDataset`.
 
-    Raises NielsCacheError for the reasons that MegatronGPTDataset and MegatronBlendedDataset list. Also raises it for a part without
-    sequences, for a data set without a sample to blend, and for weights without num_samples.
+    Returns:
+        A MegatronGPTDataset for one prefix without weights, otherwise a MegatronBlendedDataset.
+
+    Raises:
+        NielsCacheError: If MegatronGPTDataset or MegatronBlendedDataset raises it, if a part has no sequences, if a data set has no sample
+            to blend, or if weights are given without num_samples.
     """
     if part not in SPLITS:
         raise NielsCacheError(f"part={part!r}: choose one of {', '.join(SPLITS)}")
@@ -178,7 +208,7 @@ def open_blend(
             progress=progress,
             **settings,
         )
-        if not len(found) and shares is None and len(prefixes) > 1:  # with weights, only an empty blend takes no sample of the data set
+        if not len(found) and shares is None and len(prefixes) > 1:  # with weights, only an empty blend takes no samples
             tokens = tokens_of(indexed.sequence_lengths, sequences)
             raise NielsCacheError(
                 f"{prefix}: {tokens} tokens in {part}, no whole sample of sequence_length={sequence_length}; leave it out, or use fewer"
@@ -205,10 +235,20 @@ def open_blend(
 def prebuild_blend(
     prefixes: Sequence[str | Path], weights: Sequence[float] | None = None, *, index_cache: IndexCache, **settings: Any
 ) -> list[Path]:
-    """Build the indices that `open_blend` needs for these arguments. With the same index_cache, `open_blend` then only maps them.
+    """Build the indices that `open_blend` needs for these arguments. With the same `index_cache`, `open_blend` then only maps them.
 
-    Return the folders of the indices, the folder of the blend last. The name of a folder is the hash of its index.
-    progress: called with (name of the array, done, total).
+    Args:
+        prefixes: As for `open_blend`.
+        weights: As for `open_blend`.
+        index_cache: Where the indices are stored.
+        **settings: The other arguments of `open_blend`.
+
+    Returns:
+        The folders of the indices, with the folder of the blend last. The name of a folder is the hash of its index.
+
+    Raises:
+        NielsCacheError: If `open_blend` raises it.
+        NotWrittenError: If the folder of `index_cache` cannot be written.
     """
     opened = open_blend(prefixes, weights, index_cache=index_cache, **settings)
     parts = [*opened.datasets, opened] if isinstance(opened, MegatronBlendedDataset) else [opened]

@@ -1,8 +1,8 @@
 """A split of a cache in place of an IndexedDataset: the samples and indices are the same as from an export of the split.
 
-Suppose that `indexed_writer` exports the split as one part. Then lengths, pointers and fingerprint of the exported files are the same as
-here. So an index that was built from the split also serves the exported files, and the other way round, wherever the files lie.
-Opening costs one pass over doc_ends and 4 bytes of memory per document. Reading samples costs another 8 bytes per document.
+If `indexed_writer` exports the split as one part, the exported files have the same lengths, pointers and fingerprint as here. An index that
+was built from the split can therefore be used for the exported files, and vice versa, wherever the files are. Opening costs one pass over
+doc_ends and 4 bytes of memory per document. Reading samples costs another 8 bytes per document.
 """
 
 import mmap
@@ -40,22 +40,32 @@ from niels_cache_runtime.remote.whole import Copy, Place
 
 
 class CacheSplit:
-    """The documents of a split's folder, such as `cache/pretrain/NAME/train`. Each document, with its end-of-text token, is one sequence.
+    """The documents of a split of a cache, in the form of an IndexedDataset.
 
-    `sequence_lengths` (S,) int32, `sequence_pointers` (S,) int64, `tokens`, `dtype` and `fingerprint` have the same meaning as in
-    `IndexedDataset`. MegatronGPTDataset reads these attributes. The format has no uint32, so uint32 tokens of a cache appear as int32. The
-    bytes are the same, because every id is below 2^31.
+    Each document, with its end-of-text token, is one sequence. The format has no uint32, so uint32 tokens of a cache appear as int32. The
+    bytes are the same, because every id is below 2^31. MegatronGPTDataset reads the attributes.
 
-    remote: for the address of a split in place of a folder: the local copy, such as Copy(dir="/local/tokens", limit=200e9). The whole split
-        is fetched first, so it must fit. Larger splits are for TokenLoader with order=Blocks().
+    The object can be pickled: a copy opens the folder again, and raises an error if the folder contains another build. Builds are compared
+    by meta.json or, without a meta.json, by the files (see `IndexedDataset`).
 
-    The object can be pickled: a copy opens the folder again, and raises an error if it holds another build. Builds are compared by
-    meta.json, or without a meta.json by the files (see `IndexedDataset`).
+    Args:
+        folder: The folder of the split, such as `cache/pretrain/NAME/train`, or the address of a split.
+        remote: The local copy, for an address, such as Copy(dir="/local/tokens", limit=200e9). The whole split is downloaded first, so it
+            must fit. For larger splits, use TokenLoader with order=Blocks().
 
-    Raises NielsCacheError if the split cannot be opened, is empty, has no doc_ends, or has a document that an int32 cannot count.
+    Attributes:
+        sequence_lengths: The number of tokens of each sequence, (S,) int32.
+        sequence_pointers: Where each sequence starts, (S,) int64, in bytes.
+        tokens: All tokens as one mapped array of `dtype`.
+        dtype: The dtype of a token, uint16 or int32.
+        fingerprint: The fingerprint that an IndexedDataset of these documents has.
+
+    Raises:
+        NielsCacheError: If the split cannot be opened, is empty, has no doc_ends, or has a document with more tokens than an int32 can
+            count.
     """
 
-    dtype: np.dtype = TOKEN_DTYPE  # without an open split; each object has the dtype of its own split
+    dtype: np.dtype = TOKEN_DTYPE  # each object sets the dtype of its own split
 
     def __init__(self, folder: str | Path, *, remote: Copy | None = None) -> None:
         self._place = Place.of(folder, remote)
@@ -79,7 +89,7 @@ class CacheSplit:
             done += len(block)
 
     def __len__(self) -> int:
-        """Return the number of sequences. Each document is one sequence."""
+        """Return the number of sequences, which is the number of documents."""
         return len(self.sequence_lengths)
 
     @cached_property
@@ -91,7 +101,8 @@ class CacheSplit:
     def tokens(self) -> Array:
         """The tokens of the split as one mapped array.
 
-        Raises NielsCacheError if shards are not whole pages, so that they cannot be mapped as one array.
+        Raises:
+            NielsCacheError: If the shards are not whole pages, so that they cannot be mapped as one array.
         """
         stream, shards = self._mapped.stream, self._mapped.shards
         if stream is not None or len(shards) == 1:
@@ -109,7 +120,7 @@ class CacheSplit:
         return fingerprint_of(header, self._sections(), probe(size, self._bytes_at))
 
     def _sections(self) -> Iterator[memoryview]:
-        """Yield the lengths and the document indices, as an .idx file holds them."""
+        """Yield the lengths and the document indices in the form of an .idx file."""
         yield self.sequence_lengths.data.cast("B")
         for block in count_up(len(self) + 1):
             yield block.data.cast("B")
@@ -131,9 +142,17 @@ Indexed = IndexedDataset | CacheSplit
 
 
 def open_indexed(path: str | Path, *, remote: Copy | None = None) -> Indexed:
-    """Open a data set by the PREFIX of its .idx and .bin files, or by the folder of a split of a cache, or by the address of a split.
+    """Open a data set of Megatron-LM, or a split of a cache.
 
-    remote: for an address, as for `CacheSplit`. Raises NielsCacheError for other paths.
+    Args:
+        path: The prefix of .idx and .bin files, or the folder of a split of a cache, or the address of a split.
+        remote: The local copy, for an address (see `CacheSplit`).
+
+    Returns:
+        An IndexedDataset or a CacheSplit.
+
+    Raises:
+        NielsCacheError: If the path is neither, or if the data set cannot be opened.
     """
     if is_address(str(path)):
         return CacheSplit(path, remote=remote)

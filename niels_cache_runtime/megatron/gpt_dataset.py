@@ -3,12 +3,12 @@
     k --shuffle_index--> sample --sample_index--> first and last document, offsets --document_index--> sequences --map--> tokens
 
 `[k]` equals sample k of megatron-core's GPTDataset without an attention mask: the tokens, labels, loss mask and position ids are the same.
-(`create_attention_mask=False` is the advised setting if the kernel makes its own mask.) One thing differs. If no mask depends on the
-sample, megatron-core keeps the loss mask of the first sample that it reads, and applies this mask to all later samples. The mask of the
-first sample covers padding too. Here each sample has its own loss mask.
+(`create_attention_mask=False` is the recommended setting if the kernel makes its own mask.) There is one difference. If no mask depends on
+the sample, megatron-core keeps the loss mask of the first sample that it reads, and applies it to all later samples, although it covers the
+padding of the first sample. Here each sample has its own loss mask.
 
-A sample costs a few microseconds, and more if it has many documents. A DataLoader takes whole batches (`__getitems__`).
-`gpt_indices` describes the order.
+A sample costs a few microseconds, and more if it has many documents. A DataLoader reads whole batches (`__getitems__`). `gpt_indices`
+describes the order.
 """
 
 import hashlib
@@ -41,9 +41,12 @@ NO_PAD = -1  # not a token id: Megatron pads with it if the tokenizer has no pad
 
 
 class IndexedSamples(Dataset[dict[str, Any]]):
-    """Samples that an index puts in order. The index is built in memory, or opened in an IndexCache.
+    """Samples in the order of an index, which is built in memory or opened in an IndexCache.
 
-    In a subclass, `index_names` are the attributes that hold its arrays. If they are in a cache, they are opened again and not pickled.
+    Attributes:
+        index_names: The attributes of the subclass that are the arrays of the index. Arrays from a cache are opened again instead of
+            pickled.
+        index_directory: The folder of the index in the cache, or None if the index is in memory.
     """
 
     index_names: tuple[str, ...]
@@ -65,11 +68,15 @@ class IndexedSamples(Dataset[dict[str, Any]]):
             setattr(self, name, arrays[name])
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Return sample `index`. Raises IndexError for an index outside of 0 to len - 1."""
+        """Return sample `index`.
+
+        Raises:
+            IndexError: If the index is not between 0 and len - 1.
+        """
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of `indices`. This is faster than one at a time."""
+        """Return the samples at `indices`. This is faster than one at a time."""
         raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,23 +90,34 @@ class IndexedSamples(Dataset[dict[str, Any]]):
 
 
 class MegatronGPTDataset(IndexedSamples):
-    """Samples of `sequence_length` tokens, made from the sequences `indices` of `indexed`.
+    """Samples of `sequence_length` tokens, in the order of Megatron-LM's GPTDataset.
 
-    [k] is a dict of tensors (sequence_length,): `tokens` and `labels` int64, `loss_mask` float32, `position_ids` int64. Tokens and labels
-    may share memory, and all samples share position_ids; a collated batch is a copy.
+    `[k]` is a dict of tensors of shape (sequence_length,): `tokens` and `labels` are int64, `loss_mask` is float32, `position_ids` is
+    int64. Tokens and labels may share memory, and all samples share position_ids; a collated batch is a copy.
 
-    indices: the numbers of the sequences, for example from `gpt_indices.split_ranges`; by default all sequences.
-    num_samples: the data set has at least this many samples, over as many epochs as needed. None and 0 mean one epoch.
-    seed: the same as Megatron's `random_seed`.
-    add_extra_token: the same as Megatron's `add_extra_token_to_sequence`. drop_last: for valid, the same as Megatron's
-        `drop_last_partial_validation_sequence`.
-    pad_token: fills the last partial sample. Every token of this id, padding or not, becomes 0 in tokens and labels and is not in the loss.
-    eod_token: the id of the token that ends a document. Needed for eod_mask_loss and reset_position_ids.
-    eod_mask_loss: an input that ends a document is not in the loss. reset_position_ids: positions begin again after such an input.
-    index_cache: where the indices are kept. Without it, the indices are built here, in memory, and are pickled together with the data set.
-    progress: called with (name of the array, done, total) while indices are built.
+    Args:
+        indexed: The sequences, an IndexedDataset or a CacheSplit.
+        indices: The numbers of the sequences to use, for example from `split_ranges`. By default all sequences.
+        num_samples: The least number of samples, over as many epochs as needed. None and 0 mean one epoch.
+        sequence_length: The number of tokens in a sample.
+        seed: The same as Megatron's `random_seed`.
+        add_extra_token: The same as Megatron's `add_extra_token_to_sequence`.
+        drop_last: Whether to leave out the last partial sample. For valid, the same as Megatron's `drop_last_partial_validation_sequence`.
+        pad_token: The id that fills the last partial sample. Every token with this id, padding or not, becomes 0 in tokens and labels and
+            is not in the loss. By default it is -1, which is no token's id.
+        eod_token: The id of the token that ends a document. It is required for eod_mask_loss and reset_position_ids.
+        eod_mask_loss: Whether to leave inputs that end a document out of the loss.
+        reset_position_ids: Whether positions start again after an input that ends a document.
+        index_cache: Where the indices are stored. With None, the default, they are built in memory and pickled together with the data set.
+        progress: Called with (name of the array, done, total) while indices are built.
 
-    Raises NielsCacheError for settings out of range, and if no sample can be made.
+    Attributes:
+        document_index: The documents of all epochs, (epochs * documents,) int32.
+        sample_index: Where each sample begins, (n + 1, 2), as a position in document_index and an offset in tokens.
+        shuffle_index: The order of the samples, (n,).
+
+    Raises:
+        NielsCacheError: If a setting is out of range, or if there are not enough tokens for a sample.
     """
 
     index_names = ("document_index", "sample_index", "shuffle_index")
@@ -154,7 +172,7 @@ class MegatronGPTDataset(IndexedSamples):
         self._position_ids = torch.arange(self.sequence_length)
 
     def __len__(self) -> int:
-        """Return the number of samples: num_samples or more."""
+        """Return the number of samples, which is num_samples or more."""
         return len(self.shuffle_index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
@@ -164,7 +182,7 @@ class MegatronGPTDataset(IndexedSamples):
         return [dict(zip(batch, sample, strict=True)) for sample in zip(*columns, strict=True)]
 
     def read(self, indices: Sequence[int]) -> Sample:
-        """Return the samples at `indices` as one dict of tensors (len(indices), sequence_length). No collate function is needed."""
+        """Return the samples at `indices` as one dict of tensors, (len(indices), sequence_length). No collate function is needed."""
         rows, filled = self.read_tokens(indices)
         length = self.sequence_length
         if self.add_extra_token:
@@ -193,7 +211,7 @@ class MegatronGPTDataset(IndexedSamples):
     def read_tokens(self, indices: Sequence[int]) -> tuple[Ints, list[int]]:
         """Return the tokens of the samples at `indices`, and the length of each row without padding.
 
-        The tokens are (len(indices), sequence_length + a) int64, where a is 1 with the extra token, otherwise 0.
+        The tokens are int64 of shape (len(indices), sequence_length + a), where a is 1 with the extra token, otherwise 0.
         """
         # Bound methods that return Python ints: with about 3 documents per sample, numpy's scalars would take most of the time.
         sample_of, place = self.shuffle_index.item, self.sample_index.item
@@ -225,9 +243,10 @@ class MegatronGPTDataset(IndexedSamples):
 
 
 def positions_after(ends: Bools) -> Ints:
-    """Return (rows, T) int64: the position of each token, counted from where its row or its document began.
+    """Return the position of each token, counted from the start of its row or document: (rows, T) int64.
 
-    ends: (rows, T) bool, whether a token ends a document.
+    Args:
+        ends: Whether each token ends a document, (rows, T) bool.
     """
     places = np.arange(ends.shape[1])
     begins = np.zeros(ends.shape, dtype=np.int64)
@@ -245,7 +264,7 @@ def _checked_documents(indices: Any) -> Documents:
 def _describe(documents: Documents) -> list[int] | str:
     """Return a description of the documents that can be hashed as JSON: [start, stop], or a string with the sha256 of the numbers.
 
-    [start, stop] describes a range, and an array that counts up by one.
+    A range and an array that counts up by one are described by [start, stop].
     """
     if isinstance(documents, range) and documents.step == 1:
         return [documents.start, documents.stop]

@@ -1,16 +1,16 @@
 """Megatron-LM's three GPT indices: the documents, the start of each sample in them, and the order of the samples.
 
     document_index  (E * D,) int32      E epochs of the documents, shuffled; the last epoch separately if little of it is needed
-    sample_index    (n + 1, 2) int32    place in document_index and offset in that document where each sample begins, tokens
+    sample_index    (n + 1, 2) int32    where each sample begins: the position in document_index, and the offset in that document in tokens
     shuffle_index   (n,) uint32         item k of the data set is sample shuffle_index[k]
 
 The algorithm is that of `megatron/core/datasets/gpt_dataset.py` and `helpers.cpp`, release 0.16.1. The numbers, their dtypes and the number
-of epochs are the same. The shuffles use numpy's legacy RandomState, which no other module of this package uses. One thing differs: if the
-last partial sample is kept, Megatron counts samples in 32-bit floats, which is inexact beyond 2^24 tokens. Here the count uses whole
-numbers.
+of epochs are the same. The shuffles use numpy's legacy RandomState, which no other module of this package uses. There is one difference: if
+the last partial sample is kept, Megatron counts samples in 32-bit floats, which are inexact beyond 2^24 tokens. Here the count uses
+integers.
 
-Shuffling takes most of the time. The sample index takes about 10 ns per document and 5 ns per sample. Beside the
-output, memory is needed for one block only. `index_cache` keeps the arrays, and `gpt_dataset` uses them to read samples.
+Shuffling takes most of the time. The sample index takes about 10 ns per document and 5 ns per sample. Besides the output, memory is needed
+for one block only. `index_cache` stores the arrays, and `gpt_dataset` uses them to read samples.
 """
 
 import re
@@ -49,7 +49,15 @@ class GPTIndices:
 
 
 def as_indices(arrays: Mapping[str, Array], where: str | Path) -> GPTIndices:
-    """Return the three arrays as GPTIndices. Raises NielsCacheError, naming the path `where`, for wrong names, types or shapes."""
+    """Return the three arrays as GPTIndices.
+
+    Args:
+        arrays: The arrays by name.
+        where: The path of the arrays, for messages.
+
+    Raises:
+        NielsCacheError: If names, types or shapes are wrong.
+    """
     shapes = {name: (array.dtype.kind + str(array.dtype.itemsize), array.ndim) for name, array in sorted(arrays.items())}
     document, sample, shuffle = (shapes.get(f"{name}_index") for name in ("document", "sample", "shuffle"))
     of_forms = document == ("i4", 1) and sample in (("i4", 2), ("i8", 2)) and shuffle in (("u4", 1), ("i8", 1)) and len(shapes) == 3
@@ -60,10 +68,12 @@ def as_indices(arrays: Mapping[str, Array], where: str | Path) -> GPTIndices:
 
 @dataclass(frozen=True, kw_only=True)
 class EpochPlan:
-    """The epochs to read, for a number of samples.
+    """The epochs to read for a number of samples.
 
-    samples: the number of samples in all epochs. shuffled_apart: the number of samples before the last epoch, if the last epoch is shuffled
-        separately, otherwise None.
+    Attributes:
+        epochs: The number of epochs.
+        samples: The number of samples in all epochs.
+        shuffled_apart: The number of samples before the last epoch if the last epoch is shuffled separately, otherwise None.
     """
 
     epochs: int
@@ -72,25 +82,39 @@ class EpochPlan:
 
 
 def new_array(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-    """Allocate memory for the array `name`. This function is an `Allocate`."""
+    """Allocate memory for the array `name`. This is the default `Allocate`."""
     return np.empty(shape, dtype=dtype)
 
 
 def check_sequence_length(sequence_length: int) -> int:
-    """Return sequence_length as an int. Raises NielsCacheError if sequence_length + 1 does not fit into an int32, which Megatron uses."""
+    """Return sequence_length as an int.
+
+    Raises:
+        NielsCacheError: If sequence_length + 1 does not fit into an int32, which Megatron uses.
+    """
     return check_whole("sequence_length", sequence_length, least=1, most=_INT32_MAX - 1)
 
 
 def check_seed(seed: int) -> int:
-    """Return the seed as an int that numpy's RandomState takes. Raises NielsCacheError for any other value."""
+    """Return the seed as an int that numpy's RandomState accepts.
+
+    Raises:
+        NielsCacheError: If RandomState does not accept the seed.
+    """
     return check_whole("seed", seed, most=2**32 - 1)
 
 
 def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
-    """Return the ranges of sequences for train, valid and test from Megatron's split string, such as "99,1,0".
+    """Return the ranges of sequences for train, valid and test.
 
-    The ranges are contiguous and in that order; a weight of 0 gives an empty range. Rounding is the same as Megatron's. Raises
-    NielsCacheError unless `split` is one to three numbers that are not all 0.
+    The ranges are contiguous and in that order; a weight of 0 gives an empty range. Rounding is the same as Megatron's.
+
+    Args:
+        split: Megatron's split string, with the weights of train, valid and test, such as "99,1,0".
+        sequences: The number of sequences.
+
+    Raises:
+        NielsCacheError: If `split` is not one to three numbers that are not all 0.
     """
     train, valid, test = (range(round(begin * float(sequences)), round(end * float(sequences))) for begin, end in split_bounds(split))
     return train, valid, test
@@ -99,7 +123,8 @@ def split_ranges(split: str, sequences: int) -> tuple[range, range, range]:
 def split_bounds(split: str) -> list[tuple[float, float]]:
     """Return where train, valid and test begin and end, as fractions of all sequences. The first begin is the int 0, as in Megatron.
 
-    Raises NielsCacheError unless `split` is one to three numbers that are not all 0.
+    Raises:
+        NielsCacheError: If `split` is not one to three numbers that are not all 0.
     """
     try:
         if re.search(r"[^\d.,/\s\[\]]", split):  # Megatron extracts digits from any text: 1e-3 would be 1 and 3
@@ -123,8 +148,15 @@ def plan_epochs(
 ) -> EpochPlan:
     """Return how many epochs `num_samples` samples need, and how many samples these epochs have: num_samples or more.
 
-    num_samples: None and 0 mean one epoch. drop_last: leave out the tokens after the last whole sample.
-    Raises NielsCacheError if there is no token to read.
+    Args:
+        tokens_per_epoch: The number of tokens in one epoch.
+        num_samples: The least number of samples. None and 0 mean one epoch.
+        sequence_length: The number of tokens in a sample.
+        add_extra_token: Whether a sample also has the token after its last one, as a label.
+        drop_last: Whether to leave out the tokens after the last whole sample.
+
+    Raises:
+        NielsCacheError: If there is no token to read.
     """
     sequence_length = check_sequence_length(sequence_length)
     extra = int(add_extra_token)
@@ -157,14 +189,21 @@ def build_gpt_indices(
     allocate: Allocate = new_array,
     progress: Progress | None = None,
 ) -> GPTIndices:
-    """Return the indices of `documents` (sequence numbers) with lengths `sequence_lengths` (S,) int32, in tokens. The module describes
-    them.
+    """Return the indices of documents, as the module docstring describes them.
 
-    num_samples: at least this many samples are made; None and 0 mean one epoch.
-    drop_last: False keeps the last partial sample. Megatron keeps it for valid without drop_last_partial_validation_sequence.
-    allocate: gives the memory of each array, such as a file.
-    progress: called with (name of the array, done, total).
-    Raises NielsCacheError for settings out of range, and if there is no token to read.
+    Args:
+        sequence_lengths: The number of tokens of every sequence, (S,) int32.
+        documents: The numbers of the sequences to use.
+        num_samples: The least number of samples. None and 0 mean one epoch.
+        sequence_length: The number of tokens in a sample.
+        seed: The seed of the shuffles.
+        add_extra_token: Whether a sample also has the token after its last one, as a label.
+        drop_last: Whether to leave out the last partial sample. Megatron keeps it for valid without drop_last_partial_validation_sequence.
+        allocate: Returns the memory for each array, such as a mapped file.
+        progress: Called with (name of the array, done, total).
+
+    Raises:
+        NielsCacheError: If a setting is out of range, or if there is no token to read.
     """
     known_seed = check_seed(seed)
     tell = progress or (lambda name, done, total: None)
@@ -191,7 +230,11 @@ def build_gpt_indices(
 
 
 def tokens_of(sequence_lengths: Int32s, documents: Documents) -> int:
-    """Return the number of tokens in these documents. Raises NielsCacheError for a document that does not exist."""
+    """Return the number of tokens in these documents.
+
+    Raises:
+        NielsCacheError: If a document does not exist.
+    """
     count = len(documents)
     if count:
         lowest, highest = (documents[0], documents[-1]) if isinstance(documents, range) else (documents.min(), documents.max())
@@ -247,12 +290,12 @@ def build_sample_index(
     allocate: Allocate = new_array,
     progress: Progress | None = None,
 ) -> Array:
-    """Return an array of shape (samples + 1, 2). Row i says where sample i begins; the last row is the end of the last sample.
+    """Return an array of shape (samples + 1, 2). Row i is where sample i begins; the last row is where the last sample ends.
 
-    A row holds a place in `document_index` and an offset in that document, in tokens. Let L be sequence_length, and a be 1 with the extra
-    token, otherwise 0. Sample i reads tokens i * L to i * L + L + a - 1 of the documents in their order. Row i + 1 has the document of the
-    last token of sample i. An empty document appears only in row 0. If the tokens end before the last sample is complete, the last row is
-    the end of the last document minus a.
+    A row contains a position in `document_index` and an offset in that document, in tokens. Let L be sequence_length, and a be 1 with the
+    extra token, otherwise 0. Sample i reads tokens i * L to i * L + L + a - 1 of the documents in their order. Row i + 1 has the document
+    of the last token of sample i. An empty document appears only in row 0. If the tokens end before the last sample is complete, the last
+    row is the end of the last document minus a.
     """
     extra = int(add_extra_token)
     rows = samples + 1
@@ -275,14 +318,24 @@ def build_sample_index(
 def place_samples(
     sequence_lengths: Int32s, block: Int32s, index: Array, start: int, tokens: int, done: int, sequence_length: int, extra: int
 ) -> tuple[int, int]:
-    """Write the rows of `index` whose samples begin in `block`, a part of the document index. Return (rows, tokens) including the block.
+    """Write the rows of `index` whose samples begin in `block`, a part of the document index.
 
-    start, tokens: the numbers of documents and of tokens before the block. done: the number of rows written before the block.
-    extra: 1 with the extra token, otherwise 0.
-
-    The method has no search. Let `end` be the place where a document ends, L the sequence_length and a `extra`. Then k = ceil((end - a + 1)
+    This needs no search. Let `end` be the position where a document ends, L the sequence_length and a `extra`. Then k = ceil((end - a + 1)
     / L) samples begin before `end`. Counting how many documents have the same k gives the document of every sample. Numbers in a block have
     32 bits if 32 bits can count the tokens of the block, otherwise 64.
+
+    Args:
+        sequence_lengths: The number of tokens of every sequence, (S,) int32.
+        block: A part of the document index.
+        index: The sample index to fill.
+        start: The number of documents before the block.
+        tokens: The number of tokens before the block.
+        done: The number of rows written before the block.
+        sequence_length: The number of tokens in a sample.
+        extra: 1 with the extra token, otherwise 0.
+
+    Returns:
+        The number of rows written and the number of tokens, both including the block.
     """
     lengths = sequence_lengths.take(block)
     # Row r is due after r * L + a tokens. `lead` counts the tokens before the block since the previous row was due: 0 to L.

@@ -1,13 +1,14 @@
-"""Indices on disk (stored orders of samples). One process builds an index, and all processes map it. FOLDER/<hash>/ has one .npy file per
-array, and meta.json.
+"""Indices on disk, which are stored orders of samples: one process builds an index, and all processes map it.
+
+FOLDER/<hash>/ has one .npy file per array, and a meta.json with the parameters.
 
     hash = sha256 of kind, parameters and the data's fingerprint (32 hex digits)   ->   another cache at the same path, another index
 
-meta.json has the parameters. A folder whose name is its hash is complete. The index is built in a neighbouring folder, `.HASH.partial`,
-under a lock; then it is opened once as a check, and the folder is renamed. If many processes need one index at once, one process builds it
-and the others wait. If the builder dies, the system frees its lock, and the next process starts again. Finished indices are found without a
-lock, so a prebuilt folder may be read-only or on a file system without locks. A damaged index is renamed and built again; processes that
-have mapped it keep it.
+A folder whose name is its hash is complete. The index is built in a neighbouring folder, `.HASH.partial`, under a lock; then it is opened
+once as a check, and the folder is renamed. If many processes need one index at once, one of them builds it and the others wait. If the
+builder dies, the system releases its lock, and the next process starts again. Finished indices are found without a lock, so a prebuilt
+folder may be read-only or on a file system without locks. A damaged index is renamed and built again; processes that have mapped it keep
+it.
 
 The builders define the arrays (`gpt_indices`, `blended`). Opening a finished index costs one small read, and one map for each array.
 """
@@ -45,10 +46,12 @@ Notify = Callable[[str], None]
 
 
 class IndexCache:
-    """A folder of indices, such as `cache/index`. The folder is made when the first index is built.
+    """A folder of indices, such as `cache/index`.
 
-    wait_seconds: how long to wait for another process that builds the same index.
-    notify: called with one line about such a wait. By default the line is printed to standard error.
+    Args:
+        folder: The folder. It is created when the first index is built.
+        wait_seconds: How long to wait for another process that builds the same index.
+        notify: Called with a one-line message about such a wait. By default the message is printed to standard error.
     """
 
     def __init__(self, folder: str | Path, *, wait_seconds: float = 3600.0, notify: Notify | None = None) -> None:
@@ -57,14 +60,25 @@ class IndexCache:
         self._notify = notify or (lambda message: print(message, file=sys.stderr, flush=True))
 
     def directory(self, kind: str, parameters: Mapping[str, Any]) -> Path:
-        """Return the folder of that index, which may not exist yet. The name of the folder is the hash."""
+        """Return the folder of an index, which may not exist yet. Its name is the hash.
+
+        Args:
+            kind: The kind of index, such as "blend".
+            parameters: Everything that determines the arrays, as values that JSON can represent.
+        """
         return self.folder / index_hash(kind, parameters)
 
     def open(self, kind: str, parameters: Mapping[str, Any], build: Callable[[Allocate], object]) -> Arrays:
-        """Return the arrays of an index by name, mapped read-only. Build the index here first if it does not exist.
+        """Return the arrays of an index by name, mapped read-only. If the index does not exist, build it first.
 
-        parameters: everything that decides the arrays, JSON-able. build: a function that gets an `Allocate` and fills the arrays from it.
-        Raises NotWrittenError if the folder cannot be written, and NielsCacheError if another builder takes longer than wait_seconds.
+        Args:
+            kind: The kind of index, such as "blend".
+            parameters: Everything that determines the arrays, as values that JSON can represent.
+            build: A function that takes an `Allocate` and fills the arrays that it returns.
+
+        Raises:
+            NotWrittenError: If the folder cannot be written.
+            NielsCacheError: If another process builds the index for longer than `wait_seconds`.
         """
         directory = self.directory(kind, parameters)
         arrays = _finished(directory)
@@ -75,7 +89,7 @@ class IndexCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._clear_abandoned()
             with writer_lock(directory, patience=0.0, wait=self._wait_for(directory)):
-                os.listdir(self.folder)  # a network file system may still say, from before the wait, that the folder is missing
+                os.listdir(self.folder)  # a network file system may have cached, before the wait, that the folder is missing
                 arrays = _finished(directory)
                 if arrays is not None:
                     return arrays
@@ -102,7 +116,7 @@ class IndexCache:
     def _clear_abandoned(self) -> None:
         """Remove the folders of builders that were killed. Such a folder has a lock that no process holds.
 
-        The user chooses the folder of the cache. Other programs may have folders with similar names in it, and these are not removed.
+        The user chooses the folder of the cache, so other programs may have folders with similar names in it. These are not removed.
         """
         for left in [path for path in self.folder.iterdir() if _ABANDONED_NAME.fullmatch(path.name) and path.is_dir()]:
             with suppress(Busy, LockRefused), writer_lock(left.with_name(left.stem.removeprefix(".")), patience=0.0):
@@ -146,12 +160,16 @@ def _not_written(directory: Path, error: OSError) -> NotWrittenError:
 
 
 def index_hash(kind: str, parameters: Mapping[str, Any]) -> str:
-    """Return the name of an index. It is the same for equal parameters in any order."""
+    """Return the name of an index. It does not depend on the order of the parameters."""
     return index_name(kind, version=INDEX_VERSION, parameters=dict(parameters))
 
 
 def open_arrays(directory: str | Path) -> Arrays:
-    """Return the arrays of a finished index by name, mapped read-only. Raises NielsCacheError if the index is missing or not whole."""
+    """Return the arrays of a finished index by name, mapped read-only.
+
+    Raises:
+        NielsCacheError: If the index is missing or incomplete.
+    """
     arrays = _finished(Path(directory))
     if arrays is None:
         raise NielsCacheError(f"{directory}: no finished index here; open the data set again to build it")
@@ -159,9 +177,7 @@ def open_arrays(directory: str | Path) -> Arrays:
 
 
 def _finished(directory: Path) -> Arrays | None:
-    """Return the arrays of an index if its name fits its parameters and every file has the listed size. Return None if it is damaged or
-    missing.
-    """
+    """Return the arrays of an index if its name matches its parameters and all files have the listed sizes, otherwise None."""
     try:
         meta = check_form(read_meta(str(directory / META_NAME)), directory / META_NAME)
         files = listed_files(meta, directory)
@@ -181,8 +197,9 @@ def _finished(directory: Path) -> Arrays | None:
 
 
 def _exchange(partial: Path, directory: Path) -> None:
-    """Put a new index into its place, unless another process did so first. Two processes may build one index if the lock does not work on
-    their file system.
+    """Move a new index to its final name, unless another process has done so first.
+
+    Two processes may build one index if the lock does not work on their file system.
     """
     if _finished(directory) is not None:
         return
@@ -197,7 +214,7 @@ def _exchange(partial: Path, directory: Path) -> None:
 
 def _files_in(folder: Path) -> Allocate:
     def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype) -> Array:
-        shape = tuple(int(extent) for extent in shape)  # numpy writes numpy integers into the header in a form that it cannot read back
+        shape = tuple(int(extent) for extent in shape)  # numpy cannot read back a header with numpy integers
         if 0 in shape:  # an empty array cannot be mapped
             np.save(folder / f"{name}.npy", np.empty(shape, dtype=dtype))
             return np.empty(shape, dtype=dtype)
@@ -207,7 +224,7 @@ def _files_in(folder: Path) -> Allocate:
 
 
 def _describe_files(folder: Path, kind: str, parameters: Mapping[str, Any]) -> Meta:
-    """Make sure that the arrays in a folder are on the disk. Return their record for meta.json."""
+    """Flush the arrays in a folder to disk. Return their record for meta.json."""
     files = {}
     for path in sorted(folder.glob("*.npy")):
         sync(path)

@@ -1,4 +1,4 @@
-"""A reader of Megatron-LM's IndexedDataset. PREFIX.bin holds all tokens; PREFIX.idx gives the places of sequences and documents.
+"""A reader of Megatron-LM's IndexedDataset: PREFIX.bin has all tokens, PREFIX.idx the positions of sequences and documents.
 
     .idx   magic 9 | version u64 = 1 | dtype code u8 | S u64 | D + 1 u64     34 bytes, little endian
            sequence lengths S x i32 (tokens) | pointers S x i64 (bytes into .bin) | document indices (D + 1) x i64 | modes S x i8
@@ -50,18 +50,27 @@ PROBE_BYTES = 4096
 
 
 class IndexedDataset:
-    """The sequences of PREFIX.bin and PREFIX.idx, read-only, mapped.
+    """The sequences of PREFIX.bin and PREFIX.idx, mapped read-only.
 
-    idx_path: the path of the index, if it is not PREFIX.idx (but for example on a local disk).
+    `[i]` is the tokens of sequence i, without its mode. The object can be pickled: a copy maps the files again, and raises an error if the
+    files have changed. On the same host, the copy compares inode, size and modification time of the files. On any host, it compares blocks
+    of their content.
 
-    dtype: the dtype of a token. `tokens` is a 1-D array of this dtype with all of .bin. `sequence_lengths` is (S,) int32, in tokens.
-        `sequence_pointers` is (S,) int64, in bytes. `document_indices` is (D + 1,) int64: document i is the sequences document_indices[i]
-        to document_indices[i + 1] - 1. `sequence_modes` is (S,) int8, or None unless the data set is multimodal. `[i]` gives only tokens,
-        even if there are modes.
+    Args:
+        prefix: The path of both files without .bin and .idx.
+        idx_path: The path of the index, if it is not PREFIX.idx, for example because it is on a local disk.
 
-    The object can be pickled: a copy maps the files again, and raises an error if the files have changed. On the same host, the copy
-    compares inode, size and time of change of the files. On any host, it compares blocks of their content. Raises NielsCacheError if a file
-    is missing or has a wrong length, or if header, lengths, pointers and document indices do not fit together. The message names the field.
+    Attributes:
+        dtype: The dtype of a token.
+        tokens: All of .bin, a 1-D array of this dtype.
+        sequence_lengths: The length of each sequence, (S,) int32, in tokens.
+        sequence_pointers: Where each sequence starts in .bin, (S,) int64, in bytes.
+        document_indices: (D + 1,) int64. Document i has the sequences document_indices[i] to document_indices[i + 1] - 1.
+        sequence_modes: (S,) int8 for a multimodal data set, otherwise None.
+
+    Raises:
+        NielsCacheError: If a file is missing or has a wrong size, or if header, lengths, pointers and document indices are inconsistent.
+            The message names the field.
     """
 
     def __init__(self, prefix: str | Path, *, idx_path: str | Path | None = None) -> None:
@@ -144,7 +153,8 @@ class IndexedDataset:
     def __getitem__(self, index: int | slice) -> Array | list[Array]:
         """Return the tokens of a sequence, or a list of the tokens of each sequence in a slice. They are read-only views of the map.
 
-        Raises IndexError for an index beyond the last sequence.
+        Raises:
+            IndexError: If the index is beyond the last sequence.
         """
         if isinstance(index, slice):
             return [self.get(sequence) for sequence in range(*index.indices(len(self)))]
@@ -154,9 +164,16 @@ class IndexedDataset:
         return (self.get(sequence) for sequence in range(len(self)))
 
     def get(self, index: int, offset: int = 0, length: int | None = None) -> Array:
-        """Return `length` tokens of a sequence from `offset` on. By default, return all tokens from `offset` on.
+        """Return tokens of one sequence, as a read-only view of the map.
 
-        Raises IndexError for an index beyond the last sequence, and NielsCacheError if the sequence is too short.
+        Args:
+            index: The number of the sequence.
+            offset: The first token of the sequence to return.
+            length: The number of tokens. By default, all tokens from `offset` on.
+
+        Raises:
+            IndexError: If the index is beyond the last sequence.
+            NielsCacheError: If the sequence is too short.
         """
         sequence = check_index(index, len(self), what="sequence", from_end=True)
         tokens = int(self.sequence_lengths[sequence])
@@ -170,8 +187,8 @@ class IndexedDataset:
     def fingerprint(self) -> str:
         """The sha256 over header, lengths, document indices, modes, the size of .bin, and 64 blocks of 4 KiB of .bin.
 
-        Everything that decides an index is hashed in full. The pointers are left out, because they follow from the lengths. A change of
-        tokens between the blocks is not detected. The fingerprint does not depend on the place of the files.
+        Everything that determines an index is hashed in full. The pointers are left out, because they follow from the lengths. A change of
+        tokens between the blocks is not detected. The fingerprint does not depend on the location of the files.
         """
         arrays = (self.sequence_lengths, self.document_indices, self.sequence_modes)
         sections = (array.data.cast("B") for array in arrays if array is not None and len(array))
@@ -179,8 +196,9 @@ class IndexedDataset:
 
     @cached_property
     def _identity(self) -> str:
-        """The hash that a copy in another process is compared with. It covers blocks of .bin, as the fingerprint does, and also blocks of
-        the index.
+        """The hash that a copy in another process is compared with.
+
+        It covers blocks of .bin, as the fingerprint does, and also blocks of the index.
         """
         return hashlib.sha256(_probe(np.frombuffer(self._index, dtype=np.uint8)) + _probe(self.tokens)).hexdigest()
 
@@ -196,10 +214,16 @@ class IndexedDataset:
 
 
 def sequence_lengths(folder: str | Path, ends: Uints, first: int = 0, stop: int | None = None) -> Iterator[Int32s]:
-    """Yield the numbers of tokens of documents first to stop - 1 (all by default), in blocks of int32. `ends` are the ends of the
-    documents.
+    """Yield the numbers of tokens of documents `first` to `stop` - 1 in blocks of int32.
 
-    Raises NielsCacheError, naming the folder, for a document that an int32 cannot count.
+    Args:
+        folder: The folder of the split, for messages.
+        ends: The ends of all documents, in tokens.
+        first: The first document.
+        stop: One more than the last document. By default, all documents from `first` on.
+
+    Raises:
+        NielsCacheError: If a document has more tokens than an int32 can count.
     """
     stop = len(ends) if stop is None else stop
     for start in range(first, stop, BLOCK):
@@ -213,7 +237,7 @@ def sequence_lengths(folder: str | Path, ends: Uints, first: int = 0, stop: int 
 
 
 def count_up(count: int) -> Iterator[Ints]:
-    """Yield 0 to count - 1 in blocks, in the form of document indices."""
+    """Yield 0 to count - 1 in blocks, with the dtype of document indices."""
     for start in range(0, count, BLOCK):
         yield np.arange(start, min(start + BLOCK, count), dtype=DOCUMENTS_DTYPE)
 
@@ -221,8 +245,10 @@ def count_up(count: int) -> Iterator[Ints]:
 def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memoryview], tokens: bytes) -> str:
     """Return the fingerprint of an IndexedDataset.
 
-    header: the header of the .idx. sections: the sections of the .idx after the header, except the pointers. tokens: the `probe` of the
-        .bin.
+    Args:
+        header: The header of the .idx.
+        sections: The sections of the .idx after the header, without the pointers.
+        tokens: The `probe` of the .bin.
     """
     known = hashlib.sha256(header)
     for section in sections:
@@ -234,7 +260,9 @@ def fingerprint_of(header: bytes | memoryview, sections: Iterable[bytes | memory
 def probe(size: int, read: Callable[[int], bytes]) -> bytes:
     """Return a digest of the size and of evenly spaced blocks, including the first and the last block.
 
-    read: a function that returns the PROBE_BYTES bytes at a place.
+    Args:
+        size: The size in bytes.
+        read: A function that returns the PROBE_BYTES bytes at an offset.
     """
     known = hashlib.sha256(f"{size}\n".encode())
     last = max(size - PROBE_BYTES, 0)
@@ -265,7 +293,7 @@ def _read_header(path: str, index: memoryview) -> tuple[np.dtype, int, int]:
 
 
 def states_here(files: Sequence[os.stat_result]) -> dict[str, Any]:
-    """Return values that identify these files on this host. The values of the same file may differ on another host."""
+    """Return values that identify these files on this host. On another host, the same file may have other values."""
     return {"host": os.uname().nodename, "files": [(file.st_ino, file.st_size, file.st_mtime_ns) for file in files]}
 
 

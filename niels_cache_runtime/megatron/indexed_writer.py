@@ -1,10 +1,10 @@
 """A writer of Megatron-LM's IndexedDataset: the bytes are those of megatron-core's IndexedDatasetBuilder.
 
-`IndexedWriter` writes any sequences, one after the other. Until the end, it keeps lengths and document indices in temporary files
-beside the output. `write_indexed` writes a split of a cache, with one sequence for each document. It copies the bytes of tokens, or links
-to them if a part is exactly one shard; uint32 tokens are int32 there, with the same bytes. It takes lengths from doc_ends, in blocks. So
-memory does not grow with the number of sequences. Files appear when they are complete. The .bin appears first, so an .idx always belongs to
-its .bin. A document ends with its end-of-text token (EOT), as in the cache. This module does not need the id of EOT.
+`IndexedWriter` writes any sequences, one after the other. Until the end, it keeps lengths and document indices in temporary files beside
+the output. `write_indexed` writes a split of a cache, with one sequence for each document. It copies the bytes of tokens, or links to them
+if a part is exactly one shard; uint32 tokens are int32 there, with the same bytes. It takes lengths from doc_ends, in blocks, so memory
+does not grow with the number of sequences. Files appear when they are complete. The .bin appears first, so an .idx always belongs to its
+.bin. A document ends with its end-of-text token (EOT), as in the cache. This module does not need the id of EOT.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ from niels_cache_runtime.megatron.indexed import (
     sequence_lengths,
 )
 
-MAX_BYTES = 512 * 1000**3  # the most bytes of one .bin
+MAX_BYTES = 512 * 1000**3  # the largest size of one .bin
 Link = Literal["copy", "hardlink", "reflink"]
 Blocks = Callable[[], Iterator[Array]]
 
@@ -49,12 +49,18 @@ _FICLONE = 0x40049409  # an ioctl(2) request on Linux that shares the blocks of 
 
 
 class IndexedWriter:
-    """A writer of PREFIX.bin and PREFIX.idx, sequence by sequence. It writes the same bytes as megatron-core's IndexedDatasetBuilder.
+    """A writer of PREFIX.bin and PREFIX.idx, sequence by sequence. The bytes are those of megatron-core's IndexedDatasetBuilder.
 
     It is a context manager: the files appear when its block ends without an error.
 
-    dtype: the dtype of a token, one that the format has.
-    Raises NielsCacheError if a token does not fit into dtype, if a file cannot be written, and if a file exists but `force` is not set.
+    Args:
+        prefix: The path of both files without .bin and .idx.
+        dtype: The dtype of a token, one that the format has. The default is uint16.
+        force: Whether to replace existing files.
+
+    Raises:
+        NielsCacheError: If the format does not have the dtype, if a token does not fit into it, if a file cannot be written, or if a file
+            exists and `force` is not set.
     """
 
     def __init__(self, prefix: str | Path, *, dtype: Any = TOKEN_DTYPE, force: bool = False) -> None:
@@ -68,7 +74,14 @@ class IndexedWriter:
         self._entries = 1
 
     def add_sequence(self, tokens: Array | Sequence[int]) -> None:
-        """Add a sequence to the open document. If the document has only one sequence, `add_document` is simpler."""
+        """Add a sequence to the open document. If the document has only one sequence, `add_document` is simpler.
+
+        Args:
+            tokens: The token ids, (n,).
+
+        Raises:
+            NielsCacheError: If a token does not fit into the dtype, or if there are more tokens than an int32 can count.
+        """
         given = np.asarray(tokens)
         converted = given.astype(self.dtype, casting="unsafe")
         if len(given) and not np.array_equal(converted, given):
@@ -80,14 +93,19 @@ class IndexedWriter:
         self._sequences += 1
 
     def end_document(self) -> None:
-        """End the open document here. A document without sequences is allowed."""
+        """End the open document. A document without sequences is allowed."""
         self._documents.write(np.array(self._sequences, dtype=DOCUMENTS_DTYPE).tobytes())
         self._entries += 1
 
     def add_document(self, tokens: Array | Sequence[int], *, lengths: Sequence[int] | None = None) -> None:
-        """Add a whole document. The document is one sequence, or one sequence for each number in `lengths`.
+        """Add a whole document.
 
-        `lengths` counts tokens, and its sum must be the length of the document.
+        Args:
+            tokens: The token ids of the document, (n,).
+            lengths: The lengths of its sequences in tokens, which add up to n. By default, the document is one sequence.
+
+        Raises:
+            NielsCacheError: If the lengths do not add up to n, and for the reasons that `add_sequence` lists.
         """
         lengths = [len(tokens)] if lengths is None else lengths
         if sum(lengths) != len(tokens):
@@ -134,7 +152,13 @@ def _read_spool(spool: IO[bytes], dtype: np.dtype) -> Iterator[Array]:
 def write_index(file: IO[bytes], dtype: np.dtype, *, sequences: int, lengths: Blocks, entries: int, document_indices: Blocks) -> None:
     """Write an .idx, section by section.
 
-    `lengths` and `document_indices` are functions that yield their numbers in blocks. `lengths` is called twice.
+    Args:
+        file: The file to write to.
+        dtype: The dtype of a token.
+        sequences: The number of sequences.
+        lengths: A function that yields the lengths of the sequences in blocks. It is called twice.
+        entries: The number of document indices.
+        document_indices: A function that yields the document indices in blocks.
     """
     file.write(HEADER.pack(MAGIC, VERSION, DTYPE_CODES[dtype], sequences, entries))
     for block in lengths():
@@ -189,8 +213,13 @@ def _new_files(prefix: str) -> Iterator[tuple[str, str]]:
 class Part:
     """One .bin and .idx of a split, with a range of whole documents and their tokens.
 
-    The part has the documents first_document to end_document - 1 and the tokens first_token to end_token - 1 of the split.
-    dtype: the dtype of a token in .bin, uint16 or int32.
+    Attributes:
+        prefix: The path of both files without .bin and .idx.
+        first_document: The first document of the split in this part.
+        end_document: One more than the last document.
+        first_token: The first token of the split in this part.
+        end_token: One more than the last token.
+        dtype: The dtype of a token in .bin, uint16 or int32.
     """
 
     prefix: str
@@ -202,27 +231,36 @@ class Part:
 
     @property
     def documents(self) -> int:
+        """The number of documents."""
         return self.end_document - self.first_document
 
     @property
     def bin_bytes(self) -> int:
+        """The size of the .bin file."""
         return (self.end_token - self.first_token) * self.dtype.itemsize
 
     @property
     def idx_bytes(self) -> int:
+        """The size of the .idx file."""
         per_document = LENGTHS_DTYPE.itemsize + POINTERS_DTYPE.itemsize + DOCUMENTS_DTYPE.itemsize
         return HEADER.size + DOCUMENTS_DTYPE.itemsize + per_document * self.documents
 
 
 def plan_indexed(prefix: str | Path, folder: str | Path, *, max_bytes: int = MAX_BYTES, key: str | None = None) -> list[Part]:
-    """Return the parts into which a split's folder, such as `cache/pretrain/NAME/train`, is exported. Write nothing.
+    """Return the parts into which a split of a cache is exported, without writing anything.
 
     There is one part, PREFIX, if the split has at most `max_bytes` bytes of tokens. Otherwise there are several parts of whole documents
     with at most `max_bytes` each, PREFIX_00000, PREFIX_00001, ...
-    key: if given, names get Megatron's ending, as in PREFIX_<key>_document.
 
-    Raises NielsCacheError if the split cannot be opened, is empty or has no doc_ends file. Also raises it if a document is larger than
-    max_bytes, or longer than an int32 can count.
+    Args:
+        prefix: The prefix of the parts.
+        folder: The folder of the split, such as `cache/pretrain/NAME/train`.
+        max_bytes: The largest size of a .bin file. The default is 512 GB.
+        key: If given, the names get Megatron's ending, as in PREFIX_<key>_document.
+
+    Raises:
+        NielsCacheError: If the split cannot be opened, is empty or has no doc_ends file, or if a document is larger than `max_bytes` or
+            longer than an int32 can count.
     """
     return _plan(prefix, folder, *_open(folder), max_bytes=max_bytes, key=key)
 
@@ -237,14 +275,24 @@ def write_indexed(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Part]:
-    """Write the parts of `plan_indexed`, with one sequence for each document. Return the parts.
+    """Write the parts of `plan_indexed`, with one sequence for each document. Each part appears when it is complete.
 
-    link: applies to a part that is exactly one shard. "hardlink" makes .bin another name of the shard; "reflink" makes .bin a copy that
-        shares the shard's blocks. If the file system does not support this, and for all other parts, bytes are copied.
-    progress: called with (bytes of .bin done, total).
+    Args:
+        prefix: The prefix of the parts.
+        folder: The folder of the split, such as `cache/pretrain/NAME/train`.
+        max_bytes: The largest size of a .bin file. The default is 512 GB.
+        key: If given, the names get Megatron's ending, as in PREFIX_<key>_document.
+        link: How to write a part that is exactly one shard. "copy", the default, copies the bytes. "hardlink" makes .bin another name of
+            the shard. "reflink" makes .bin a copy that shares the shard's blocks. If the file system does not support this, and for all
+            other parts, bytes are copied.
+        force: Whether to replace existing files.
+        progress: Called with (bytes of .bin done, total).
 
-    Each part appears when it is complete. Raises NielsCacheError for the reasons that `plan_indexed` lists, if a file cannot be written,
-    and if a file exists but `force` is not set.
+    Returns:
+        The parts.
+
+    Raises:
+        NielsCacheError: For the reasons that `plan_indexed` lists, if a file cannot be written, or if a file exists and `force` is not set.
     """
     split, ends = _open(folder)
     parts = _plan(prefix, folder, split, ends, max_bytes=max_bytes, key=key)
@@ -303,7 +351,7 @@ def _plan(prefix: str | Path, folder: str | Path, split: OpenedSplit, ends: Uint
 
 
 def _copy_tokens(split: OpenedSplit, part: Part, file: IO[bytes]) -> Iterator[int]:
-    """Copy the part's tokens into the file. Yield the number of bytes copied so far.
+    """Copy the part's tokens into the file, and yield the number of bytes copied so far.
 
     The tokens come from the memory maps, so they are all of one build, even after a rebuild.
     """
@@ -314,7 +362,7 @@ def _copy_tokens(split: OpenedSplit, part: Part, file: IO[bytes]) -> Iterator[in
 
 
 def _linked(split: OpenedSplit, part: Part, target: str, link: Link) -> bool:
-    """Link `target` to the part's shard, if the part is exactly one shard. Return whether `target` was linked."""
+    """Link `target` to the part's shard if the part is exactly one shard. Return whether it was linked."""
     shard_begin = 0
     for path, length in zip(split.shards, split.tokens.shard_lengths.tolist(), strict=True):
         if link != "copy" and (shard_begin, shard_begin + length) == (part.first_token, part.end_token):

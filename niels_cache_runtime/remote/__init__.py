@@ -1,1 +1,1 @@
-"""Caches in object stores: the client (`store`) and the record that names a published build (`record`)."""
+"""Reading caches from object stores: the client (`store`), the record of a published build (`record`) and the local copy (`local_copy`)."""

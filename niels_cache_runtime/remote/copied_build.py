@@ -1,9 +1,9 @@
-"""A published build as a local copy knows it: the addresses of its files, and their places in the copy.
+"""A published build as a local copy sees it: the addresses of its files, and their paths in the copy.
 
     LOCAL_DIR/builds/CONTENT_SHA256/FAMILY/NAME/meta.json, train/shard_00000.bin, ...
     LOCAL_DIR/builds/CONTENT_SHA256/tokenizer/...
 
-So the folder of a build is a cache root. The folders of two builds differ.
+The folder of a build is therefore a cache root, and two builds never share a folder.
 """
 
 import hashlib
@@ -43,7 +43,13 @@ from niels_cache_runtime.remote.store import MissingError, check_address, open_s
 
 @dataclass(frozen=True)
 class CopiedBuild:
-    """A build. address: where it was published. published: its files and its meta.json."""
+    """A published build, and where its files are in a local copy.
+
+    Attributes:
+        address: The address where the build was published.
+        record: The record that names the build.
+        published: The files of the build and its meta.json.
+    """
 
     address: str
     record: Record
@@ -51,7 +57,7 @@ class CopiedBuild:
 
     @property
     def id(self) -> str:
-        """CONTENT_SHA256/FAMILY/NAME."""
+        """The name of the build: CONTENT_SHA256/FAMILY/NAME."""
         return f"{self.record.content_sha256}/{self.record.family}/{self.record.name}"
 
     @property
@@ -61,11 +67,15 @@ class CopiedBuild:
 
     @cached_property
     def files(self) -> Mapping[str, RemoteFile]:
-        """All files by their place, relative to the copy."""
+        """All files by their path, relative to the copy."""
         return {self.place(file.path): file for file in self.published.files}
 
     def place(self, path: str) -> str:
-        """Return the place of a file, relative to the copy. `path` is relative to the data set, or begins with `tokenizer/`."""
+        """Return the path of a file, relative to the copy.
+
+        Args:
+            path: The path relative to the data set, or a path that begins with `tokenizer/`.
+        """
         return f"{self.root}/{path}" if path.startswith(TOKENIZER) else f"{BUILDS}/{self.id}/{path}"
 
     def shards(self, split: str) -> list[RemoteFile]:
@@ -74,14 +84,26 @@ class CopiedBuild:
         return [listed[f"{split}/{shard_name(index)}"] for index in range(len(listed))]
 
     def split_files(self, split: Split, *, doc_ends: bool = True) -> list[str]:
-        """Return the files of a split, relative to the data set. doc_ends: whether to include the document ends of a pretrain split."""
+        """Return the files of a split, relative to the data set.
+
+        Args:
+            split: The split.
+            doc_ends: Whether to include the document ends of a pretrain split.
+        """
         if self.record.family == "sft":
             spans = [targets_name(split), target_ends_name(split)] if has_spans(self.published.meta) else []
             return [tokens_name(split), idx_name(split), *spans]
         return [*(file.path for file in self.shards(split)), *([doc_ends_name(split)] if doc_ends and self.has_doc_ends(split) else [])]
 
     def chosen(self, paths: Collection[str]) -> list[str]:
-        """Return the files with these paths. A path that ends with a slash means all files below it. Raises NielsCacheError for others."""
+        """Return the files with these paths.
+
+        Args:
+            paths: Paths relative to the data set. A path that ends with a slash stands for all files below it.
+
+        Raises:
+            NielsCacheError: If the build has no file with one of these paths.
+        """
         known = [file.path for file in self.published.files]
         folders = tuple(path for path in paths if path.endswith("/"))
         unknown = [path for path in paths if path not in known and path not in folders]
@@ -91,13 +113,15 @@ class CopiedBuild:
         return [path for path in known if path in paths or path.startswith(folders)]
 
     def has_doc_ends(self, split: str) -> bool:
+        """Return whether the build lists the document ends of a split."""
         return doc_ends_name(split) in self.published.meta["files"]
 
 
 def split_address(address: str) -> tuple[str, Split | None]:
     """Return the address of a data set, and the split that the address names, or None.
 
-    Raises NielsCacheError for an address that no copy can be made of.
+    Raises:
+        NielsCacheError: If the address is invalid, or is one that cannot be copied, such as `hf://...`.
     """
     if address.startswith("hf://"):
         raise NielsCacheError(f"{address}: cannot be read piece by piece; pull it: niels-cache pull {address} --out cache")
@@ -110,7 +134,11 @@ def split_address(address: str) -> tuple[str, Split | None]:
 
 
 def known_build(state: State, build: str, files: OwnFiles, *, address: str) -> CopiedBuild:
-    """Return a build that the copy knows, without a request. Raises NielsCacheError if its meta.json is missing or damaged."""
+    """Return a build that the copy already knows, without sending a request.
+
+    Raises:
+        NielsCacheError: If the meta.json of the build is missing or damaged.
+    """
     record = parse_record(state.builds[build]["record"].encode(), f"{files.root}: the record of {address}")
     place = f"{BUILDS}/{build}/{META_NAME}"
     try:
@@ -123,10 +151,18 @@ def known_build(state: State, build: str, files: OwnFiles, *, address: str) -> C
 
 
 def write_meta_file(ledger: Ledger, state: State, place: str, content: bytes, *, limit: int) -> None:
-    """Write a meta.json into the copy. place: relative to the copy.
+    """Write a meta.json into the copy.
 
-    Raises NielsCacheError if there is no room for it, or if the copy has not written the file that is there. Raises NotWrittenError if the
-    disk refuses.
+    Args:
+        ledger: The ledger of the copy.
+        state: The state of the ledger, whose lock is held.
+        place: The path of the meta.json, relative to the copy.
+        content: The bytes to write.
+        limit: The limit of the copy in bytes.
+
+    Raises:
+        NielsCacheError: If the file does not fit below the limit, or if there is a different file that the copy has not written.
+        NotWrittenError: If the file cannot be written.
     """
     gone, target, sha256 = make_room(state, len(content), limit, path=place), ledger.folder / place, hashlib.sha256(content).hexdigest()
     if gone is None:
@@ -159,7 +195,7 @@ def at_either(address: str, open_at: Callable[[str], CopiedBuild]) -> tuple[Copi
 
 
 def published_build(address: str) -> tuple[CopiedBuild, Split | None]:
-    """Return the build at an address, and the split that the address names. This costs two requests."""
+    """Return the build at an address, and the split that the address names, or None. This takes two requests."""
 
     def read(cache: str) -> CopiedBuild:
         store = open_store(cache)

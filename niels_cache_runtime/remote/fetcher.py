@@ -2,17 +2,18 @@
 
     readers --wants, demands--> ledger --> Fetcher: choose, make room, reserve, download, hash, rename --> ledger --> readers
 
-A reader starts it when it waits for a file and no fetcher of its group lives. It ends when no reader of its group is left, also within a
-download: a store that does not answer would keep it for long, with the room of the file and the stderr of the reader. A group is the
-readers with the same credentials in their environment. It is a process of its own for two reasons: obstore cannot be used after a fork, as
-in the workers of a DataLoader, and a download must neither stop the training loop nor end with the rank that needed it first.
+A reader starts the fetcher when it waits for a file and its group has no live fetcher. The fetcher ends when its group has no reader left,
+even during a download: with a store that does not answer, it would otherwise keep the reserved space and the reader's stderr for a long
+time. A group is all readers with the same credentials in their environment. The fetcher is a separate process for two reasons: obstore
+cannot be used after a fork, as in the workers of a DataLoader, and a download must neither stop the training loop nor end with the rank
+that needed it first.
 
-A file that a reader waits for comes first, then the files of the block in use, then those of the next blocks. Room for the whole file is
+Files that a reader waits for come first, then the files of the block in use, then those of the next blocks. Space for the whole file is
 reserved before its download begins. Memory: a piece of 1 MiB for each stream.
 
-A tail is the first bytes of the shards after a block, for the last window of the block. It comes by a range request, so no recorded hash
-covers it. When one of its shards is fetched whole, both are compared. If an object was damaged, and somebody repairs it later, a tail from
-before the repair must not stay.
+A tail is the first bytes of the shards after a block, for the last window of the block. It is downloaded with a range request, so no
+recorded hash covers it. When one of its shards is downloaded as a whole, the two are compared: if an object was damaged and repaired later,
+a tail from before the repair must not stay.
 """
 
 import errno
@@ -40,7 +41,7 @@ from niels_cache_runtime.remote.store import Store, open_store
 
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_", "HTTPS_", "NO_PROXY")  # requests depend on them
 _PAUSE_SECONDS = 0.01
-_START_SECONDS = 20.0  # of one start; a second fetcher ends at once if the first one was only slow
+_START_SECONDS = 20.0  # for one start; if the first fetcher was only slow, a second one ends at once
 _STARTS = 3
 
 
@@ -53,8 +54,10 @@ def group_of_environment() -> str:
 def start_fetcher(ledger: Ledger, group: str) -> None:
     """Start a fetcher of the group, and wait until it is ready. Return at once if another process is starting it.
 
-    If a signal has ended the fetcher before it was ready, such as that of a full memory, another one is started. Raises NielsCacheError if
-    it cannot start.
+    If a signal ends the fetcher before it is ready, as when memory runs out, another one is started.
+
+    Raises:
+        NielsCacheError: If the fetcher cannot start.
     """
     with ledger.changing():
         if ledger.is_alive("fetchers", group) or ledger.is_alive("fetchers", f"{group}.starting"):
@@ -63,8 +66,8 @@ def start_fetcher(ledger: Ledger, group: str) -> None:
     try:
         for _ in range(_STARTS):
             code = 0
-            with suppress(ChildProcessError):  # if this process ignores SIGCHLD, the kernel tells it no status
-                _, status = os.waitpid(_spawn(ledger.folder, group), 0)  # it forks the fetcher, and ends
+            with suppress(ChildProcessError):  # if this process ignores SIGCHLD, the kernel reports no status
+                _, status = os.waitpid(_spawn(ledger.folder, group), 0)  # it forks the fetcher and exits
                 code = os.waitstatus_to_exitcode(status)
             began = time.monotonic()
             while not code and time.monotonic() - began < _START_SECONDS:
@@ -72,7 +75,7 @@ def start_fetcher(ledger: Ledger, group: str) -> None:
                     if ledger.is_alive("fetchers", group):
                         return
                 time.sleep(_PAUSE_SECONDS)
-            if code > 0:  # an error that comes again
+            if code > 0:  # a retry would fail with the same error
                 break
         raise NielsCacheError(
             f"{ledger.folder}: the process that downloads did not start (exit status {code}); its message stands above; "
@@ -84,9 +87,9 @@ def start_fetcher(ledger: Ledger, group: str) -> None:
 
 
 def _spawn(folder: Path, group: str) -> int:
-    """Start the process in a session of its own, so that Ctrl-C in a terminal does not reach it. Return its number.
+    """Start the process in its own session, so that Ctrl-C in a terminal does not reach it. Return its process id.
 
-    It imports nothing from the working directory, which may have a json.py.
+    It imports nothing from the working directory, which could contain, for example, a json.py.
     """
     package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -97,16 +100,19 @@ def _spawn(folder: Path, group: str) -> int:
 
 
 def tail_of(path: str) -> tuple[str, int, int]:
-    """Return the split, the number of the first shard and the bytes of a tail, from its path."""
+    """Return the split, the number of the first shard and the size in bytes of a tail, given its path."""
     split, name = path.split("/")[-2:]
     stop, size = name.removesuffix(".bin").split("-")
     return split, int(stop), int(size)
 
 
 def tails_over(state: State, build: CopiedBuild, path: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the complete tails that hold bytes of a shard: their paths, and the begin and the end of these bytes in the tail.
+    """Yield the complete tails that contain bytes of a shard: the path of each, and the begin and the end of these bytes in the tail.
 
-    path: of the shard, relative to the copy.
+    Args:
+        state: The state of the ledger.
+        build: The build of the shard.
+        path: The path of the shard, relative to the copy.
     """
     split = path.split("/")[-2]
     for tail, entry in state.entries.items():
@@ -123,14 +129,14 @@ def tails_over(state: State, build: CopiedBuild, path: str) -> Iterator[tuple[st
 
 
 def doubt(state: State, tails: Iterable[str]) -> None:
-    """Take these tails out of use. When a reader needs one, the fetcher removes it, and fetches it again."""
+    """Take these tails out of use. When a reader needs one, the fetcher removes it and downloads it again."""
     for tail in list(tails):
         state.entries[tail].sha256 = ""
         state.unchecked.add(tail)
 
 
 def other_tails(files: OwnFiles, state: State, build: CopiedBuild, path: str) -> list[str]:
-    """Return the tails that differ from a shard, whose content has the recorded sha256."""
+    """Return the tails that differ from a shard whose sha256 has been verified."""
     found = []
     for tail, begin, end in tails_over(state, build, path):
         with suppress(OSError), os.fdopen(files.open(path), "rb") as shard, os.fdopen(files.open(tail), "rb") as file:
@@ -142,19 +148,19 @@ def other_tails(files: OwnFiles, state: State, build: CopiedBuild, path: str) ->
 
 STREAMS = 4
 _POLL_SECONDS = 0.005
-_PASS_SECONDS = 0.25  # at most so long without a look at the ledger
+_PASS_SECONDS = 0.25  # the longest time between two passes over the ledger
 _LEAVE_SECONDS = 1.0
 _AGAIN_SECONDS = 5.0  # after a download ahead of time has failed
-_DISK_SECONDS = 30.0  # how long a full disk counts as full
-_HOPELESS_SECONDS = 5.0  # then a reader fails for which there can be no room
-_SMALLER_SECONDS = 60.0  # instead, if there is none only because of the smaller limit of another reader, which may end
+_DISK_SECONDS = 30.0  # how long a disk counts as full
+_HOPELESS_SECONDS = 5.0  # a file without room for this long makes its readers fail
+_SMALLER_SECONDS = 60.0  # instead, if only the smaller limit of another reader is in the way, which may end
 _WAS_DAMAGED = (
     "came from an object that was damaged then, and is fetched again; earlier batches may hold wrong tokens in the last window of a block"
 )
 
 
 class Fetcher:
-    """Downloads for the readers of one group, on several threads."""
+    """The downloader for the readers of one group, with several threads."""
 
     def __init__(self, folder: Path, group: str, *, streams: int = STREAMS) -> None:
         self._ledger, self._group, self._streams = Ledger(folder), group, streams
@@ -163,12 +169,12 @@ class Fetcher:
         self._active: set[str] = set()
         self._failed_at: dict[str, float] = {}
         self._disk_limit: tuple[int, float] | None = None
-        self._hopeless: dict[str, float] = {}  # files that readers wait for and that can have no room, and since when
+        self._hopeless: dict[str, float] = {}  # files that readers wait for and that cannot get room, and since when
         self._finished = threading.Event()
         self._presence: Presence | None = None
 
     def run(self) -> None:
-        """Download until no reader of the group is left, or the copy is gone. Return at once if another fetcher of the group lives."""
+        """Download until no reader of the group is left or the copy is gone. Return at once if the group has another live fetcher."""
         with self._ledger.changing():
             if self._ledger.is_alive("fetchers", self._group):
                 return
@@ -181,7 +187,7 @@ class Fetcher:
                 raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            with suppress(NotWrittenError), self._ledger.changing() as state:  # somebody may have removed the whole folder
+            with suppress(NotWrittenError), self._ledger.changing() as state:  # the whole folder may have been removed
                 if self._is_current():
                     for path in [path for path, entry in state.entries.items() if entry.owner == self._group]:
                         self._ledger.remove(state, path)
@@ -208,18 +214,21 @@ class Fetcher:
             self._finished.wait(_POLL_SECONDS)
 
     def _is_current(self) -> bool:
-        """Return whether this process downloads for the group. If somebody removes the whole folder and begins again, another one does."""
+        """Return whether this process still downloads for the group.
+
+        If the whole folder is removed and created again, another process does.
+        """
         return self._presence is not None and self._presence.is_there()
 
     def _choose(self, state: State, mine: list[Reader]) -> list[tuple[str, bool]]:
-        """Make room for the next downloads, reserve it, and return their files with True. Unchecked files come with False."""
+        """Make room for the next downloads, and reserve it. Return their files with True, and files to check with False."""
         for path in [path for path, entry in state.entries.items() if entry.owner == self._group and path not in self._active]:
-            self._ledger.remove(state, path)  # the end of its download could not be recorded, because the disk was full
+            self._ledger.remove(state, path)  # its result could not be recorded because the disk was full
         self._remove(state, surplus(state, state.limit() or sys.maxsize))
         limit = self._limit(state)
         before, self._hopeless = self._hopeless, {}
         chosen: list[tuple[str, bool]] = []
-        refused: dict[str, int] = {}  # the position in each run that waits for room: what comes after it must not take the room
+        refused: dict[str, int] = {}  # the position that waits for room, by run: later positions must not take that room
         stuck: int | None = None
         for path, waiting in next_files(mine):
             if len(self._active) >= self._streams:
@@ -267,9 +276,15 @@ class Fetcher:
             state.counts["removed"] += 1
 
     def _tell_if_hopeless(self, state: State, path: str, size: int, limit: int, *, stuck: int, since: float | None) -> None:
-        """Let the readers of a file fail if it can never fit, or if mapped files have left no room for it for some seconds.
+        """Record a failure for a file that can never fit, or for which mapped files have left no room for some seconds.
 
-        stuck: the bytes that stay mapped. since: when the file had no room first, or None if it had room a moment ago.
+        Args:
+            state: The state of the ledger.
+            path: The file.
+            size: Its size in bytes.
+            limit: The limit in bytes, which may be that of a full disk.
+            stuck: The bytes that stay mapped.
+            since: When it was first found that there is no room for the file, or None if that is new.
         """
         is_disk = self._disk_limit is not None and limit == self._disk_limit[0]
         if size + state.overhead <= limit:
@@ -289,7 +304,7 @@ class Fetcher:
         )
 
     def _expected(self, state: State, path: str) -> tuple[int, str]:
-        """Return the size and the sha256 of a file. The sha256 of a tail is not known before."""
+        """Return the size and the sha256 of a file. The sha256 of a tail is an empty string, because it is not known in advance."""
         if self._ledger.files.exists(path):
             raise NielsCacheError(f"{self._ledger.folder / path}: is there, but this copy has not downloaded it; choose another dir")
         build = self._build(state, path)
@@ -309,7 +324,7 @@ class Fetcher:
         raise NielsCacheError(f"{self._ledger.folder / path}: belongs to no build of this copy; choose another dir")
 
     def _address(self, state: State, build: str, path: str) -> str:
-        """Return the address that a reader of the group has opened the build at, which may be published at others too."""
+        """Return the address where a reader of the group has opened the build. The same build may be published at other addresses, too."""
         readers = sorted(self._readers(state), key=lambda reader: path not in reader.demand)
         return next((reader.addresses[build] for reader in readers if build in reader.addresses), state.builds[build]["address"])
 
@@ -317,7 +332,12 @@ class Fetcher:
         return [reader for reader in state.readers.values() if reader.group == self._group]
 
     def _work(self, path: str, *, is_reserved: bool) -> None:
-        """Check or download one file, on a thread of the pool. is_reserved: whether its download is certain, because it has its room."""
+        """Check or download one file, on a thread of the pool.
+
+        Args:
+            path: The file.
+            is_reserved: Whether space is reserved for it, so that it must be downloaded.
+        """
         try:
             if is_reserved or not self._check(path):
                 self._fetch(path)
@@ -360,7 +380,7 @@ class Fetcher:
                     fetched = self._download(build, file, part)
                     sha256, counts = file.sha256, {"files": 1, "bytes": fetched, "again": int(fetched > file.size)}
         except (NielsCacheError, OSError) as error:
-            problem, cause = str(error), error.__cause__  # of a record that the ledger cannot write
+            problem, cause = str(error), error.__cause__  # the ledger may have been unable to write a record
             if isinstance(error, OSError):
                 cause = error
                 problem = f"{self._ledger.folder}: cannot be written: {error.strerror or error}; free room there, or choose another dir"
@@ -368,7 +388,7 @@ class Fetcher:
                 problem = ""
                 with suppress(OSError):  # at once, because others need room for their records
                     self._ledger.files.remove(path + PART)
-            self._stores.pop(build.address if build else "", None)  # the next try takes new credentials, if a service gives them
+            self._stores.pop(build.address if build else "", None)  # the next attempt may get new credentials
         except BaseException as error:
             problem = f"{self._ledger.folder / path}: cannot be fetched: {type(error).__name__}: {error}"
             raise
@@ -377,7 +397,14 @@ class Fetcher:
                 self._record(path, problem, counts, sha256)
 
     def _record(self, path: str, problem: str | None, counts: dict[str, int], sha256: str) -> None:
-        """Record the end of a download, and give the file its name. problem: None if it succeeded, and empty if the disk is full."""
+        """Record the end of a download, and rename the file to its final name.
+
+        Args:
+            path: The file.
+            problem: None if the download succeeded, or an empty string if the disk is full.
+            counts: What to add to the counts of the copy.
+            sha256: The sha256 of the content.
+        """
         with self._ledger.changing() as state:
             if not self._is_current():
                 return
@@ -406,7 +433,11 @@ class Fetcher:
         return self._stores[build.address]
 
     def _download(self, build: CopiedBuild, file: RemoteFile, part: BinaryIO) -> int:
-        """Download what `part` lacks of a file. Return how many bytes were fetched, which are more than it has if some were wrong."""
+        """Download the part of a file that `part` lacks.
+
+        Returns:
+            The number of bytes that were downloaded. They are more than were missing if some were wrong.
+        """
         try:
             return complete(part, self._store(build), file, tally=_Uncounted())
         except WrongContentError:
@@ -415,7 +446,7 @@ class Fetcher:
             raise
 
     def _tail(self, build: CopiedBuild, path: str) -> tuple[bytes, dict[str, int]]:
-        """Return the first bytes of the shards from number `stop` on, and the counts of requests and bytes."""
+        """Return the content of a tail, and the counts of its requests and bytes."""
         split, stop, size = tail_of(path)
         shards, found, requests, fetched = build.shards(split), b"", 0, 0
         while len(found) < size:
@@ -429,9 +460,9 @@ class Fetcher:
         return found, {"tails": requests, "tail_bytes": fetched}
 
     def _local_bytes(self, path: str, length: int) -> bytes | None:
-        """Return the first bytes of a shard that the copy has, or None. Hash the shard first if it is unchecked."""
+        """Return the first bytes of a shard that the copy has, or None. An unchecked shard is hashed first."""
         self._check(path)
-        with self._ledger.changing() as state:  # a file that is open here may be removed meanwhile
+        with self._ledger.changing() as state:  # a file may be removed while it is open here
             if not state.is_ready(path):
                 return None
             with suppress(OSError), os.fdopen(self._ledger.files.open(path), "rb") as file:
@@ -443,7 +474,7 @@ class Fetcher:
         found = read_range(store, file, length)
         with self._ledger.changing() as state:
             known = state.etags.setdefault(build.place(file.path), found.e_tag or "")
-            if found.sha256 == file.sha256:  # a repair sends the object again, and its ETag may change
+            if found.sha256 == file.sha256:  # a repair uploads the object again, which may change its ETag
                 known = state.etags[build.place(file.path)] = found.e_tag or ""
         if known != (found.e_tag or ""):
             raise another_object(store, file)
@@ -458,8 +489,9 @@ class _Uncounted:
 
 
 def main() -> None:
+    """Run the fetcher that the command line names, in a forked process."""
     folder, group = sys.argv[1:]
-    if os.fork():  # the process that starts a fetcher waits for this one, and not for the fetcher
+    if os.fork():  # the starting process waits for the parent, not for the fetcher
         os._exit(0)
     status = 1
     try:

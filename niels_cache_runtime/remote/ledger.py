@@ -1,18 +1,19 @@
-"""The record of a local copy: the files that it holds, and the processes that read them.
+"""The ledger of a local copy: the files that it holds, and the processes that read them.
 
     LOCAL_DIR/manifest.json   every file that the copy has downloaded or is downloading; the copy never removes any other file
-    LOCAL_DIR/readers/ID      one process that reads, with the files that it needs next and the files that it has mapped
-    LOCAL_DIR/fetchers/ID     one process that downloads
+    LOCAL_DIR/readers/ID      one reading process, with the files that it needs next and the files that it has mapped
+    LOCAL_DIR/fetchers/ID     one downloading process
     LOCAL_DIR/lock            held while one of these files is read or changed: milliseconds, never during a download
-    LOCAL_DIR/wake            its time changes when a reader needs something new
+    LOCAL_DIR/wake            its modification time changes when a reader needs something new
 
-A reader and a fetcher hold a lock on their file. The kernel frees this lock when the process ends, however it ends, so no count can outlive
-its process. Nothing here compares clocks: `used` counts uses. A look costs about a millisecond for a thousand files. `room` decides what to
-remove, and `fetcher` downloads. What a reader needs is in `Reader` and `Want`.
+Each reader and each fetcher holds a lock on its file. The kernel releases this lock when the process ends, however it ends, so no entry can
+outlive its process. Nothing here compares clocks: `used` counts uses. Reading the ledger takes about a millisecond per thousand files.
+`room` chooses the files to remove, and `fetcher` downloads. `Reader` and `Want` describe what a reader needs.
 
-After a power failure, a file may have lost its content while its size is right. So the manifest also records the boot of the machine. After
-another boot, all files are `unchecked`: a reader uses one only after the fetcher has hashed it again. A live reader of the recorded boot
-proves that there was no other boot: then two machines share the folder, or two containers that name the boot in their own ways.
+After a power failure, a file may have lost its content although its size is right. The manifest therefore also records the boot of the
+machine. After another boot, all files are `unchecked`: a reader uses one only after the fetcher has hashed it again. If a reader of the
+recorded boot is alive, there was no other boot: two machines share the folder, or two containers that report different names for the same
+boot.
 """
 
 import errno
@@ -39,14 +40,22 @@ BUILDS, TAILS = "builds", "tails"
 
 
 def is_tail(path: str) -> bool:
+    """Return whether a path, relative to the copy, is the path of a tail."""
     return path.startswith(f"{TAILS}/")
 
 
 class Want(NamedTuple):
-    """A part of a run that needs the shards begin .. stop-1 of a split, and `tail` bytes after them.
+    """A part of a run that needs the shards begin to stop - 1 of a split, and `tail` bytes after them.
 
-    first, end: it needs them from sample `first` of the run to sample `end` - 1. now: whether to download them now; otherwise they are only
-    kept if they are there. build: CONTENT_SHA256/FAMILY/NAME.
+    Attributes:
+        first: The first sample of the run that needs the shards.
+        end: One more than the last sample that needs them.
+        now: Whether to download them now. Otherwise they are only kept if the copy has them.
+        build: The build, as CONTENT_SHA256/FAMILY/NAME.
+        split: The split.
+        begin: The number of the first shard.
+        stop: One more than the number of the last shard.
+        tail: The number of bytes after the last shard.
     """
 
     first: int
@@ -59,14 +68,14 @@ class Want(NamedTuple):
     tail: int
 
     def paths(self) -> list[str]:
-        """Return the files, relative to the copy."""
+        """Return the paths of the files, relative to the copy."""
         folder = split_folder(self.build, self.split)
         shards = [f"{folder}{shard_name(index)}" for index in range(self.begin, self.stop)]
         return [*shards, tail_path(self.build, self.split, self.stop, self.tail)] if self.tail else shards
 
 
 def split_folder(build: str, split: str) -> str:
-    """Return the folder of the shards of a split, with a slash at its end."""
+    """Return the folder of a split's shards, with a trailing slash."""
     return f"{BUILDS}/{build}/{split}/"
 
 
@@ -77,13 +86,22 @@ def tail_path(build: str, split: str, stop: int, size: int) -> str:
 
 @dataclass
 class Reader:
-    """A process that reads.
+    """A process that reads from the copy.
 
-    maps: the files that it has mapped. demand: files that it waits for now. starved: whether it has waited for long. aside: whether it
-    waits for a read beside the batches of its run, as in `trace`.
-    run, position: the run that it takes part in, and its next sample. limit: that of its copy. group: the fetchers that may serve it.
-    addresses: the address of each build that it has opened.
-    holds_all: whether it may have mapped any file, because its record cannot be read. boot: of its machine (`ledger.boot`).
+    Attributes:
+        pid: The id of the process.
+        limit: The limit of its copy in bytes.
+        group: The fetchers that may download for it.
+        run: The run that it takes part in.
+        position: Its next sample in the run.
+        wants: The next parts of the run, in order.
+        demand: The files that it is waiting for.
+        maps: The files that it has mapped.
+        starved: Whether it has waited for a long time.
+        aside: Whether it waits for a read outside of the batches of its run, as in `trace`.
+        holds_all: Whether it may have mapped any file, because its record cannot be read.
+        boot: The boot of its machine (`ledger.boot`).
+        addresses: The address of each build that it has opened.
     """
 
     pid: int
@@ -101,18 +119,22 @@ class Reader:
     addresses: dict[str, str] = field(default_factory=dict)
 
     def held(self) -> set[str]:
-        """Return the files that this process has mapped for no part of its run. It holds them until it ends."""
+        """Return the files that this process has mapped, but for no part of its run. It holds them until it ends."""
         return set() if self.aside else {*self.maps}.difference(*(want.paths() for want in self.wants))
 
     def mapped(self, paths: set[str]) -> set[str]:
-        """Return the files that this process may have mapped. paths: all files of the copy."""
+        """Return the files that this process may have mapped.
+
+        Args:
+            paths: All files of the copy.
+        """
         return paths if self.holds_all else {*self.maps}
 
 
 def next_files(readers: list[Reader]) -> Iterator[tuple[str, Reader | None]]:
-    """Yield the files to download next, and the first reader that waits for it. None: for a download ahead of time.
+    """Yield the files to download next, each with the first reader that waits for it, or None if it is downloaded ahead of time.
 
-    A slower reader of a run comes before a faster one. Otherwise the faster one could take the last room, and both would wait.
+    A slower reader of a run comes before a faster one. Otherwise the faster one could take the last space, and both would wait.
     """
     waiting: dict[str, Reader] = {}
     for reader in sorted(readers, key=lambda reader: (reader.run, reader.position)):
@@ -121,19 +143,23 @@ def next_files(readers: list[Reader]) -> Iterator[tuple[str, Reader | None]]:
     yield from waiting.items()
     wants = [(want.first - reader.position, want) for reader in readers for want in reader.wants if want.now]
     for _, want in sorted(dict.fromkeys(wants)):
-        for path in sorted(want.paths(), key=is_tail, reverse=True):  # a tail is small, and no batch should wait for it alone
+        for path in sorted(want.paths(), key=is_tail, reverse=True):  # a tail is small, and no batch should wait only for a tail
             yield path, None
 
 
 VERSION = 1
 _MANIFEST = "manifest.json"
-PART = ".part"  # the end of the name of a file that is not complete
+PART = ".part"  # the suffix of an incomplete file
 _TABLES = ("counts", "addresses", "builds", "failed", "etags")
 _COUNTS = ("files", "bytes", "tails", "tail_bytes", "again", "removed")
 
 
 class _OfThread(threading.local):
-    """later: calls that wait until this thread frees the lock of a ledger, or None if it holds none."""
+    """The calls that wait until this thread releases the lock of a ledger.
+
+    Attributes:
+        later: The calls, or None if this thread holds no such lock.
+    """
 
     later: list[Callable[[], None]] | None = None
 
@@ -142,10 +168,10 @@ _thread = _OfThread()
 
 
 def once_unlocked(call: Callable[[], None]) -> None:
-    """Call `call` now, or as soon as this thread frees the lock of a ledger.
+    """Call `call` now, or as soon as this thread releases the lock of a ledger.
 
-    Code that the garbage collector may run needs this. The collector runs at any time, also on a thread that holds the lock, and the call
-    would wait for this lock for ever.
+    Code that the garbage collector may run needs this. The collector can run at any time, also on a thread that holds the lock, and the
+    call would then wait for this lock forever.
     """
     if _thread.later is None:
         call()
@@ -155,7 +181,14 @@ def once_unlocked(call: Callable[[], None]) -> None:
 
 @dataclass
 class Entry:
-    """A file of the copy. owner: the fetcher that downloads it, or empty if it is complete. used: a number that grows with each use."""
+    """A file of the copy.
+
+    Attributes:
+        size: Its size in bytes.
+        sha256: Its sha256.
+        owner: The fetcher that is downloading it, or an empty string if it is complete.
+        used: A number that increases with each use.
+    """
 
     size: int
     sha256: str
@@ -167,10 +200,18 @@ class Entry:
 class State:
     """The content of the ledger, while its lock is held.
 
-    readers: the live ones. builds: for each build the record and the address that it came from. addresses: the last build of each address.
-    failed: why a fetcher could not download a file that a reader of its group waits for, by `failure_key`. etags: of objects whose first
-    bytes were read. overhead: the bytes of the ledger itself. unchecked: complete files without a hash since the machine started. boot: the
-    start that `unchecked` belongs to.
+    Attributes:
+        entries: The files of the copy, by path.
+        builds: For each build, its record and the address that it came from.
+        addresses: The most recent build of each address.
+        failed: Why a fetcher could not download a file that a reader of its group waits for, by `failure_key`.
+        etags: The ETags of objects whose first bytes were read.
+        counts: The counts that `LocalCopy.counts` returns.
+        tick: The most recent value of `Entry.used`.
+        readers: The live readers.
+        overhead: The size of the ledger itself in bytes.
+        unchecked: The complete files that have not been hashed since the boot.
+        boot: The boot that `unchecked` refers to.
     """
 
     entries: dict[str, Entry]
@@ -186,26 +227,26 @@ class State:
     boot: str = ""
 
     def used_bytes(self) -> int:
-        """Return the bytes that the copy takes on the disk when all downloads are done."""
+        """Return the disk space in bytes that the copy takes once all downloads are done."""
         return sum(entry.size for entry in self.entries.values()) + self.overhead
 
     def limit(self) -> int | None:
-        """Return the smallest limit of all live readers, or None without a reader."""
+        """Return the smallest limit of all live readers, or None without readers."""
         return min((reader.limit for reader in self.readers.values()), default=None)
 
     def is_ready(self, path: str) -> bool:
-        """Return whether a file is complete, and may be used."""
+        """Return whether a file is complete and may be used."""
         entry = self.entries.get(path)
         return entry is not None and not entry.owner and path not in self.unchecked
 
     def add_build(self, build: str, address: str, record: str) -> None:
-        """Record the build of an address, and forget the builds that have no meta.json any more."""
+        """Record the build of an address, and forget builds whose meta.json is no longer in the copy."""
         self.builds = {each: said for each, said in self.builds.items() if f"{BUILDS}/{each}/{META_NAME}" in self.entries}
         self.builds[build] = {"address": address, "record": record}
         self.addresses = {each: known for each, known in self.addresses.items() if known in self.builds} | {address: build}
 
     def use(self, path: str) -> None:
-        """Mark a file as the one that was used last."""
+        """Mark a file as the most recently used one."""
         self.tick += 1
         self.entries[path].used = self.tick
 
@@ -216,13 +257,13 @@ class State:
 
 
 def failure_key(group: str, path: str) -> str:
-    """Return the key of a failure. Another group may have other credentials, so the failure says nothing about it."""
+    """Return the key of a failure. It includes the group, because other groups may have other credentials."""
     return f"{group}/{path}"
 
 
 @cache
 def boot() -> str:
-    """Return a name of this start of the machine. Empty on systems that have none: there, files are not hashed again."""
+    """Return a name for the current boot of the machine, or an empty string if the system has none: there, files are not hashed again."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
     return ""
@@ -234,7 +275,7 @@ def _needs_check(path: str) -> bool:
 
 
 def _reader_of(content: bytes) -> Reader:
-    """Return the recorded reader. A record that a full disk has cut belongs to a reader that may have mapped any file."""
+    """Return the recorded reader. If a full disk has truncated the record, the reader may have mapped any file."""
     try:
         said = json.loads(content)
         return Reader(**{**said, "wants": [Want(*want) for want in said["wants"]]})
@@ -250,21 +291,27 @@ class Ledger:
         self._manifest = folder / _MANIFEST
 
     def make(self) -> None:
-        """Make the folders. Raises NotWrittenError if the disk refuses."""
+        """Create the folders.
+
+        Raises:
+            NotWrittenError: If they cannot be created.
+        """
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             for name in ("readers", "fetchers"):
                 self.files.make_folder(name)
 
     def exists(self) -> bool:
-        """Return whether the folder is there."""
+        """Return whether the folder exists."""
         return (self.folder / "readers").is_dir()
 
     @contextmanager
     def changing(self) -> Iterator[State]:
-        """Hold the lock, and yield the state. Write the state back afterwards if it has changed.
+        """Hold the lock, and yield the state. Afterwards, write the state back if it has changed.
 
-        Raises NielsCacheError if the manifest cannot be read, and NotWrittenError if the disk refuses.
+        Raises:
+            NielsCacheError: If the manifest cannot be read.
+            NotWrittenError: If a file cannot be written.
         """
         before, _thread.later = _thread.later, []
         try:
@@ -301,7 +348,7 @@ class Ledger:
         return found.st_ino, found.st_mtime_ns
 
     def wake(self) -> None:
-        """Tell the fetchers that a reader needs something new."""
+        """Notify the fetchers that a reader needs something new."""
         now = time.monotonic_ns()  # any new value
         with suppress(OSError):
             descriptor = self.files.open("wake", os.O_WRONLY, make=True)
@@ -316,7 +363,7 @@ class Ledger:
             return 0
 
     def is_alive(self, kind: str, name: str) -> bool:
-        """Return whether the process of a file in `readers` or `fetchers` lives. Remove the file of a process that ended."""
+        """Return whether the process of a file in `readers` or `fetchers` is alive. Remove the file if the process has ended."""
         path = self.folder / kind / name
         try:
             descriptor = self.files.open(f"{kind}/{name}")
@@ -368,7 +415,7 @@ class Ledger:
         return state, content
 
     def _readers(self) -> tuple[dict[str, Reader], int]:
-        """Return the live readers and the bytes of their files."""
+        """Return the live readers, and the total size of their files in bytes."""
         found, size = {}, 0
         with self.writing():
             names = sorted(os.listdir(self.folder / "readers"))
@@ -377,7 +424,7 @@ class Ledger:
                 with suppress(OSError):
                     content = self.files.read(f"readers/{name}")
                     size += len(content)
-                    if content:  # a reader that has written nothing yet needs nothing yet
+                    if content:  # a reader that has not written anything needs nothing yet
                         found[name] = _reader_of(content)
         return found, size
 
@@ -407,7 +454,7 @@ class Ledger:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Raise NotWrittenError if the disk refuses."""
+        """Raise NotWrittenError if an operation in the block fails with an OSError."""
         try:
             yield
         except OSError as error:
@@ -416,7 +463,7 @@ class Ledger:
 
 
 class Presence:
-    """A file in `readers` or `fetchers` with a lock on it, for as long as this object and this process live."""
+    """A file in `readers` or `fetchers`, locked as long as this object and this process live."""
 
     def __init__(self, ledger: Ledger, kind: str, name: str | None = None) -> None:
         self.name = name or secrets.token_hex(8)
@@ -426,8 +473,8 @@ class Presence:
         self.is_held = try_lock(self.descriptor, self._path, fcntl.LOCK_EX)
 
     def write(self, reader: Reader) -> None:
-        """Record what a reader needs. Call this only while the ledger's lock is held."""
-        said = {name: value for name, value in vars(reader).items() if value or name == "wants"}  # its bytes count below the limit
+        """Record what a reader needs. The caller holds the ledger's lock."""
+        said = {name: value for name, value in vars(reader).items() if value or name == "wants"}  # its bytes count towards the limit
         said["boot"] = boot()
         content = json.dumps(said, separators=(",", ":")).encode()
         try:
@@ -438,7 +485,7 @@ class Presence:
             raise NotWrittenError(f"{self._path}: cannot be written: {error.strerror or error}; free room there") from error
 
     def is_there(self) -> bool:
-        """Return whether the file is still there. If not, somebody has removed the whole folder."""
+        """Return whether the file still exists. It is missing if the whole folder was removed."""
         with suppress(OSError):
             return os.path.samestat(os.stat(self._path), os.fstat(self.descriptor))
         return False
@@ -450,7 +497,7 @@ class Presence:
             self.descriptor = -1
 
     def end(self) -> None:
-        """Remove the file, and free the lock."""
+        """Remove the file, and release the lock."""
         if self.descriptor >= 0:
             if self.is_there():
                 with suppress(OSError):
@@ -461,7 +508,7 @@ class Presence:
 
 
 def end_presences(ledger: Ledger, presences: list[Presence]) -> None:
-    """End these objects under the lock, or without it if the folder is gone. The list is empty afterwards."""
+    """End these presences, with the ledger's lock if the folder still exists. Empty the list."""
     try:
         with ledger.changing():
             _end_all(presences)

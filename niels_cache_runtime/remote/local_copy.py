@@ -1,10 +1,11 @@
-"""A bounded copy of published caches on a local disk. All processes of a machine may share one.
+"""A bounded copy of published caches on a local disk, which all processes of a machine may share.
 
-    with a bucket:  LocalCopy.open --record, meta.json--> CopiedBuild    LocalCopy.take --demand--> fetcher --> files
-    without it:     LocalCopy.open reads what the copy knows             LocalCopy.take finds all files there
+    with a bucket:     LocalCopy.open --record, meta.json--> CopiedBuild    LocalCopy.take --demand--> fetcher --> files
+    without a bucket:  LocalCopy.open reads what the copy knows             LocalCopy.take finds all files there
 
 A process that needs files takes them, and waits until they are there. A taken file stays until the process gives it back or ends. `ledger`
-records this on the disk, `room` decides what goes, and `fetcher` downloads. Opening costs two requests, or one with this meta.json.
+records this on disk, `room` chooses what to remove, and `fetcher` downloads. Opening a build costs two requests, or one if the copy already
+has its meta.json.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from niels_cache_runtime.remote.record import TOKENIZER, published_of, read_meta
 from niels_cache_runtime.remote.room import Patience, held_bytes, is_in_the_way, nothing_changed, surplus, too_small
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
-_PAUSES = (0.001, 0.005)  # seconds between two looks at the time of the manifest, the first and the longest
-_LOOK_SECONDS = 0.5  # at most so long without a look at the ledger
+_PAUSES = (0.001, 0.005)  # seconds between two checks of the manifest's time: the first and the longest
+_LOOK_SECONDS = 0.5  # the longest time between two looks at the ledger
 GIVE_UP_SECONDS = 1800.0  # without any change of the copy
 
 _LOOK_AGAIN_SECONDS = 1.0  # between two looks whether this process is in the way of another one (rule 4 of `room`)
@@ -48,23 +49,32 @@ class Owner(Protocol):
     """
 
     def leave(self) -> Collection[str]:
-        """Unmap what is not in use, and return it."""
+        """Unmap what is not in use, and return these files."""
 
     def leave_all(self) -> Collection[str]:
-        """Unmap everything, and return it."""
+        """Unmap everything, and return these files."""
 
     def forget(self) -> None:
-        """Unmap everything, and read without a feed. The copy need not know."""
+        """Unmap everything, and read without a feed from now on. The copy is not told."""
 
 
 class LocalCopy:
     """A copy in a folder of at most `limit` bytes, for this process and its forked children.
 
-    The limit counts all files of the copy, with the downloads in progress. If several processes use one folder, the smallest limit counts.
-    None means no limit. Several threads may use one object. A forked child counts as a reader of its own. files: those of the folder.
-    reading: a lock to hold while mapped files are read, so that no other thread unmaps them. is_fed: whether its holder now reads a batch
-    of the blocks that it has asked for.
-    Raises NotWrittenError for a folder that cannot be written. `Copy` checks the limit.
+    The limit covers all files of the copy, including downloads in progress. If several processes use one folder, the smallest limit
+    applies. Several threads may use one object. A forked child counts as a separate reader.
+
+    Args:
+        folder: The folder of the copy.
+        limit: The largest total size in bytes. `Copy` checks it. None means no limit.
+
+    Attributes:
+        files: The files of the folder.
+        reading: A lock to hold while mapped files are read, so that no other thread unmaps them.
+        is_fed: Whether the holder of `reading` reads a batch of the blocks that it has asked for.
+
+    Raises:
+        NotWrittenError: If the folder cannot be written.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, limit: float | None = None) -> None:
@@ -80,8 +90,8 @@ class LocalCopy:
         self._taken: Counter[str] = Counter()  # how many owners in this process have a file
         self._patience, self._owners, self._gave_way = Patience(), weakref.WeakSet[Owner](), False
         self._keep(None, 0)
-        self._presence: list[Presence] = []  # one, in a process that has used this object
-        self._addresses: dict[str, str] = {}  # of the builds that this object has opened
+        self._presence: list[Presence] = []  # holds one if this process has used this object
+        self._addresses: dict[str, str] = {}  # the addresses of the builds that this object has opened
         self._reader = self._new_reader()
         _copies.add(self)
         weakref.finalize(self, once_unlocked, partial(end_presences, self._ledger, self._presence))
@@ -89,16 +99,25 @@ class LocalCopy:
     def open(self, address: str) -> tuple[CopiedBuild, Split | None]:
         """Return the build that is published at an address, and the split that the address names, or None.
 
-        If the store does not answer, return the build of this address that the copy has opened last, with a warning. Raises MissingError if
-        nothing is published there, NielsCacheError for an address that cannot be copied, and RemoteError if the store refuses.
+        If the store does not answer, return the build that the copy last opened at this address, with a warning.
+
+        Raises:
+            MissingError: If nothing is published there.
+            NielsCacheError: If the address cannot be copied.
+            RemoteError: If the store refuses, or does not answer and the copy knows no build of this address.
         """
         return at_either(address, self._open)
 
     def fetch_split(self, address: str, *, split: Split | None = None, doc_ends: bool = True) -> Path:
-        """Fetch a whole split. Return its path in the form that TokenLoader takes. The files stay until `close`.
+        """Download a whole split, and return its path in the form that TokenLoader takes. The files stay until `close`.
 
-        split: needed if the address names none. doc_ends: whether to fetch the document ends of a pretrain split too.
-        Raises NielsCacheError if the split does not fit below the limit.
+        Args:
+            address: The address of the data set or of the split.
+            split: The split. It is needed if the address names none.
+            doc_ends: Whether to download the document ends of a pretrain split, too.
+
+        Raises:
+            NielsCacheError: If the split does not fit below the limit.
         """
         build, named = self.open(address)
         split = split or named
@@ -108,15 +127,17 @@ class LocalCopy:
         return self.folder / build.place(split)
 
     def fetch_build(self, build: CopiedBuild, split: Split, *, doc_ends: bool = True) -> None:
-        """Fetch a whole split of an open build. The files stay until `close`."""
+        """Download a whole split of an open build. The files stay until `close`."""
         self._fetch(build, build.split_files(split, doc_ends=doc_ends))
         if build.record.family == "pretrain":
             self.files.make_folder(build.place(split))
 
     def fetch_of(self, build: CopiedBuild, paths: Sequence[str]) -> Path:
-        """Fetch some files of an open build. Return the folder of the data set. The files stay until `close`.
+        """Download some files of an open build, and return the folder of the data set. The files stay until `close`.
 
-        paths: relative to the data set, or `tokenizer/...`. A path that ends with a slash means all files below it.
+        Args:
+            build: The build.
+            paths: Paths relative to the data set, or `tokenizer/...`. A path that ends with a slash stands for all files below it.
         """
         self._fetch(build, build.chosen(paths))
         return (self.folder / build.place(META_NAME)).parent
@@ -129,9 +150,15 @@ class LocalCopy:
         self.hold(places)
 
     def require(self, needed: int, what: str, *, files: Collection[str]) -> None:
-        """Raise NielsCacheError if `needed` bytes of `files` cannot fit below the limit, beside the files that readers hold until they end.
+        """Raise an error if `needed` bytes can never fit below the limit, next to the files that readers hold until they end.
 
-        what: names the owner of the bytes in the message.
+        Args:
+            needed: The number of bytes.
+            what: What the bytes belong to, for the message.
+            files: The files that these bytes belong to.
+
+        Raises:
+            NielsCacheError: If the bytes do not fit.
         """
         with self._lock, self._ledger.changing() as state:
             self._enter(state)
@@ -141,18 +168,27 @@ class LocalCopy:
             raise too_small(what, needed, held, self.folder, limit, is_own=limit == self.limit)
 
     def hold(self, paths: Iterable[str]) -> None:
-        """Fetch files, and keep them until `close`. Paths are relative to the copy."""
+        """Download files, and keep them until `close`. Paths are relative to the copy."""
         self.take(list(paths), self._held.add, mine=self._held)
 
     def take(
         self, paths: Sequence[str], use: Callable[[str], None], *, mine: Set[str], also: Iterable[str] = (), is_fed: bool | None = None
     ) -> bool:
-        """Wait until the files `paths` are there. Take them, and those of `also` that are there. Call `use` for each that is not in `mine`.
+        """Wait until the files `paths` are there. Take them, and take those of `also` that are already there.
 
-        mine: the files that this owner has taken already; `use` adds to it. Paths are relative to the copy. is_fed: whether a feed reads
-        them for a batch, or somebody beside a run (`Reader.aside`). None: they are held. Return False if all files of the feed had to go,
-        because a slower process of its run has no room. Then ask again.
-        Raises RemoteError if a file cannot be fetched, and NielsCacheError if there is no room for it.
+        Args:
+            paths: The files to wait for, relative to the copy.
+            use: Called for each taken file that is not in `mine`.
+            mine: The files that this owner has already taken. `use` adds to it.
+            also: More files, relative to the copy.
+            is_fed: True if a feed reads the files for a batch, False for a read outside of a run (`Reader.aside`), None if they are held.
+
+        Returns:
+            False if the feed had to give up all its files because a slower process of its run has no room. Call this method again then.
+
+        Raises:
+            RemoteError: If a file cannot be downloaded.
+            NielsCacheError: If there is no room for it.
         """
         began = changed = time.monotonic()
         looked, seen, pause, free_at = began - _LOOK_SECONDS, (-1, -1), _PAUSES[0], began
@@ -215,11 +251,11 @@ class LocalCopy:
         reader.demand = [] if failed else missing
         self._write()
         if failed:
-            raise RemoteError(state.failed[failed])  # it stays, because the other ranks wait for this file too
+            raise RemoteError(state.failed[failed])  # the entry stays, because other ranks may wait for this file, too
         return missing
 
     def _is_whole(self, state: State, path: str) -> bool:
-        """Return whether a file is there. Remove one whose size is wrong, so that it is fetched again. Raises the errors of OwnFiles."""
+        """Return whether a file is there. Remove one with a wrong size, so that it is downloaded again."""
         if not state.is_ready(path):
             return False
         if self.files.size(path) == state.entries[path].size:
@@ -233,7 +269,7 @@ class LocalCopy:
         self._write()
 
     def give_back(self, paths: Iterable[str], unuse: Callable[[str], None]) -> None:
-        """Call `unuse` for each of the files, which an owner has taken. If no other owner has a file, the copy may remove it then."""
+        """Call `unuse` for each of these taken files. The copy may then remove a file that no other owner has taken."""
         with self._lock, self._ledger.changing() as state:
             self._enter(state)
             for path in (chosen := list(paths)):
@@ -250,11 +286,14 @@ class LocalCopy:
         owners: Sequence[Owner] = (),
         again: Callable[[], None] | None = None,
     ) -> None:
-        """Record what this process needs next, in a run whose processes on this machine need the same files in the same order.
+        """Record what this process needs next in a run, whose processes on this machine need the same files in the same order.
 
-        position: the next sample of the run for this process. wants: the next parts of the run, in order. owners: they unmap what is not in
-        use. again: a method that a thread calls when other processes have needed something since: it unmaps everything if
-        `is_in_the_way`.
+        Args:
+            run: The run.
+            position: The next sample of the run for this process.
+            wants: The next parts of the run, in order.
+            owners: Objects that unmap what is not in use.
+            again: A method that unmaps everything if `is_in_the_way`. A thread calls it after other processes have needed something new.
         """
         with self._lock, self._ledger.changing() as state:
             self._enter(state)
@@ -277,14 +316,14 @@ class LocalCopy:
             start_fetcher(self._ledger, self._reader.group)
 
     def _keep(self, again: Callable[[], None] | None, woken: int) -> None:
-        """Set the method that gives shards back, or None without any, and the value of `Ledger.woken` at the last record or look."""
+        """Set the method that gives shards back, or None, and the value of `Ledger.woken` at the most recent record or look."""
         self._again, self._woken = again and weakref.WeakMethod(again), woken
 
     def _give_way(self) -> bool:
-        """Give shards back if they may be in the way of another process. Return whether to look again later.
+        """Give shards back if another process may need their space. Return whether to call this again later.
 
-        A thread calls this, because a process can yield no batch for a long time, for example while it waits for the evaluation of another
-        rank. If that rank needs room, the shards must go meanwhile. After an error, the next look tries again.
+        A thread calls this, because a process may yield no batch for a long time, for example while it waits for the evaluation of another
+        rank. If that rank needs room, the shards must go in the meantime. After an error, the next call tries again.
         """
         with self.reading, self._lock:
             again, woken = self._again, self._ledger.woken()
@@ -297,25 +336,26 @@ class LocalCopy:
             return self._is_watched
 
     def is_in_the_way(self) -> bool:
-        """Return whether a slower process of the run waits for room that this process could give back."""
+        """Return whether a slower process of the run waits for space that this process could give back."""
         with self._lock, self._ledger.changing() as state:
             return is_in_the_way(state, self._reader)
 
     def is_reader(self) -> bool:
-        """Return whether this process counts as a reader: it has used this object, and the object has not ended since."""
+        """Return whether this process counts as a reader: it has used this object, and has not closed it since."""
         return bool(self._presence)
 
     def counts(self) -> dict[str, int]:
-        """Return counts of this folder since it is a copy.
+        """Return counts since the copy was created, by name.
 
-        files, bytes: downloaded. tails, tail_bytes: ranges at the end of blocks. again: files whose first content was wrong, or
-        that were damaged later. removed: files that were removed to make room.
+        Returns:
+            `files` and `bytes`: what was downloaded. `tails` and `tail_bytes`: ranges at the end of blocks. `again`: files whose first
+            content was wrong or that were damaged later. `removed`: files that were removed to make room.
         """
         with self._lock, self._ledger.changing() as state:
             return dict(state.counts)
 
     def add_owner(self, owner: Owner) -> None:
-        """Let an object give back all its files when a slower process needs their room, and forget them in a forked child."""
+        """Register an object that gives back all its files when a slower process needs their space, and forgets them in a forked child."""
         self._owners.add(owner)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -326,7 +366,7 @@ class LocalCopy:
         self._addresses.update(state["addresses"])
 
     def close(self) -> None:
-        """Give everything back. None of the taken files may be mapped any more. The object can be used again."""
+        """Give everything back. None of the taken files may still be mapped. The object can be used again."""
         with self._lock:
             end_presences(self._ledger, self._presence)
             self._taken.clear()
@@ -351,7 +391,7 @@ class LocalCopy:
         return build
 
     def _published(self, address: str, *, is_hasty: bool) -> CopiedBuild:
-        """Read the record and meta.json at an address, and put meta.json into the copy."""
+        """Read the record and the meta.json at an address, and write the meta.json into the copy."""
         store = open_store(address, is_hasty=is_hasty)
         record, _ = read_record(store)
         place = f"builds/{record.content_sha256}/{record.family}/{record.name}/{META_NAME}"
@@ -368,7 +408,7 @@ class LocalCopy:
         return build
 
     def _hold_meta(self, state: State, build: CopiedBuild) -> None:
-        """Hold the meta.json of a build before another process can remove it, and let the files of the build come from its address."""
+        """Hold the meta.json of a build before another process can remove it, and use its address to download the files of the build."""
         self._addresses[build.id] = build.address
         self._take_ready(state, [build.place(META_NAME)], self._held.add, [], self._held, waited=0.0)
 
@@ -385,11 +425,11 @@ class LocalCopy:
         self._presence[0].write(reader)
 
     def _enter(self, state: State) -> None:
-        """Become a live reader, unless this process is one. If this makes the limit smaller, remove files until they fit."""
+        """Register as a live reader, unless this process is one. If this lowers the limit, remove files until they fit."""
         if not self._presence:
             self._presence.append(Presence(self._ledger, "readers"))
             self._write()
-            self._ledger.wake()  # a reader that is in the way looks whether it has to unmap files
+            self._ledger.wake()  # a reader that is in the way checks whether it has to unmap files
             self._shrink(state)
         state.readers[self._presence[0].name] = self._reader
 
@@ -399,7 +439,7 @@ class LocalCopy:
             self._ledger.remove(state, path)
 
     def _forked(self) -> None:
-        """Become a process of its own in a forked child, which has mapped only the held files."""
+        """Become a separate reader in a forked child, which has mapped only the held files."""
         for presence in self._presence:
             presence.forget()
         self._presence.clear()
@@ -420,7 +460,7 @@ def _watch(give_way: weakref.WeakMethod[Callable[[], bool]]) -> None:
         call = give_way()
         if call is None:
             return
-        with suppress(NielsCacheError, OSError):  # a full disk, or somebody has removed the folder: the next look may succeed
+        with suppress(NielsCacheError, OSError):  # the disk is full or the folder was removed: the next attempt may succeed
             is_needed = call()
 
 

@@ -1,4 +1,7 @@
-"""The content of a remote file, piece by piece, or a range of it. After a failure, the rest is requested again, with growing waits."""
+"""The content of a remote file, piece by piece, or a range of it.
+
+After a failure, only the rest is requested again, with growing waits.
+"""
 
 import hashlib
 import os
@@ -17,21 +20,21 @@ _BLOCK_BYTES = 1 << 22
 
 
 class WrongContentError(RemoteError):
-    """The content of an object has another sha256 than recorded."""
+    """The sha256 of an object's content differs from the recorded one."""
 
 
 class Source(Protocol):
-    """The place of remote files, such as a store."""
+    """An origin of remote files, such as a store."""
 
     def name_of(self, key: str) -> str:
         """Return the address of a file, for messages."""
 
     def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
-        """Yield the content of a file from the byte `start` on."""
+        """Yield the content of a file from byte `start` on."""
 
 
 class Tally(Protocol):
-    """A count of bytes. Both methods raise an exception if the work must end."""
+    """A count of transferred bytes. Both methods raise an exception if the work must stop."""
 
     def add(self, count: int) -> None:
         """Count bytes."""
@@ -42,7 +45,7 @@ class Tally(Protocol):
 
 @contextmanager
 def named_if_gone(source: Source, file: RemoteFile) -> Iterator[None]:
-    """Say of a file that is missing what has happened to it: its build was there when it was opened. Raises MissingError."""
+    """Raise MissingError with an explanation if the file of a build that has been opened is missing: the build has been pruned since."""
     try:
         yield
     except MissingError:
@@ -50,9 +53,17 @@ def named_if_gone(source: Source, file: RemoteFile) -> Iterator[None]:
 
 
 def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Iterator[memoryview]:
-    """Yield the content of a file from the byte `start` on, and count it in `tally`. At most `file.size` bytes are yielded.
+    """Yield the content of a file from byte `start` on, at most up to `file.size`.
 
-    Raises MissingError if the file is gone, and RemoteError if it has more bytes, or if the source refuses, or fails again and again.
+    Args:
+        source: Where the file is.
+        file: The file, with its recorded size.
+        start: The first byte to yield.
+        tally: Counts the bytes that were yielded.
+
+    Raises:
+        MissingError: If the file is missing.
+        RemoteError: If the file has more bytes than recorded, or if the source refuses or fails repeatedly.
     """
     size = counted = start
     failures, progressed = 0, time.monotonic()
@@ -80,10 +91,21 @@ def pieces(source: Source, file: RemoteFile, *, start: int, tally: Tally) -> Ite
 
 
 def complete(opened: BinaryIO, source: Source, file: RemoteFile, *, tally: Tally) -> int:
-    """Fetch what an open file lacks of a remote file. If the sha256 is wrong then, fetch the whole file once more.
+    """Download the part of a remote file that an open file lacks. If the sha256 is then wrong, download the whole file once more.
 
-    Return how many bytes were fetched. `tally` counts all bytes of the file. Raises WrongContentError if the second sha256 is wrong too,
-    after the open file was emptied, and the errors of `pieces`.
+    Args:
+        opened: The file to complete. It may already contain the first bytes.
+        source: Where the remote file is.
+        file: The remote file, with its recorded size and sha256.
+        tally: Counts all bytes of the file, including those that were there before.
+
+    Returns:
+        The number of bytes that were downloaded.
+
+    Raises:
+        WrongContentError: If the second sha256 is wrong, too. The open file is then empty.
+        MissingError: If the remote file is missing.
+        RemoteError: If the remote file has more bytes than recorded, or if the source refuses or fails repeatedly.
     """
     fetched = 0
     for _ in range(2):  # the network may have changed a byte
@@ -107,10 +129,11 @@ def complete(opened: BinaryIO, source: Source, file: RemoteFile, *, tally: Tally
 
 
 def read_range(store: Store, file: RemoteFile, length: int, *, start: int = 0) -> Range:
-    """Return a range of a file, as `Store.read_range` does.
+    """Return a range of a file as `Store.read_range` does, with retries.
 
-    Raises MissingError if the file is gone, and RemoteError if another object has its place, or if the store refuses, or fails again and
-    again.
+    Raises:
+        MissingError: If the file is missing.
+        RemoteError: If another object is stored under its key, or if the store refuses or fails repeatedly.
     """
     failures = 0
     while True:

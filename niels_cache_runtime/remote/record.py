@@ -1,12 +1,12 @@
-"""The record of a published cache: the object `meta.json` at its address. It names the one build that readers use.
+"""The record of a published cache: the object `meta.json` at its address, which names the one build that readers use.
 
     ADDRESS/meta.json                                  the record; only this object ever changes
     ADDRESS/CONTENT_SHA256/train/shard_00000.bin       files that the build's content_sha256 covers
     ADDRESS/CONTENT_SHA256/beside/SHA256/meta.json     each other file, below its own sha256: meta.json, lineage, tokenizer/...
 
-So the key of every other object depends on its content, and two builds never share a key unless they share its bytes. A record lists the
+The key of every other object thus depends on its content, and two builds share a key only if they share its bytes. A record lists the
 meta.json of the cache and the tokenizer's files. The cache's meta.json lists the other files, so a record stays small for any cache.
-Both together are the published build as its address shows it.
+Together, the two describe the published build.
 """
 
 from __future__ import annotations
@@ -47,7 +47,14 @@ _BESIDE = "beside"
 
 
 class RemoteFile(NamedTuple):
-    """A file of a published cache. `path`: relative to the data set, or `tokenizer/...`. `key`: relative to the address."""
+    """A file of a published cache.
+
+    Attributes:
+        path: The path relative to the data set, or `tokenizer/...`.
+        key: The key relative to the address.
+        size: The size in bytes.
+        sha256: The sha256 of the content.
+    """
 
     path: str
     key: str
@@ -57,10 +64,15 @@ class RemoteFile(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A published build.
+    """The record of a published build.
 
-    content_sha256, meta_sha256: of the build. beside: `meta.json` of the cache and the files of its tokenizer (`tokenizer/...`), each with
-        its "bytes" and "sha256". previous: content_sha256 of builds that this address named before. Some may be pruned.
+    Attributes:
+        family: The family of the data set.
+        name: The name of the data set.
+        content_sha256: The content_sha256 in the build's meta.json.
+        meta_sha256: The meta_sha256 in the build's meta.json.
+        beside: The cache's `meta.json` and the files of its tokenizer (`tokenizer/...`), each with its "bytes" and "sha256".
+        previous: The content_sha256 of builds that this address named before. Some may have been pruned.
     """
 
     family: Family
@@ -81,20 +93,22 @@ class Record:
         return canonical_json(record).encode()
 
     def files_beside(self) -> list[RemoteFile]:
-        """Return the files that the record itself lists: first the tokenizer's, and meta.json of the cache at the end."""
+        """Return the files that the record itself lists: the tokenizer's files, then the cache's meta.json."""
         paths = sorted(self.beside, key=lambda path: (path == META_NAME, path))
         return [_file(self, path, self.beside[path], is_covered=False) for path in paths]
 
     def files(self, meta: Meta) -> list[RemoteFile]:
-        """Return all files of the build, in order: first those that `meta`, the meta.json of the cache, lists."""
+        """Return all files of the build, in order: the files that the cache's meta.json lists, then `files_beside`."""
         listed = [_file(self, path, entry, is_covered=is_content(path)) for path, entry in sorted(meta["files"].items())]
         return [*listed, *self.files_beside()]
 
 
 def read_record(store: Store) -> tuple[Record, str | None]:
-    """Return the record at the address of a store, and its state for `exchange`.
+    """Return the record at the address of a store, and its state for `Store.exchange`.
 
-    Raises MissingError if there is none, and NielsCacheError for an object that is not a record of this version.
+    Raises:
+        MissingError: If there is no record.
+        NielsCacheError: If the object is not a record of this version.
     """
     name = store.name_of(META_NAME)
     try:
@@ -105,7 +119,15 @@ def read_record(store: Store) -> tuple[Record, str | None]:
 
 
 def parse_record(content: bytes, name: str) -> Record:
-    """Return the bytes of a record as a Record. `name` is for messages. Raises NielsCacheError if they are no record of this version."""
+    """Parse the bytes of a record.
+
+    Args:
+        content: The bytes.
+        name: The address or path of the record, for messages.
+
+    Raises:
+        NielsCacheError: If the bytes are not a record of this version.
+    """
     try:
         return _parsed(content)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -149,7 +171,12 @@ _SPLIT_FOLDERS = tuple(f"{split}/" for split in SPLITS)
 class Published:
     """A published build.
 
-    meta: of the cache. meta_content: its bytes. files: all files in order, with meta.json at the end.
+    Attributes:
+        family: The family of the data set.
+        name: The name of the data set.
+        meta: The meta.json of the cache.
+        meta_content: The bytes of that meta.json.
+        files: All files in order, with meta.json at the end.
     """
 
     family: Family
@@ -170,16 +197,22 @@ class Published:
 
 
 def read_published(store: Store) -> Published:
-    """Read the record and the meta.json at the address of a store. This costs two requests.
+    """Read the record and the meta.json at the address of a store. This takes two requests.
 
-    Raises MissingError if nothing is published there. Raises NielsCacheError if both do not describe one cache.
+    Raises:
+        MissingError: If nothing is published there.
+        NielsCacheError: If the record and the meta.json do not describe the same cache.
     """
     record, _ = read_record(store)
     return published_of(record, read_meta_of(store, record), store.name_of(_meta_of(record).key))
 
 
 def read_meta_of(store: Store, record: Record) -> bytes:
-    """Return the bytes of the meta.json that a record names. Raises MissingError if it is gone."""
+    """Return the bytes of the meta.json that a record names.
+
+    Raises:
+        MissingError: If the meta.json is missing.
+    """
     file = _meta_of(record)
     where = store.name_of(file.key)
     try:
@@ -189,7 +222,7 @@ def read_meta_of(store: Store, record: Record) -> bytes:
 
 
 def _files_problem(files: Collection[str]) -> str | None:
-    """Return one clause for a file that no cache has, such as the journal of a build, or a shard without the one before it."""
+    """Return a clause about a file that no cache has, such as a build's journal or a shard whose predecessor is missing, or None."""
     counts = Counter(path.partition("/")[0] for path in files)
     shards = {f"{split}/{shard_name(number)}" for split in SPLITS for number in range(counts[split])}
     path = next((path for path in files if not is_cache_file(path) or (path.startswith(_SPLIT_FOLDERS) and path not in shards)), None)
@@ -201,9 +234,16 @@ def _meta_of(record: Record) -> RemoteFile:
 
 
 def published_of(record: Record, content: bytes, where: str, *, in_place: bool = False) -> Published:
-    """Return the build of a record. `content`: the bytes of the cache's meta.json, which was read at `where`.
+    """Return the build that a record and a meta.json describe.
 
-    in_place: whether the files have their own paths as keys. Raises NielsCacheError if both do not describe one cache.
+    Args:
+        record: The record.
+        content: The bytes of the cache's meta.json.
+        where: Where the meta.json was read, for messages.
+        in_place: Whether the keys of the files are their own paths.
+
+    Raises:
+        NielsCacheError: If the record and the meta.json do not describe the same cache.
     """
     entry = record.beside[META_NAME]
     if len(content) != entry["bytes"] or hashlib.sha256(content).hexdigest() != entry["sha256"]:

@@ -1,18 +1,18 @@
 """The choice of files to remove from a local copy, so that a download fits below its limit.
 
     1. A file that a live process has mapped stays.
-    2. First go the files that no live reader needs soon. The one that was used the longest time ago goes first.
-    3. For a file that a reader waits for, files may go that others need later. The one that is needed last goes first.
+    2. Files that no live reader needs soon are removed first, the least recently used one first.
+    3. For a file that a reader waits for, files that others need later may also be removed, the one that is needed last first.
     4. Such a file stays if a reader of the same run needs it before the run needs the new file. So a fast reader waits for a slow one, and
-       each file is downloaded once. Files of another run stay if it is reading them now.
-       A read beside the batches of a run, as in `trace`, does not wait for other readers of the run.
-       A reader that has mapped files and needs no file of them now unmaps them within about a second if a slower reader of its run waits.
-       If it waits for a file itself, and is in the way for half a second, it unmaps everything too. Then it takes no file before the
+       each file is downloaded once. A file of another run stays if that run is reading it now.
+       A read outside of the batches of a run, as in `trace`, does not wait for other readers of the run.
+       If a slower reader of its run waits, a reader unmaps mapped files that it does not need now, within about a second.
+       If it waits for a file itself, and is in the way for half a second, it unmaps everything else, too. It then takes no file before the
        download for the slower reader begins, or rule 5 applies.
-    5. A reader that has waited for a minute may also take files of rule 4: a reader that stopped must not block the others for ever. It
-       waits for a second only while a reader of its run stands where it stood then.
+    5. A reader that has waited for a minute may also remove files that rule 4 keeps, because a reader that has stopped must not block the
+       others forever. As long as some reader of its run has not moved since then, the next wait is only a second.
 
-A reader records what it needs next: as much as fits below its limit (`needs.Want`). The decisions need no clock and no files.
+A reader records what it needs next, up to its limit (`ledger.Want`). The decisions use neither clocks nor files.
 """
 
 from collections.abc import Collection, Iterator
@@ -27,13 +27,13 @@ _SOONEST = -1
 
 
 class Patience:
-    """The patience of a reader with the slower readers of its run (rule 5)."""
+    """How long a reader waits for the slower readers of its run (rule 5)."""
 
     def __init__(self) -> None:
-        self._stood: dict[str, int] = {}  # the positions of the other readers of the run when it was over
+        self._stood: dict[str, int] = {}  # where the other readers of the run were when waiting was over
 
     def is_over(self, state: State, reader: Reader, waited: float) -> bool:
-        """Return whether a reader that has waited for so many seconds may take what slower readers of its run need."""
+        """Return whether a reader that has waited this many seconds may remove files that slower readers of its run need."""
         slower = {name: each for name, each in state.readers.items() if each.position < reader.position}
         others = {name: each.position for name, each in slower.items() if each.run == reader.run != ""}
         if waited > PATIENCE_SECONDS:
@@ -42,7 +42,7 @@ class Patience:
 
 
 def first_needs(reader: Reader) -> dict[str, Want]:
-    """Return the first part of the run that needs a file, for each file that the reader needs."""
+    """Return, for each file that the reader needs, the first part of the run that needs it."""
     found: dict[str, Want] = {}
     for want in reader.wants:
         for path in want.paths():
@@ -51,16 +51,20 @@ def first_needs(reader: Reader) -> dict[str, Want]:
 
 
 def make_room(state: State, need: int, limit: int, *, path: str | None = None) -> list[str] | None:
-    """Return the files to remove so that `need` more bytes fit below `limit`. Return None if they cannot fit now.
+    """Return the files to remove so that `need` more bytes fit below `limit`, or None if they cannot fit now.
 
-    path: the file to download, if a reader waits for it. None for a download ahead of time: then only rules 1 and 2 apply.
+    Args:
+        state: The state of the ledger.
+        need: The number of bytes to make room for.
+        limit: The limit in bytes.
+        path: The file to download, if a reader waits for it. With None, for a download ahead of time, only rules 1 and 2 apply.
     """
     chosen, missing = _first_files(state.used_bytes() + need - limit, _candidates(state, path))
     return chosen if missing <= 0 else None
 
 
 def _first_files(missing: int, candidates: Iterator[tuple[str, Entry]]) -> tuple[list[str], int]:
-    """Return as many candidates as have the missing bytes, and the bytes that are missing then: above 0 if there are too few candidates."""
+    """Return the first candidates that together have the missing bytes, and the bytes that are still missing if there are too few."""
     chosen: list[str] = []
     while missing > 0 and (candidate := next(candidates, None)) is not None:
         chosen.append(candidate[0])
@@ -69,12 +73,12 @@ def _first_files(missing: int, candidates: Iterator[tuple[str, Entry]]) -> tuple
 
 
 def held_bytes(state: State, files: Collection[str]) -> int:
-    """Return the bytes that readers hold until they end, except those of `files`."""
+    """Return the bytes that readers hold until they end, not counting `files`."""
     return _bytes(state, set[str]().union(*(reader.held() for reader in state.readers.values())).difference(files))
 
 
 def is_in_the_way(state: State, reader: Reader) -> bool:
-    """Return whether a slower reader of the same run waits for a file whose download has not begun. It may need the room of `reader`."""
+    """Return whether a slower reader of the same run waits for a file whose download has not begun, and may need the space of `reader`."""
     slower = [each for each in state.readers.values() if each.run == reader.run != "" and each.position < reader.position]
     return any(path not in state.entries and failure_key(each.group, path) not in state.failed for each in slower for path in each.demand)
 
@@ -82,11 +86,11 @@ def is_in_the_way(state: State, reader: Reader) -> bool:
 def stuck_bytes(state: State) -> int:
     """Return the bytes that stay mapped while a file cannot be downloaded, whatever all other readers do.
 
-    Readers hold them until they end, or wait for files for which there is no room either.
+    Readers either hold them until they end, or are themselves waiting for files for which there is no room.
     """
     found = set[str]()
     for reader in state.readers.values():
-        if not any(failure_key(reader.group, path) in state.failed for path in reader.demand):  # otherwise it ends
+        if not any(failure_key(reader.group, path) in state.failed for path in reader.demand):  # otherwise it fails and ends
             is_served = any(path in state.entries for path in reader.demand)
             found |= reader.held() if is_served or not reader.demand else {*reader.maps}
     return _bytes(state, found)
@@ -97,9 +101,15 @@ def _bytes(state: State, paths: set[str]) -> int:
 
 
 def too_small(what: str, needed: int, held: int, folder: Path, limit: int, *, is_own: bool) -> NielsCacheError:
-    """Return the error for something that can never fit below the limit, beside the bytes that are held.
+    """Return the error for something that can never fit below the limit, next to the bytes that are held.
 
-    is_own: whether the limit is the one of this process.
+    Args:
+        what: What does not fit.
+        needed: Its size in bytes.
+        held: The bytes that readers hold until they end.
+        folder: The folder of the copy.
+        limit: The limit in bytes.
+        is_own: Whether the limit is the one of this process.
     """
     other = "" if is_own else f" (the limit of another process that uses {folder})"
     return NielsCacheError(
@@ -110,7 +120,7 @@ def too_small(what: str, needed: int, held: int, folder: Path, limit: int, *, is
 
 
 def nothing_changed(folder: Path, path: str, seconds: float) -> NielsCacheError:
-    """Return the error of a process that has waited for a file so long without any change of the copy."""
+    """Return the error for a process that has waited this many seconds for a file while nothing in the copy changed."""
     return NielsCacheError(
         f"{folder}: nothing has changed for {seconds / 60:.0f} minutes, and this process waits for {path}; other processes hold all the "
         "room, or the store hangs; raise the limit, or give each job a copy of its own"
@@ -123,7 +133,7 @@ def surplus(state: State, limit: int) -> list[str]:
 
 
 def _candidates(state: State, path: str | None, *, is_strict: bool = True) -> Iterator[tuple[str, Entry]]:
-    """Yield the files that may go, in order."""
+    """Yield the files that may be removed, in order."""
     mapped = state.mapped()
     free = {name: entry for name, entry in state.entries.items() if not entry.owner and name not in mapped}
     needs = {name: first_needs(reader) for name, reader in state.readers.items()}
@@ -141,7 +151,7 @@ def _candidates(state: State, path: str | None, *, is_strict: bool = True) -> It
     is_starved = any(state.readers[name].starved for name in waiting) or not is_strict
 
     def distance(name: str) -> int | None:
-        """Return the samples until a file is needed. Return None if it must stay."""
+        """Return the number of samples until a file is needed, or None if it must stay."""
         found = []
         for reader_name, reader in state.readers.items():
             want = needs[reader_name].get(name)

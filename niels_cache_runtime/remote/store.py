@@ -1,10 +1,10 @@
 """A bucket or a folder behind an address such as `s3://bucket/prefix`: the only module that imports obstore.
 
 obstore is imported when a store is opened, not before. It takes the endpoint and the credentials from the environment. A message names the
-address, the object, and the code of the store's answer. It never quotes an answer or an address with a password, because both may hold
-credentials. For the same reason, no error has obstore's error as its cause.
+address, the object, and the code of the store's answer. It never quotes an answer or an address with a password, because both may contain
+credentials. For the same reason, obstore's errors are never set as the cause of an error.
 
-A request that fails for a short time is sent again, with growing waits, and so is one whose answer brings almost nothing for some time
+A request that fails for a short time is repeated with growing waits, and so is a request whose answer brings almost nothing for some time
 (`steady`). Memory: `put` maps one file, or holds a few pieces of a large one; `stream` holds one chunk. `record` defines the objects.
 """
 
@@ -26,18 +26,18 @@ from niels_cache_runtime.format.meta import MOST_META_BYTES, sha256_file
 from niels_cache_runtime.format.safe_open import name_problem
 
 SCHEMES = ("s3", "gs", "az", "file")
-STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body that brings fewer bytes in this time is requested again
+STALL_SECONDS, STALL_BYTES = 30.0, 30_000  # a body with fewer bytes in this time is requested again
 SINGLE_PUT_BYTES = 1 << 30  # a larger file is sent in parts
 _MOST_PARTS = 9_000  # S3 allows 10,000
 _LEAST_PART_BYTES = 16 << 20
-_VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}  # how the names of obstore's variables begin
+_VARIABLES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}  # prefixes of obstore's environment variables
 _CLIENT_KEYS: tuple[str, ...] = ("allow_http", "allow_invalid_certificates", "connect_timeout", "timeout", "read_timeout")
 _CLIENT_KEYS += ("proxy_url", "proxy_ca_certificate", "proxy_excludes")
 _HASH_KEY = "sha256"
 _RETRIES, _HASTY_RETRIES = 8, 3
 _PROBE = "conditional-put.txt"
 _PROBE_CONTENT = b"A push tries here whether the store supports conditional PUT.\n"
-_NEVER = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}  # the state that no object ever has
+_NEVER = {"e_tag": '"00000000000000000000000000000000"', "version": "1"}  # a state that no object has
 _State = Literal["e_tag", "version"]
 _Refusals = tuple[type[Exception], ...]
 _process: int | None = None  # the process that uses obstore; its threads do not survive a fork
@@ -84,9 +84,11 @@ _BY_WORDS = (
 
 
 class RemoteError(NotWrittenError):
-    """A request that a store refused or did not answer. The message holds no credentials.
+    """A request that a store refused or did not answer. The message contains no credentials.
 
-    code: the code in the store's answer, or its HTTP status, or an empty text. is_transient: whether the same request may succeed later.
+    Attributes:
+        code: The code in the store's answer, or its HTTP status, or an empty string.
+        is_transient: Whether the same request may succeed later.
     """
 
     def __init__(self, message: str, *, code: str = "", is_transient: bool = False) -> None:
@@ -95,22 +97,34 @@ class RemoteError(NotWrittenError):
 
 
 class MissingError(RemoteError):
-    """There is no such object, or no such bucket."""
+    """A missing object or bucket."""
 
 
 class ConflictError(RemoteError):
-    """The condition of a PUT was not met: the object is there already, or it changed since the caller read it."""
+    """A PUT whose condition was not met: the object already exists, or has changed since the caller read it."""
 
 
 class Found(NamedTuple):
-    """An object of a store. `sha256`: the recorded hash of its content, or None."""
+    """An object of a store.
+
+    Attributes:
+        size: Its size in bytes.
+        sha256: The recorded hash of its content, or None.
+    """
 
     size: int
     sha256: str | None
 
 
 class Range(NamedTuple):
-    """A part of an object. size: of the whole object. sha256: the recorded hash of its whole content, or None."""
+    """A part of an object.
+
+    Attributes:
+        content: The bytes of the part.
+        size: The size in bytes of the whole object.
+        e_tag: The ETag of the object, or None.
+        sha256: The recorded hash of the whole content, or None.
+    """
 
     content: bytes
     size: int
@@ -119,7 +133,13 @@ class Range(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """An object in a list of objects. `modified`: the time of its last change, by the clock of the store."""
+    """An object in a listing.
+
+    Attributes:
+        key: Its key.
+        size: Its size in bytes.
+        modified: When it last changed, by the clock of the store.
+    """
 
     key: str
     size: int
@@ -127,14 +147,16 @@ class Listed(NamedTuple):
 
 
 def is_address(text: str) -> bool:
-    """Return whether a text is meant as an address (`s3://bucket/prefix`) and not as a path or a name."""
+    """Return whether a text is meant as an address (`s3://bucket/prefix`), not as a path or a name."""
     return "://" in text
 
 
 def check_address(text: str) -> str:
-    """Return an address without a slash at its end. Raises NielsCacheError for an address that no store can have.
+    """Return an address without a trailing slash.
 
-    An address with a user name, a password, a query or a fragment is refused, and the message does not quote it.
+    Raises:
+        NielsCacheError: If no store can have this address, or if it contains a user name, a password, a query or a fragment; such an
+            address is not quoted.
     """
     scheme, _, rest = text.partition("://")
     place, _, prefix = rest.rstrip("/").partition("/")
@@ -158,8 +180,13 @@ def check_address(text: str) -> str:
 def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> Store:
     """Open the store of an address. No request is sent.
 
-    make: whether to make the folder of a file:// address. is_hasty: whether to give up after a few seconds if the store does not answer.
-    Raises NielsCacheError for a wrong address, and if obstore is not installed.
+    Args:
+        address: The address.
+        make: Whether to create the folder of a file:// address.
+        is_hasty: Whether to give up after a few seconds if the store does not answer.
+
+    Raises:
+        NielsCacheError: If the address is invalid, or if obstore is not installed.
     """
     address = check_address(address)
     try:
@@ -171,7 +198,7 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
     global _process
     _process = _process or os.getpid()
     _check_process(address)
-    refusals = (errors.BaseError, PanicError, FileNotFoundError)  # the last one if an object or a bucket is missing
+    refusals = (errors.BaseError, PanicError, FileNotFoundError)  # the last one is for a missing object or bucket
     if address.startswith("file://"):
         folder = Path("/" + unquote(address.removeprefix("file://")).lstrip("/"))
         if not make and not folder.is_dir():
@@ -182,7 +209,7 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
     prefix, open_any = _VARIABLES[address.partition("://")[0]], cast(Any, stores.from_url)
     # The limit of obstore itself, 30 seconds for a request, is too short for a shard.
     client = {"timeout": "6 hours", "read_timeout": "2 minutes", "connect_timeout": "3 seconds" if is_hasty else "20 seconds"}
-    client |= {key: value for key in _CLIENT_KEYS if (value := os.environ.get(prefix + key.upper()))}  # client options hide these variables
+    client |= {key: value for key in _CLIENT_KEYS if (value := os.environ.get(prefix + key.upper()))}  # `client` hides these variables
 
     def connect(retries: int, **client: str) -> Any:
         waits = {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=20), "base": 2}
@@ -191,17 +218,18 @@ def open_store(address: str, *, make: bool = False, is_hasty: bool = False) -> S
 
     with _told(address, refusals):
         hasty = connect(_HASTY_RETRIES, **client)
-        short = connect(_HASTY_RETRIES if is_hasty else _RETRIES, **{**client, "timeout": "5 minutes"})  # obstore holds these whole answers
+        short = connect(_HASTY_RETRIES if is_hasty else _RETRIES, **{**client, "timeout": "5 minutes"})  # obstore buffers these answers
         state: _State = "version" if address.startswith("gs://") else "e_tag"
         remote = hasty if is_hasty else connect(_RETRIES, **client)
         return Store(address, obstore, refusals, remote, hasty=hasty, short=short, state=state)
 
 
 class Store:
-    """The objects below one address. A key is relative to the address, with slashes.
+    """The objects below one address. Keys are relative to the address, with slashes.
 
-    Every method raises RemoteError if the store refuses a request or does not answer. Several threads may use one store. state: what a
-    conditional PUT compares. Google compares the number of the generation, which obstore calls the version; all others compare the ETag.
+    Every method raises RemoteError if the store refuses a request or does not answer. Several threads may use one store. The state of an
+    object is what a conditional PUT compares. With Google it is the number of the generation, which obstore calls the version; with all
+    others it is the ETag.
     """
 
     def __init__(
@@ -215,13 +243,21 @@ class Store:
         return f"{self.address}/{key}"
 
     def head(self, key: str) -> Found:
-        """Return the size and the recorded hash of an object. Raises MissingError if there is no such object."""
+        """Return the size and the recorded hash of an object.
+
+        Raises:
+            MissingError: If there is no such object.
+        """
         with self._told(key):
             result = self._obstore.get(self._short, key, options={"head": True})
             return Found(result.meta["size"], result.attributes.get(_HASH_KEY))
 
     def read(self, key: str, *, most_bytes: int) -> tuple[bytes, str | None]:
-        """Return the content and the state of a small object, for `exchange`. Raises MissingError if there is no such object."""
+        """Return the content of a small object, and its state for `exchange`.
+
+        Raises:
+            MissingError: If there is no such object.
+        """
         with self._told(key):
             result = self._obstore.get(self._remote, key)
             if result.meta["size"] > most_bytes:
@@ -229,16 +265,21 @@ class Store:
             return self._content(key, result), result.meta[self._state]
 
     def stream(self, key: str, *, start: int = 0) -> Iterator[memoryview]:
-        """Yield the content of an object from the byte `start` on, in pieces. Raises MissingError if there is no such object."""
+        """Yield the content of an object from byte `start` on, in pieces.
+
+        Raises:
+            MissingError: If there is no such object.
+        """
         options = {"range": {"offset": start}} if start else {}
         with self._told(key):
             # as the chunks come, about 400 kB each: waiting for more of them would hide a store that sends almost nothing
             yield from steady(self._obstore.get(self._remote, key, options=options).stream(min_chunk_size=1), self.name_of(key))
 
     def read_range(self, key: str, length: int, *, start: int = 0) -> Range:
-        """Return the content of an object from the byte `start` to `start` + `length` - 1, by one request.
+        """Return the content of an object from byte `start` to `start` + `length` - 1, with one request.
 
-        Raises MissingError if there is no such object.
+        Raises:
+            MissingError: If there is no such object.
         """
         with self._told(key):
             result = self._obstore.get(self._remote, key, options={"range": (start, start + length)})
@@ -248,9 +289,16 @@ class Store:
         return b"".join(steady(result.stream(min_chunk_size=1), self.name_of(key)))
 
     def put(self, key: str, file: BinaryIO, content: memoryview, *, sha256: str) -> None:
-        """Write an open file as one object, with its sha256 in the metadata. The object appears whole or not at all.
+        """Write an open file as one object, with its sha256 in the metadata. The object appears as a whole or not at all.
 
-        content: the same file, `mapped`. A file of at most SINGLE_PUT_BYTES is one request. Raises OSError if the file cannot be read.
+        Args:
+            key: The key of the object.
+            file: The open file.
+            content: The content of the same file, `mapped`. At most SINGLE_PUT_BYTES are sent in one request.
+            sha256: The sha256 of the content.
+
+        Raises:
+            OSError: If the file cannot be read.
         """
         with self._told(key):
             if len(content) <= SINGLE_PUT_BYTES:
@@ -260,17 +308,25 @@ class Store:
                 self._put(key, file, attributes=self._attributes(sha256), use_multipart=True, chunk_size=part, max_concurrency=2)
 
     def create(self, key: str, content: bytes) -> None:
-        """Write a small object that does not exist yet. Raises ConflictError if it exists."""
+        """Write a small object that does not exist yet.
+
+        Raises:
+            ConflictError: If the object exists.
+        """
         with self._told(key):
             self._put(key, content, mode="create", use_multipart=False)
 
     def exchange(self, key: str, content: bytes, *, state: str | None) -> None:
-        """Replace a small object if it is still in the state that `read` returned. Raises ConflictError if it is not."""
+        """Replace a small object, if it is still in the state that `read` returned.
+
+        Raises:
+            ConflictError: If the object has changed.
+        """
         with self._told(key):
             self._put(key, content, mode={self._state: state or ""}, use_multipart=False)
 
     def list(self, folder: str = "") -> Iterator[Listed]:
-        """Yield the objects in a folder, and in the folders below."""
+        """Yield the objects in a folder and its subfolders."""
         with self._told(folder):
             for chunk in self._obstore.list(self._short, folder or None, chunk_size=1000):
                 for each in chunk:
@@ -282,9 +338,13 @@ class Store:
             self._obstore.delete(self._remote, list(keys))
 
     def require_conditional_put(self) -> None:
-        """Raise RemoteError, which names the address, if the store refuses or ignores the conditions of a PUT.
+        """Check that the store supports a PUT with conditions.
 
-        This costs two or three requests with a small object, which stays: pushes at the same time would disturb each other by deleting it.
+        This takes two or three requests with a small object. The object stays, because simultaneous pushes would disturb each other by
+        deleting it.
+
+        Raises:
+            RemoteError: If the store refuses or ignores the conditions.
         """
         ignores_create = self._is_written("create") and self._is_written("create")
         if ignores_create or self._is_written({self._state: _NEVER[self._state]}):
@@ -348,9 +408,14 @@ class FolderStore(Store):
 
 
 def steady(chunks: Iterable[Any], name: str) -> Iterator[memoryview]:
-    """Yield the chunks of a body. Raises RemoteError if fewer than STALL_BYTES come in STALL_SECONDS of waiting for the store.
+    """Yield the chunks of a body, as long as it is not too slow.
 
-    name: the address in the message.
+    Args:
+        chunks: The chunks.
+        name: The address, for the message.
+
+    Raises:
+        RemoteError: If fewer than STALL_BYTES arrive in STALL_SECONDS of waiting for the store.
     """
     size, waited, stream = 0, 0.0, iter(chunks)
     while True:
@@ -366,7 +431,7 @@ def steady(chunks: Iterable[Any], name: str) -> Iterator[memoryview]:
 
 
 def _check_process(name: str) -> None:
-    """Raise NielsCacheError in a forked process, where a request would wait for ever. `name`: the address in the message."""
+    """Raise NielsCacheError in a forked process, where a request would wait forever. `name` is the address, for the message."""
     if _process != os.getpid():
         raise NielsCacheError(
             f"{name}: obstore cannot be used in a forked process if its parent has used it; start this process by spawn or forkserver "
@@ -376,7 +441,7 @@ def _check_process(name: str) -> None:
 
 @contextmanager
 def _told(name: str, refusals: _Refusals) -> Iterator[None]:
-    """Raise RemoteError for an error of obstore in the block. `name`: the address in the message."""
+    """Raise RemoteError for an error of obstore in the block. `name` is the address, for the message."""
     _check_process(name)
     try:
         with panics_as_errors():
@@ -386,7 +451,7 @@ def _told(name: str, refusals: _Refusals) -> Iterator[None]:
 
 
 def _refusal(name: str, error: Exception) -> RemoteError:
-    """Return the error to raise. Only the code of the answer and known words are taken from obstore's text, which may hold credentials."""
+    """Return the error to raise. Only the code and known words are taken from obstore's text, which may contain credentials."""
     kind, text = type(error).__name__, str(error)
     code = next(iter(re.findall(r"<Code>(\w{1,64})</Code>", text)), "") or next(iter(re.findall(r"status code: (\d{3})\b", text)), "")
     if kind in ("AlreadyExistsError", "PreconditionError"):

@@ -1,4 +1,4 @@
-"""The content of a local copy, and its upkeep by hand: trim and check. Readers of the copy may run at the same time."""
+"""The maintenance of a local copy: list, trim and check it. Readers of the copy may run at the same time."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,14 @@ from niels_cache_runtime.remote.room import surplus
 class CopiedFiles:
     """The files of one build in a local copy.
 
-    content_sha256: of the build. address: where it was published. in_use: whether a live process has mapped one of the files.
+    Attributes:
+        family: The family of the data set.
+        name: The name of the data set.
+        address: Where the build was published.
+        content_sha256: The hash that identifies the build.
+        files: The number of files.
+        bytes: Their total size.
+        in_use: Whether a live process has mapped one of the files.
     """
 
     family: str
@@ -28,7 +35,14 @@ class CopiedFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """The content of a local copy. bytes: of all its files. limit: the smallest limit of its readers, or None. readers: live processes."""
+    """The contents of a local copy.
+
+    Attributes:
+        builds: The builds with at least one file in the copy.
+        bytes: The total size of all files.
+        limit: The smallest limit of the readers, or None without readers.
+        readers: The number of live readers.
+    """
 
     builds: Sequence[CopiedFiles]
     bytes: int
@@ -37,7 +51,11 @@ class Contents:
 
 
 def contents(folder: str | os.PathLike[str]) -> Contents:
-    """Return what a local copy holds. Raises NielsCacheError if the folder is not a local copy."""
+    """Return what a local copy contains.
+
+    Raises:
+        NielsCacheError: If the folder is not a local copy.
+    """
     with _ledger(folder).changing() as state:
         mapped = state.mapped()
         found = []
@@ -62,9 +80,12 @@ def contents(folder: str | os.PathLike[str]) -> Contents:
 
 
 def trim(folder: str | os.PathLike[str], to_bytes: int) -> int:
-    """Remove files that no process has mapped, until at most `to_bytes` are left. Return the bytes that were freed.
+    """Remove files that no process has mapped, until at most `to_bytes` are left. Return the number of bytes that were freed.
 
-    The files that were not used for the longest time go first. Raises NielsCacheError if the folder is not a local copy.
+    The least recently used files are removed first.
+
+    Raises:
+        NielsCacheError: If the folder is not a local copy.
     """
     ledger = _ledger(folder)
     with ledger.changing() as state:
@@ -75,10 +96,13 @@ def trim(folder: str | os.PathLike[str], to_bytes: int) -> int:
 
 
 def check(folder: str | os.PathLike[str]) -> list[str]:
-    """Hash every complete file. Return the paths of damaged and missing files, relative to the copy, in order.
+    """Hash every complete file. Return the sorted paths of damaged and missing files, relative to the copy.
 
-    They are removed from the copy, except a file that a process has mapped. The right files need no check before their next use. Each
-    result is recorded at once, so an interrupted check is not lost. Raises NielsCacheError if the folder is not a local copy.
+    These files are removed from the copy, unless a process has mapped them. Files that pass need no check before their next use. Each
+    result is recorded at once, so an interrupted check is not lost.
+
+    Raises:
+        NielsCacheError: If the folder is not a local copy.
     """
     ledger = _ledger(folder)
     with ledger.changing() as state:
@@ -89,7 +113,7 @@ def check(folder: str | os.PathLike[str]) -> list[str]:
         with ledger.changing() as state:
             entry = state.entries.get(path)
             if entry is None or entry.owner or entry.sha256 != sha256:
-                continue  # it was removed or exchanged meanwhile
+                continue  # it was removed or replaced in the meantime
             if is_right:
                 state.unchecked.discard(path)
                 continue
@@ -107,6 +131,6 @@ def _ledger(folder: str | os.PathLike[str]) -> Ledger:
 
 
 def _is_of(path: str, build: str) -> bool:
-    """Return whether a file belongs to a build. The tokenizer lies above the data set."""
+    """Return whether a file belongs to a build. The tokenizer's folder is next to that of the family."""
     content = build.partition("/")[0]
     return path.startswith((f"{BUILDS}/{build}/", f"{TAILS}/{build}/", f"{BUILDS}/{content}/tokenizer/"))

@@ -1,6 +1,6 @@
 """A whole split of a published cache, for readers that need any token at any time.
 
-The split is fetched into a local copy before the first token is read, and the copy keeps it as long as the reader lives. A split that is
+The split is downloaded into a local copy before the first token is read, and the copy keeps it as long as the reader lives. A split that is
 larger than the copy is refused. `TokenLoader` with order=Blocks() needs no whole split.
 """
 
@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 class Copy:
     """A bounded copy, on a local disk, of what a reader needs from an address such as `s3://bucket/caches/NAME/train`.
 
-    dir: the folder of the copy. All processes of a machine may share it. limit: the most bytes that it may take; None means no limit.
-    fetch: "shards" downloads whole files. With "windows", TokenLoader requests each row of a pretrain split by itself, so that any order is
-        possible, and dir and limit may be left out.
+    Attributes:
+        dir: The folder of the copy. All processes of a machine may share it. It may be None only with fetch="windows".
+        limit: The largest total size of the copy in bytes, such as 200e9. None, the default, means no limit.
+        fetch: With "shards", the default, whole files are downloaded. With "windows", TokenLoader requests each row of a pretrain split
+            separately, so any order is possible, and `dir` and `limit` may be left out.
 
-    Raises NielsCacheError for a value out of range, and for "shards" without a folder.
+    Raises:
+        NielsCacheError: If a value is out of range, or if "shards" has no folder.
     """
 
     dir: str | os.PathLike[str] | None = None
@@ -47,14 +50,23 @@ class Copy:
             raise NielsCacheError(f"Copy(limit={self.limit!r}): must be a positive number of bytes, such as 200e9")
 
     def open(self) -> LocalCopy | None:
-        """Open the copy. Return None if there is no folder."""
+        """Open the copy, or return None if there is no folder."""
         from niels_cache_runtime.remote.local_copy import LocalCopy
 
         return None if self.dir is None else LocalCopy(self.dir, limit=self.limit)
 
 
 def check_remote(remote: Copy | None, given: str, *, is_remote: bool) -> None:
-    """Raise NielsCacheError unless `remote` is a Copy for an address, and None for a path. given: the address or the path."""
+    """Raise an error unless `remote` is a Copy for an address, and None for a path.
+
+    Args:
+        remote: The value to check.
+        given: The address or the path, for messages.
+        is_remote: Whether it is an address.
+
+    Raises:
+        NielsCacheError: If `remote` does not fit.
+    """
     if not isinstance(remote, Copy | None):
         raise NielsCacheError(f"remote={remote!r:.80}: must be Copy(dir=..., limit=...)")
     if is_remote and remote is None:
@@ -67,10 +79,13 @@ def check_remote(remote: Copy | None, given: str, *, is_remote: bool) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A place of a split, as the caller gave it: a path, or an address with its local copy.
+    """The location of a split, as the caller gave it: a path, or an address with its local copy.
 
-    given: the path or the address. remote: None for a path.
-    build: the build to read, or None for the one that is published when a file is fetched. keeper: a copy that keeps its meta.json.
+    Attributes:
+        given: The path or the address.
+        remote: The settings of the local copy, or None for a path.
+        build: The build to read, or None for the one that is published when a file is downloaded.
+        keeper: A copy that keeps the build's meta.json.
     """
 
     given: str
@@ -80,7 +95,11 @@ class Place:
 
     @classmethod
     def of(cls, given: str | os.PathLike[str], remote: Copy | None) -> Place:
-        """Return a place. Raises NielsCacheError for an address without the folder of a copy, and for a path with a copy."""
+        """Return the location of a split.
+
+        Raises:
+            NielsCacheError: If an address comes without the folder of a copy, or a path with a copy.
+        """
         given = os.fspath(given)
         check_remote(remote, given, is_remote=is_address(given))
         if remote is None:
@@ -90,21 +109,29 @@ class Place:
         return cls(given=given.rstrip("/"), remote=remote)
 
     def opened(self) -> tuple[str, Place]:
-        """Open the build that is published at the address now. Return its cache root in the copy, and this place with the build.
+        """Open the build that is now published at the address.
 
-        Raises NielsCacheError if nothing is published there, and RemoteError if the store refuses or does not answer.
+        Returns:
+            The cache root of the build in the copy, and this location with the build.
+
+        Raises:
+            NielsCacheError: If nothing is published there.
+            RemoteError: If the store refuses or does not answer.
         """
         assert self.remote is not None
-        copy = replace(self.remote, limit=None).open()  # it holds only meta.json, and its limit must not count for a run in this folder
+        copy = replace(self.remote, limit=None).open()  # holds only meta.json; its limit must not apply to a run in this folder
         assert copy is not None
         build, _ = copy.open(self.given)
         return str(copy.folder / build.root), replace(self, build=build, keeper=copy)
 
     def fetch(self, paths: Sequence[str]) -> LocalCopy:
-        """Fetch files of the opened build. Return the copy that keeps them.
+        """Download files of the opened build. Return the copy that keeps them.
 
-        paths: relative to the data set, or below `tokenizer/`. A folder ends with a slash.
-        Raises RemoteError if the store refuses or does not answer.
+        Args:
+            paths: Paths relative to the data set, or below `tokenizer/`. A path that ends with a slash stands for all files below it.
+
+        Raises:
+            RemoteError: If the store refuses or does not answer.
         """
         assert self.build is not None
         copy = self._copy()
@@ -112,10 +139,14 @@ class Place:
         return copy
 
     def whole(self, split: Split | None = None) -> tuple[str, LocalCopy | None]:
-        """Return the folder of the split on this machine, and the copy that keeps its files. A path is returned as it is.
+        """Return the folder of the split on this machine, and the copy that keeps its files. A path is returned as it is, with None.
 
-        split: of an opened build. Raises NielsCacheError if the split is larger than the copy, or if the address names no split. Raises
-        RemoteError if the store refuses or does not answer.
+        Args:
+            split: The split of an opened build.
+
+        Raises:
+            NielsCacheError: If the split is larger than the copy, or if the address names no split.
+            RemoteError: If the store refuses or does not answer.
         """
         if self.remote is None:
             return self.given, None
@@ -132,7 +163,7 @@ class Place:
 
 
 def whole_pair(tokens_path: str, idx_path: str, remote: Copy | None) -> tuple[str, str, LocalCopy | None]:
-    """Return the paths of the two files of an SFT split on this machine, and the copy that keeps them. See `Place`."""
+    """Return the paths of the two files of an SFT split on this machine, and the copy that keeps them, or None for local files."""
     if not is_address(tokens_path):
         for path in (tokens_path, idx_path):
             Place.of(path, remote)
