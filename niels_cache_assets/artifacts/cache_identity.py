@@ -29,10 +29,17 @@ def cache_identity(
 ) -> dict[str, Any]:
     """Return everything that decides the bytes of a cache.
 
-    `vocab_size`: the size of the tokenizer's vocabulary, which decides the dtype of the tokens. If it is None, only the setting counts.
-    `siblings`: the pretrain tables by name; a table with a corpus is replaced by a reader of this corpus. `prepared`: the corpus that is
-    read instead of the source. Then the identity has the content of the corpus and of its drop list (the list of duplicates), and not the
-    settings that made them. `revision` counts then only with `decontaminate_against`, because it covers the texts that the key names.
+    Args:
+        registry: The configuration.
+        source: The table of the data set.
+        build: The table [build].
+        tokenizer_sha256: The sha256 of the tokenizer's model. None if there is no tokenizer.
+        vocab_size: The size of the tokenizer's vocabulary, which decides the dtype of the tokens. If it is None, only the setting counts.
+        revision: The revision of the source. With `prepared`, it counts only with `decontaminate_against`, because it covers the texts that
+            the key names.
+        siblings: The pretrain tables by name. A table with a corpus is replaced by a reader of this corpus.
+        prepared: The corpus that is read instead of the source. The identity then has the content of the corpus and of its drop list (the
+            list of duplicates), and not the settings that made them. None if the source is read.
     """
     members = getattr(source, "members", {}) if prepared is None else {}
     return {
@@ -58,7 +65,12 @@ def _decontamination(registry: Registry, source: Source) -> dict[str, Any]:
 
 
 def dtype_identity(build: BuildSettings, vocab_size: int | None) -> dict[str, str]:
-    """Return the entry of the tokens' dtype in the identity of a cache. It is empty for uint16. `vocab_size`: see `cache_identity`."""
+    """Return the entry of the tokens' dtype in the identity of a cache. It is empty for uint16.
+
+    Args:
+        build: The table [build].
+        vocab_size: The size of the tokenizer's vocabulary. If it is None, only the setting counts.
+    """
     name = build.token_dtype if vocab_size is None else chosen_token_dtype(vocab_size, build.token_dtype)
     return {} if name is None else token_dtype_identity(name)
 
@@ -75,7 +87,8 @@ def _prepared_identity(prepared: PreparedCorpus) -> dict[str, Any]:
 
 
 def val_may_come_late(source: PretrainSource) -> bool:
-    """Return whether a document of val may come after the first document of train. This cannot happen with token budgets, because val comes
-    first.
+    """Return whether a document of val may come after the first document of train.
+
+    This cannot happen with token budgets, because val comes first.
     """
     return source.has_own_splits or source.seeded_val_frac is not None

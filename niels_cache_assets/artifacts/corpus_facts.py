@@ -27,14 +27,20 @@ Report = dict[str, Any]
 def corpus_report(registry: Registry, name: str, *, root: Path) -> Report:
     """Return the report of a prepared data set, as plain data.
 
-    `funnel`: the numbers of documents, characters, bytes and estimated tokens after each stage. `reasons`: the number of documents dropped
-    for each reason, and their share of all documents of the source. `lengths`: a histogram of documents by number of characters; a bin goes
-    from `from` up to but not including `below`, which are powers of two. `duplicates`: None without "dedup". Its `matrix` has the rows of
-    `duplicates_matrix` that name this data set. `replaced`, `not_text`: the bytes and documents that are not text, copied from `facts` of
-    meta.json if it has them. `excluded`: the number of documents that were left out for each id of `exclude`, if there are any. `masked`:
-    the counts of masked places, if there are any.
+    Returns:
+        A dict with these keys, among others:
 
-    Raises NielsCacheError if the corpus or its drop list is missing or has other settings. The message names the artifact to materialize.
+        * `funnel`: the numbers of documents, characters, bytes and estimated tokens after each stage.
+        * `reasons`: the number of documents dropped for each reason, and their share of all documents of the source.
+        * `lengths`: a histogram of documents by number of characters. A bin goes from `from` up to but not including `below`, which are
+          powers of two.
+        * `duplicates`: None without "dedup". Its `matrix` has the rows of `duplicates_matrix` that name this data set.
+        * `replaced`, `not_text`: the bytes and documents that are not text, copied from `facts` of meta.json if it has them.
+        * `excluded`: the number of documents that were left out for each id of `exclude`, if there are any.
+        * `masked`: the counts of masked places, if there are any.
+
+    Raises:
+        NielsCacheError: If the corpus or its drop list is missing or has other settings. The message names the artifact to materialize.
     """
     prepared = open_prepared(registry, name, root=root)
     meta, settings = prepared.meta, registry.cleaning_of(name)
@@ -102,7 +108,12 @@ def estimated_tokens(characters: int) -> int:
 
 
 def funnel(meta: Meta, duplicates: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Return the totals after each stage. `duplicates`: the entry of this data set in the drop lists, or None without "dedup"."""
+    """Return the totals after each stage.
+
+    Args:
+        meta: The meta.json of the corpus.
+        duplicates: The entry of this data set in the drop lists. None without "dedup".
+    """
     stages = [
         ("read", meta["documents"]["read"], meta["characters"]["before"], meta["bytes"]["before"]),
         (
@@ -152,10 +163,13 @@ def _duplicates(registry: Registry, found: Meta, name: str) -> dict[str, Any]:
 
 
 def duplicates_matrix(datasets: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the number of duplicates for each pair of (data set, split), as rows. `datasets`: that entry of the drop lists' meta.json.
+    """Return the number of duplicates for each pair of (data set, split), as rows.
 
     A row counts the documents of `data_set` and `split` that were dropped because of a document of `because_of` and `because_split`. Its
     counts are `exact` and `near`. Rows without duplicates are left out.
+
+    Args:
+        datasets: The entry of this name in the drop lists' meta.json.
     """
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for name, counts in datasets.items():

@@ -1,6 +1,7 @@
-"""Functions that open prepared data sets. They check that the corpus and its drop list (the list of duplicates) fit the configuration.
+"""Functions that open prepared data sets and check that the corpus and its drop list fit the configuration.
 
-Opening costs two small reads, and one more for each data set with "dedup". prepared.py reads the documents.
+Opening costs two small reads, and one more for each data set with "dedup". The drop list is the list of duplicates. prepared.py reads the
+documents.
 """
 
 from collections.abc import Iterator
@@ -28,9 +29,17 @@ def open_prepared(
 ) -> PreparedCorpus:
     """Return the prepared data set of this configuration.
 
-    `source` is the table of the data set, and `build` is the table [build], with the settings for this run; None means the values of the
-    registry. Raises NielsCacheError if the corpus or (with "dedup") the drop list is missing or out of date. The message names the artifact
-    to materialize.
+    Args:
+        registry: The configuration.
+        name: The name of the data set.
+        root: The folder of the caches.
+        source: The table of the data set with the settings for this run. None: the table of the registry.
+        build: The table [build] with the settings for this run. None: the table of the registry.
+        minus_duplicates: Whether the documents in the drop list are left out.
+
+    Raises:
+        NielsCacheError: If the corpus or (with "dedup") the drop list is missing or out of date. The message names the artifact to
+            materialize.
     """
     source, build = source or registry.pretrain[name], build or registry.build
     corpus, duplicates = Corpus(registry=registry, root=root, name=name), Duplicates(registry=registry, root=root)
@@ -50,14 +59,16 @@ def open_prepared(
 def prepared_documents(registry: Registry, name: str, *, root: Path) -> Iterator[DocumentBatch]:
     """Return the documents of a prepared data set that stay, in batches. Each document has its split.
 
-    Raises the errors of `open_prepared`.
+    Raises:
+        NielsCacheError: If the data set cannot be opened (see `open_prepared`).
     """
     return open_prepared(registry, name, root=root).documents()
 
 
 def with_prepared(registry: Registry, root: Path) -> dict[str, PretrainSource]:
-    """Return all pretrain tables by name, for `siblings` of a StreamContext. If a table has a corpus, a reader of this corpus replaces the
-    table. A table in parts gets its plan.
+    """Return all pretrain tables by name, for `siblings` of a StreamContext.
+
+    If a table has a corpus, a reader of this corpus replaces the table. A table in parts gets its plan.
     """
 
     def sibling(name: str, source: PretrainSource) -> PretrainSource:

@@ -9,8 +9,9 @@ _ADVICE = "niels-cache build-all --only tokenizer --force trains it again, and e
 
 
 def training_note(registry: Registry, meta: Meta) -> str | None:
-    """Return a text like `trained on notes (prepared), web; without chats, which could not be read: ...`. Return None for an imported
-    tokenizer.
+    """Return a text like `trained on notes (prepared), web; without chats, which could not be read: ...`.
+
+    Return None for an imported tokenizer.
     """
     trained_on = meta.get("trained_on")
     if not isinstance(trained_on, dict):

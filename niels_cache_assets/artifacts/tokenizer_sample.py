@@ -1,4 +1,4 @@
-"""The training text of a tokenizer. It is the first `sample_bytes` of every data set. Each line of a text is one line of the file.
+"""The training text of a tokenizer: the first `sample_bytes` of every data set, with each line of a text as one line of the file.
 
 A data set with `prepare` contributes the documents of its corpus that go to train. These documents are cleaned, and documents in the drop
 list are left out. If the data set has no current corpus, its raw source is read, with a warning. A mixture without a corpus is mixed from
@@ -38,8 +38,15 @@ _LONGEST_PIECE = 16  # number of characters; this is the limit of SentencePiece
 def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[str, list[str]], log: Log) -> dict[str, Any]:
     """Write the sample to the file `sample`, and return `trained_on` for meta.json.
 
-    `beginnings`: the function adds the beginning of each data set's text to it. Raises NielsCacheError if there is no text at all. Also
-    raises it if a data set in [tokenizer] train_on is available but cannot be read.
+    Args:
+        registry: The configuration.
+        root: The folder of the caches.
+        sample: The file to write.
+        beginnings: The beginning of each data set's text is added here.
+        log: Called with each message.
+
+    Raises:
+        NielsCacheError: If there is no text at all, or a data set in [tokenizer] train_on is available but cannot be read.
     """
     settings = registry.tokenizer
     names = settings.train_on or [*registry.partition_keys("pretrain"), *registry.partition_keys("sft")]
@@ -117,8 +124,11 @@ def raw_texts(source: PretrainSource | SftSource, context: StreamContext) -> Ite
 class _Lines:
     """The lines of one data set, each with its newline, as bytes.
 
-    If the data set cannot be read, the lines end, and `error` is the reason. `opened`: whether the `revision` of the source is known.
-    `read_as`: the kind of text that was read. `facts`: the facts in the source's report.
+    Attributes:
+        error: The reason why the data set cannot be read. The lines end there. None if it could be read.
+        opened: Whether the `revision` of the source is known.
+        read_as: The kind of text that was read.
+        facts: The facts in the source's report.
     """
 
     def __init__(self, registry: Registry, root: Path, name: str, beginning: list[str], log: Log) -> None:
@@ -186,8 +196,9 @@ def _prepared(registry: Registry, name: str, *, root: Path) -> PreparedCorpus | 
 
 
 class _TrainOfMember(PreparedMember):
-    """A reader that yields only documents of train. Without the tokenizer, a mixture cannot find the documents that a token budget gives to
-    val.
+    """A reader that yields only documents of train.
+
+    Without the tokenizer, a mixture cannot find the documents that a token budget gives to val.
     """
 
     def documents(self, context: StreamContext) -> Iterator[Documents]:

@@ -1,4 +1,4 @@
-"""Variants of `map` over threads or worker processes. Results come in order. The number of items in flight is limited.
+"""Variants of `map` over threads or worker processes, with results in order and a limited number of items in flight.
 
 An item is in flight from the start of its work until its result is yielded. Encoding a text takes about forty times its size in memory.
 Therefore long items in flight are also limited by their characters.
@@ -38,9 +38,15 @@ def results_in_order(
 ) -> Generator[Result]:
     """Yield the results of all items, in order, with up to `most` items in flight.
 
-    `size_of`: returns the number of characters of an item. All long items in flight together have at most 16 million characters. An item
-    that is longer than this limit is in flight alone among the long items, and the next item is not read until it is done.
-    If `items` fails, its error is raised after the results of the items before it.
+    All long items in flight together have at most 16 million characters. An item that is longer than this limit is in flight alone among
+    the long items, and the next item is not read until it is done. If `items` fails, its error is raised after the results of the items
+    before it.
+
+    Args:
+        submit: Starts the work on an item.
+        items: The items.
+        most: The maximum number of items in flight.
+        size_of: Returns the number of characters of an item.
     """
     waiting: deque[tuple[Future[Result], int]] = deque()
     held = 0  # characters of the long items in flight
@@ -81,7 +87,13 @@ def map_in_order(
 ) -> Generator[Result]:
     """Yield `function` of every item, in order. The calls run on a thread pool, with a limited number of items in flight.
 
-    If the caller stops early, queued items are cancelled. `size_of`: returns the number of characters of an item (see results_in_order).
+    If the caller stops early, queued items are cancelled.
+
+    Args:
+        function: Called with each item, on several threads.
+        items: The items.
+        threads: The number of threads.
+        size_of: Returns the number of characters of an item (see `results_in_order`). The default counts every item as short.
     """
     executor = ThreadPoolExecutor(threads, thread_name_prefix="encode")
     try:
@@ -97,18 +109,24 @@ def map_in_processes(
 ) -> Generator[Result]:
     """Yield `function` of every item, in order. The calls run in worker processes.
 
-    `doing`: a name for the work, which is used in the message about a killed worker. `size_of`: returns the number of characters of an item
-    (see results_in_order).
-
-    An exception of `function` is raised here. If a worker dies, NielsCacheError is raised. If the caller stops early (an error, an
-    interrupt, a closed generator), no worker remains: each worker ends when the caller's end of a pipe closes. The operating system closes
-    that end even if the caller is killed.
+    If the caller stops early (an error, an interrupt, a closed generator), no worker remains: each worker ends when the caller's end of a
+    pipe closes. The operating system closes that end even if the caller is killed.
 
     Each worker has a connection of its own, which ends with the worker. A pool of concurrent.futures has one pipe for all results. If a
-    worker of such a pool ends while it sends a result, the caller waits for the rest of the result without end.
+    worker of such a pool ends while it sends a result, the caller waits forever for the rest of the result.
 
     Processes are spawned, because a fork of a process with threads (Dagster's, Arrow's) may deadlock. So arguments must be picklable, and
-    each process imports its modules itself. If `processes` is 1, no worker is started, and the caller does the work.
+    each process imports its modules itself.
+
+    Args:
+        function: Called with each item, in a worker. Its exceptions are raised here.
+        items: The items.
+        processes: The number of workers. If it is 1, no worker is started, and the caller does the work.
+        doing: A name for the work, for the message about a killed worker.
+        size_of: Returns the number of characters of an item (see `results_in_order`). The default counts every item as short.
+
+    Raises:
+        NielsCacheError: If a worker dies.
     """
     if processes == 1:
         for item in items:
@@ -167,7 +185,7 @@ def map_in_processes(
 def _work(function: Callable[[Item], Result], caller: Connection, watched: Connection) -> None:
     """Answer each item of the caller with (None, result) or (error, None), until the caller closes the connection.
 
-    Ignore interrupts. End at once when `watched` closes.
+    Interrupts are ignored. The process ends at once when `watched` closes.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     when_closed(watched, lambda: os._exit(1))

@@ -1,4 +1,4 @@
-"""The public builders: they turn an iterable of texts or conversations into a finished cache directory, in one streaming pass.
+"""The public builders, which turn an iterable of texts or conversations into a finished cache directory in one streaming pass.
 
 A notebook and a Dagster asset call the same builders; there is no second implementation. Memory is bounded by the shuffle buffer and a few
 chunks of about a megabyte, whatever the size of the input. The same input, settings and seed give the same bytes. Neither the number of

@@ -1,8 +1,8 @@
 """The common part of both builders: settings, progress, provenance, the journal, and the empty cache of a data set that is switched off.
 
 Between two chunks, a build records its position and the state of its files. The next build with the same fingerprint continues from this
-record. It opens the source at the latest place before the next item at which the source can be opened. The items between this place and the
-next item are read and skipped; they are not encoded again.
+record. It opens the source at the latest position before the next item where the source can be opened. The items from there up to the next
+item are read and skipped; they are not encoded again.
 """
 
 import platform
@@ -54,11 +54,15 @@ _LIBRARIES = (
 class Resume:
     """A request to a builder to keep a journal, and to resume from a journal that it finds.
 
-    `fingerprint` covers everything outside the builder that decides the bytes: the source and its revision. A source with the same
-    fingerprint must yield the same items in the same order. `afresh`: start from the beginning in any case. `log` is called with each
-    message. `made_of`: the values that the fingerprint hashes, for messages about differences. `attempt`: the number that the records of
-    the journal name. `check`: called before each record; it raises NielsCacheError if this build may not go on. `resumed_tokens`: set by
-    the builder, the number of tokens that an interrupted build had already made.
+    Attributes:
+        fingerprint: A hash of everything outside the builder that decides the bytes: the source and its revision. A source with the same
+            fingerprint must yield the same items in the same order.
+        log: Called with each message. The default discards messages.
+        afresh: Whether to start from the beginning in any case. The default resumes if it can.
+        made_of: The values that the fingerprint hashes, for messages about differences. None records no values.
+        attempt: The number that the records of the journal name. None records no number.
+        check: Called before each record. It raises NielsCacheError if this build must not continue. The default does nothing.
+        resumed_tokens: The number of tokens that an interrupted build had already written. The builder sets it.
     """
 
     fingerprint: str
@@ -81,8 +85,10 @@ class JournalFingerprint(NamedTuple):
 class Reached:
     """The position that a build has reached in a stream.
 
-    items: the number of items that were taken from the stream. mark: the latest Mark before this position; the stream can be opened there.
-    share: the share of the source that was read, 0 to 1; None if unknown.
+    Attributes:
+        items: The number of items that were taken from the stream.
+        mark: The latest Mark before this position, where the stream can be opened. None if there is none.
+        share: The share of the source that was read, 0 to 1; None if unknown.
     """
 
     items: int
@@ -95,8 +101,13 @@ def open_journal(
 ) -> Journal:
     """Open the journal of a build in `partial`.
 
-    identity: all values in the builder that decide the bytes. name: the name of the build, for the log. state: the data class of the
-    journal's state; the state is None if there is nothing to resume. reference: see fingerprint_of_journal.
+    Args:
+        partial: The folder of the unfinished build.
+        resume: The request to keep a journal.
+        name: The name of the build, for the log.
+        identity: All values in the builder that decide the bytes.
+        state: The data class of the journal's state. The state is None if there is nothing to resume.
+        reference: See `fingerprint_of_journal`.
     """
     journalled = fingerprint_of_journal(resume, identity, reference=reference)
     parse = TypeAdapter(state).validate_python
@@ -116,9 +127,12 @@ def open_journal(
 
 
 def fingerprint_of_journal(resume: Resume, identity: dict[str, Any], *, reference: str | None = None) -> JournalFingerprint:
-    """Return the fingerprint of a journal. It also covers the versions of libraries that decide the bytes. identity: see open_journal.
+    """Return the fingerprint of a journal, which also covers the versions of libraries that decide the bytes.
 
-    reference: the library that defines the ids of the tokenizer. None if it counts for every build, as sentencepiece does.
+    Args:
+        resume: The request to keep a journal, with the fingerprint of the source.
+        identity: All values in the builder that decide the bytes.
+        reference: The library that defines the ids of the tokenizer. None if it counts for every build, as sentencepiece does.
     """
     # Python's version counts, too: its Unicode tables decide the result of cleaning.
     libraries = (*_LIBRARIES, *([reference] if reference else []))
@@ -136,8 +150,15 @@ def take_up(
 ) -> Iterator[Batch]:
     """Return the items after the position that the earlier build reached.
 
-    `stream`: opens the source at a Mark, or with None at the beginning. `replay`: called with the items from the beginning up to this
-    position; it may read only some of them. Raises NielsCacheError if the stream ends before this position.
+    Args:
+        stream: Opens the source at a Mark, or with None at the beginning.
+        reached: The position of the earlier build.
+        log: Called with a message about the skipped items.
+        replay: Called with the items from the beginning up to this position; it may read only some of them. None: the items are not read if
+            the source can be opened at a later Mark.
+
+    Raises:
+        NielsCacheError: If the stream ends before this position.
     """
     started = time.monotonic()
     batches = _Cut(stream(None))
@@ -154,14 +175,18 @@ def take_up(
 
 
 class _Cut(Generic[Batch]):
-    """A stream of batches that is divided after some items, possibly inside of a batch."""
+    """A stream of batches that is divided at an item, possibly inside a batch."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
         self._left: list[Batch] = []  # the end of the batch that was cut
 
     def first(self, count: int) -> Iterator[Batch]:
-        """Yield the first `count` items. Raises NielsCacheError if there are fewer."""
+        """Yield the first `count` items.
+
+        Raises:
+            NielsCacheError: If there are fewer items.
+        """
         while count:
             batch = next(self._batches, None)
             if batch is None:
@@ -187,8 +212,13 @@ _NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}
 class Provenance:
     """The entries of meta.json about the origin of a cache (docs/meta.md).
 
-    If `dataset_name` is None, the cache has no name, and may be in any folder. If `fingerprint` is None, the fingerprint is computed from
-    the settings of the builder.
+    Attributes:
+        dataset_name: The name of the data set. None: the cache has no name, and may be in any folder.
+        dataset_config: The configuration of the data set on the hub. None if it has none.
+        dataset_revision: The hub commit, or a digest of the local files. None if there is none.
+        source: The kind of the source and its settings, as JSON values. The default is that of an iterable.
+        split_rule: How the items were split, in words. None: the builder describes its settings.
+        fingerprint: The hash of everything that decides the bytes. None: it is computed from the settings of the builder.
     """
 
     dataset_name: str | None = None
@@ -201,10 +231,13 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a build: the number of documents (or conversations) and tokens so far.
+    """The progress of a build so far.
 
-    `share`: the finished share, 0 to 1. It is a share of the documents if their number is known, and otherwise of the token budgets or of
-    the source. None if unknown.
+    Attributes:
+        documents: The number of documents (or conversations).
+        tokens: The number of tokens.
+        share: The finished share, 0 to 1. It is a share of the documents if their number is known, and otherwise of the token budgets or of
+            the source. None if unknown.
     """
 
     documents: int  # or conversations
@@ -224,8 +257,11 @@ OnProgress = Callable[[Progress], None]
 class CacheBuild(ABC):
     """A build with checked settings, which are the arguments of a public builder.
 
-    The public builders and the artifacts write caches with this class. items: texts or conversations. out_dir: the folder to build;
-    messages name it.
+    The public builders and the artifacts write caches with this class.
+
+    Attributes:
+        items: Texts or conversations.
+        out_dir: The folder to build, which messages name.
     """
 
     family: ClassVar[Family]
@@ -252,9 +288,10 @@ class CacheBuild(ABC):
         """All values in the builder that decide the bytes. The fingerprint of the journal covers them."""
 
     def write(self, partial: Path, resume: Resume | None) -> Meta:
-        """Write all files except meta.json into `partial`. Return the content of meta.json.
+        """Write all files except meta.json into `partial`, and return the content of meta.json.
 
-        Raises EngineDiffers if a fast engine gave other ids than the reference. What was written stays for `resume`.
+        Raises:
+            EngineDiffers: If a fast engine gave other ids than the reference. What was written stays for `resume`.
         """
         with tokenizers_limited_to(self.threads):
             return self._write(partial, resume)
@@ -265,7 +302,11 @@ class CacheBuild(ABC):
 
     @cached_property
     def view(self) -> BuildTokenizer:
-        """The tokenizer in the form that builders use. Raises NielsCacheError for an unusable tokenizer."""
+        """The tokenizer in the form that builders use.
+
+        Raises:
+            NielsCacheError: If the tokenizer is unusable.
+        """
         return view_tokenizer(self.tokenizer)
 
     @cached_property
@@ -296,7 +337,8 @@ class CacheBuild(ABC):
     def meta(self, split_rule: str) -> Meta:
         """Return the entries of meta.json that are known before any item is read.
 
-        `split_rule` is used if the provenance has no split rule.
+        Args:
+            split_rule: The split rule to record if the provenance has none.
         """
         provenance = self.provenance
         identity = {
@@ -326,9 +368,12 @@ class CacheBuild(ABC):
         return fingerprint_of_journal(resume, self.identity, reference=reference_of(self.tokenizer))
 
     def open_journal(self, partial: Path, resume: Resume | None, *, state: type[Any]) -> Journal | None:
-        """Open the journal of this build, and choose the engine that encodes. Return None if this build keeps no journal.
+        """Open the journal of this build, and choose the engine that encodes.
 
-        `state`: the data class of the journal's state; the state is None if there is nothing to resume.
+        Args:
+            partial: The folder of the unfinished build.
+            resume: The request to keep a journal. None: this build keeps no journal, and the result is None.
+            state: The data class of the journal's state. The state is None if there is nothing to resume.
         """
         if resume is None:
             self.encoder.start([], lambda message: None)
@@ -357,7 +402,8 @@ class CacheBuild(ABC):
 def chosen_token_dtype(vocab_size: int, wanted: str | None) -> str:
     """Return the name of the dtype of a cache's tokens: `wanted`, or the narrowest one that holds every id below `vocab_size`.
 
-    Raises NielsCacheError for an unknown dtype, and for one that is too narrow for the vocabulary.
+    Raises:
+        NielsCacheError: If the dtype is unknown, or too narrow for the vocabulary.
     """
     narrowest = token_dtype_name(vocab_size)
     if wanted is None:
@@ -384,16 +430,22 @@ def dropped_note(counts: Drops, hints: Sequence[str] = ()) -> str:
 
 
 def write_unbuilt_cache(out_dir: str, *, family: Literal["pretrain", "sft"], provenance: Provenance) -> None:
-    """Write the cache of a data set that is switched off: empty directories and a meta.json with `"built": false`."""
+    """Write the cache of a data set that is switched off: empty directories and a meta.json with `"built": false`.
+
+    Args:
+        out_dir: The folder to write. It is replaced in one step.
+        family: The kind of the cache. Only a "pretrain" cache has the empty folders train/ and val/.
+        provenance: The entries of meta.json about the origin.
+
+    Raises:
+        NielsCacheError: If the folder cannot be written.
+    """
     with atomic_directory(out_dir) as partial:
         write_meta(str(partial / META_NAME), write_unbuilt(partial, family=family, provenance=provenance))
 
 
 def write_unbuilt(partial: Path, *, family: Family, provenance: Provenance) -> Meta:
-    """Write the cache of a data set that is switched off into `partial`, without meta.json.
-
-    Return the content of meta.json.
-    """
+    """Write the cache of a data set that is switched off into `partial`, without meta.json, and return the content of meta.json."""
     if family == "pretrain":
         for split in SPLITS:
             (partial / split).mkdir()

@@ -33,9 +33,13 @@ EMPTY_TURNS = "empty_turns"  # messages of the assistant that say nothing, in co
 class EncodedConversations(NamedTuple):
     """The usable conversations of a chunk.
 
-    kept: their numbers in the chunk; one with several examples comes once for each. tokens: of the cache's dtype, one example after the
-    other. lengths: int64, tokens per example. spans: the targets of each example, (m, 2), relative to its first token. hints: for each
-    reason of a template, what was said first. facts: numbers of messages, for the `facts` of meta.json.
+    Attributes:
+        kept: Their numbers in the chunk. The number of a conversation with several examples is repeated for each example.
+        tokens: (tokens,) of the cache's dtype, one example after the other.
+        lengths: (examples,) int64, the number of tokens of each example.
+        spans: The targets of each example, (m, 2), relative to its first token.
+        hints: The first message of the template for each reason.
+        facts: Numbers of messages, for the `facts` of meta.json.
     """
 
     kept: list[int]
@@ -50,9 +54,13 @@ class EncodedConversations(NamedTuple):
 class ConversationEncoder:
     """An encoder of chunks of conversations. Its methods may be called from several threads.
 
-    view: the special ids of the tokenizer. encoding_view: the tokenizer that encodes. chats: the encoder of a chat template, or None for
-    sentinels. raises: whether a conversation that a template refuses is an error. turns: which turns of the assistant are targets, and
-    whether each is an example of its own.
+    Attributes:
+        view: The special ids of the tokenizer.
+        encoding_view: The tokenizer that encodes.
+        dtype: The dtype of the tokens.
+        chats: The encoder of a chat template. None for sentinels.
+        raises: Whether a conversation that a template refuses is an error.
+        turns: Which turns of the assistant are targets, and whether each is an example of its own.
     """
 
     view: BuildTokenizer
@@ -80,10 +88,19 @@ class ConversationEncoder:
         names: Sequence[str],
         masked: Sequence[frozenset[int]],
     ) -> EncodedConversations:
-        """Encode the usable conversations of a chunk. The reasons of the others are added to `problems`, by their numbers.
+        """Encode the usable conversations of a chunk.
 
-        Without a template, each message becomes the special token of its role, the ids of its content, and EOT. names: for messages.
-        masked: for each conversation, the numbers of the assistant's messages without targets.
+        Without a template, each message becomes the special token of its role, the ids of its content, and EOT.
+
+        Args:
+            chunk: The conversations.
+            batch: The number of the chunk, for the encoder.
+            problems: The reasons why conversations are unusable, by number. Reasons that are found here are added.
+            names: The name of each conversation, for messages.
+            masked: For each conversation, the numbers of the assistant's messages without targets.
+
+        Raises:
+            NielsCacheError: If a template refuses a conversation, with `raises`.
         """
         found = ((number, conversation_problem(each.messages, self.roles)) for number, each in enumerate(chunk))
         problems |= {number: problem for number, problem in found if problem is not None}
@@ -132,7 +149,7 @@ class ConversationEncoder:
         names: Sequence[str],
         masked: Sequence[frozenset[int]],
     ) -> EncodedConversations:
-        """Encode the conversations of a chunk that have no problem with the template. Further problems are added to `problems`."""
+        """Encode the conversations of a chunk that have no problem with the template, and add further problems to `problems`."""
         valid = [number for number in range(len(chunk)) if number not in problems]
         encoded: dict[int, list[EncodedChat]] = {}
         said: dict[str, str] = {}
@@ -163,7 +180,7 @@ class ConversationEncoder:
         return facts + Counter({CONVERSATIONS: len(kept)} if self.turns == "each" else {})
 
     def _examples(self, number: int, conversation: Conversation, name: str, problems: dict[int, str], masked: frozenset[int]) -> list[Chat]:
-        """Return the examples of conversation `number` as a template renders them. An empty or masked message is no target."""
+        """Return the examples of conversation `number` as a template renders them. An empty or masked message is not a target."""
         silent = {*silent_turns(conversation.messages)}
         messages = [{**each, "content": ""} if place in silent else each for place, each in enumerate(conversation.messages)]
         ignored = silent | masked
@@ -189,12 +206,19 @@ def characters(conversation: Conversation, turns: Turns) -> int:
 
 
 def example_name(conversation: Conversation, number: int) -> str:
-    """Return the name of an example for messages. number: its number in the source, if it has no id."""
+    """Return the name of an example for messages: its id, or else its number in the source."""
     return f"example {conversation.source_id or number}"
 
 
 def drops_of(chunk: list[Conversation], problems: Mapping[int, str], first: int, facts: Mapping[str, int]) -> Drops:
-    """Return the conversations with a problem as drops. first: the number of the chunk's first conversation. facts: numbers of messages."""
+    """Return the conversations with a problem as drops.
+
+    Args:
+        chunk: The conversations.
+        problems: The reasons, by number in the chunk.
+        first: The number of the chunk's first conversation in the source.
+        facts: Numbers of messages.
+    """
     drops = Drops(facts=facts)
     for number in sorted(problems):
         drops.drop(problems[number], place_of(chunk[number], first + number), of_val=int(chunk[number].split == "val"))
@@ -202,7 +226,7 @@ def drops_of(chunk: list[Conversation], problems: Mapping[int, str], first: int,
 
 
 def without_text(conversation: Conversation) -> Conversation:
-    """Return only the origin of a conversation, because several batches wait to be written."""
+    """Return a conversation with only its origin, because several batches wait to be written."""
     return conversation._replace(messages=[], rejected=None)
 
 
@@ -213,9 +237,14 @@ def _either(first: np.ndarray | None, second: np.ndarray | None, count: int) -> 
 
 
 def problem_of_pair(pair: Conversation, roles: Collection[str]) -> str | None:
-    """Return why the messages are no pair, or None. roles: those that messages may have.
+    """Return why the messages are not a pair, or None.
 
-    Raises NielsCacheError for a pair with a split of its own.
+    Args:
+        pair: A preference pair.
+        roles: The roles that messages may have.
+
+    Raises:
+        NielsCacheError: If the pair has a split of its own.
     """
     if pair.split is not None:
         raise NielsCacheError(
@@ -227,8 +256,12 @@ def problem_of_pair(pair: Conversation, roles: Collection[str]) -> str | None:
 def paired(chosen: EncodedChat, rejected: EncodedChat, *, most: int | None) -> tuple[EncodedChat, EncodedChat] | str:
     """Return both sides without the targets of the prompt, or the reason why the pair cannot be used.
 
-    A target is of the prompt if both sides have it at the same place, and all tokens up to its end are equal.
-    most: the most tokens that a side may have; None for any number.
+    A target belongs to the prompt if both sides have it at the same position, and all tokens up to its end are equal.
+
+    Args:
+        chosen: The encoded chosen side.
+        rejected: The encoded rejected side.
+        most: The maximum number of tokens of a side. None for no limit.
     """
     if most is not None and max(len(chosen.ids), len(rejected.ids)) > most:
         return "too_long"

@@ -1,4 +1,4 @@
-"""The builder of pretrain caches: it writes texts as shards, document ends and lineage, in one streaming pass.
+"""The builder of pretrain caches, which writes texts as shards, document ends and lineage in one streaming pass.
 
 Documents are read from the source, encoded, compared with val, split and written, chunk by chunk. A build can be interrupted between two
 chunks and resumed later. For that, it needs its `_State` and the writer's files on disk. The guard that keeps val out of train is not
@@ -59,28 +59,44 @@ def build_pretrain_cache(
 ) -> None:
     """Build `out_dir` (train/, val/, *_doc_ends.npy, *_documents.parquet, meta.json) from a stream of `str` or `Document`.
 
-    Whole documents go to val until it has `max_val_tokens` tokens (0: no val), then to train until it has `max_train_tokens`. A document
-    that exceeds a budget is cut at the budget. Reading stops when both budgets are met. A Document with a `split` goes to that split and
-    uses no budget. If `append_eot` is set, each document ends with one EOT. The shuffle buffer holds `shuffle_buffer` documents (None:
-    input order). `tokenizer` is duck-typed: see `view_tokenizer`. `report` holds the counts of documents that the source dropped (a Feed
-    has a report itself). `progress` is called after every chunk. `out_dir` is replaced in one step at the end.
+    Whole documents go to val until it has `max_val_tokens` tokens, then to train until it has `max_train_tokens`. A document that exceeds a
+    budget is cut at the budget. Reading stops when both budgets are met. A Document with a `split` goes to that split and uses no budget.
+    `out_dir` is replaced in one step at the end. If the build fails, the last good cache stays unchanged.
 
-    `token_dtype`: "uint16-le" or "uint32-le", the type of a token on disk. None: uint16-le for a vocabulary of at most 65,536 ids,
-    uint32-le for a larger one.
+    Args:
+        texts: The documents. A Feed can also be opened at a later position, which makes resuming faster.
+        out_dir: The folder to build.
+        tokenizer: The tokenizer, which is duck-typed: see `view_tokenizer`.
+        max_train_tokens: The token budget of train.
+        max_val_tokens: The token budget of val. 0: no val.
+        shard_bytes: The size of a shard in bytes, a multiple of the size of a token. Only the last shard of a split may be shorter.
+        seed: The seed of the shuffle buffer.
+        shuffle_buffer: The number of documents in the shuffle buffer. None: documents keep the order of the input.
+        append_eot: Whether each document ends with one EOT.
+        on_collision: What happens to a text that contains a special token: "drop" drops and counts it, "raise" raises NielsCacheError.
+        threads: The number of threads that encode. None: one for each available core. The bytes do not depend on it.
+        token_dtype: The type of a token on disk, "uint16-le" or "uint32-le". None: uint16-le for a vocabulary of at most 65,536 ids,
+            uint32-le for a larger one.
+        decontaminate: Which documents of train are dropped and counted because they are in val. A dropped document uses no budget. "off"
+            drops none. "exact" drops a document whose canonical text equals that of a document of val (`in_val`). "near" also drops a
+            document whose word 5-grams have a Jaccard similarity of at least `decontaminate_threshold` with those of a document of val
+            (`near_val`; compared exactly). Val must be known before train begins. So every document of val must come before the first
+            document of train, whether it has a split or goes to val by budget. Alternatively, pass the documents of val as `val_texts`.
+        decontaminate_threshold: The Jaccard similarity from which a document is dropped, for "near".
+        val_texts: The documents of val, for `decontaminate`. They are encoded and indexed before the build, but not written. None: the
+            documents of `texts` that go to val.
+        provenance: The entries of meta.json about the origin. None: those of an unnamed iterable.
+        report: The counts of documents that the source dropped. None: no counts. A Feed has its own report.
+        progress: Called after every chunk. None: no reports.
+        resume: A request to keep a journal, so that the next build after an interruption continues and gives the same bytes. `texts` must
+            then yield the same documents again. An iterable yields them from the beginning, and those that are done are skipped. A Feed
+            can also begin at a later position. `resume.resumed_tokens` is then the number of tokens that the interrupted build had
+            written. None: no journal.
 
-    With `resume`, an interrupted or killed build continues, and gives the same bytes. `texts` must then yield the same documents again. An
-    iterable yields them from the beginning, and those that are done are skipped. A Feed can also begin at a later position. Then
-    `resume.resumed_tokens` is the number of tokens that the interrupted build had made.
-
-    `decontaminate` drops and counts documents of train that are in val. A dropped document uses no budget. "exact" drops a document whose
-    canonical text equals that of a document of val (`in_val`). "near" also drops a document whose word 5-grams have a Jaccard similarity of
-    at least `decontaminate_threshold` with those of a document of val (`near_val`; compared exactly). Val must be known before train
-    begins. So every document of val must come before the first document of train, whether it has a split or goes to val by budget.
-    Alternatively, give the documents of val as `val_texts`. These are encoded and indexed before the build, but not written.
-
-    Raises NielsCacheError for budgets, shard_bytes, a token_dtype or a tokenizer that cannot work, for a source that ends before train has
-    a document, for a text with a special token if `on_collision="raise"`, for a document of val that comes too late to be kept out of
-    train, and for errors of the disk. The last good cache then stays unchanged.
+    Raises:
+        NielsCacheError: If the budgets, `shard_bytes`, `token_dtype` or the tokenizer cannot work, if the source ends before train has a
+            document, if a text contains a special token and `on_collision` is "raise", if a document of val comes too late to be kept out
+            of train, or if the disk reports an error.
     """
     settings = {**locals(), "provenance": provenance or Provenance()}
     del settings["texts"], settings["resume"]
@@ -91,9 +107,11 @@ def build_pretrain_cache(
 class _State:
     """The state of a build between two chunks.
 
-    documents: the number of documents so far that were not dropped. drops: the documents that the builder dropped (Drops.state).
-    ended: the final counts (Drops.state), set after everything was read; None before that.
-    overlaps: the examples so far of documents that were dropped because of `references`.
+    Attributes:
+        documents: The number of documents so far that were not dropped.
+        drops: The documents that the builder dropped (Drops.state).
+        ended: The final counts (Drops.state), set after everything was read. None before that.
+        overlaps: The examples so far of documents that were dropped because of `references`.
     """
 
     reached: Reached
@@ -144,7 +162,7 @@ class PretrainBuild(CacheBuild):
 
     @cached_property
     def _decontamination(self) -> dict[str, Any]:
-        """The settings of decontamination. Empty if decontamination is off, the default."""
+        """The settings of decontamination, empty if it is off (the default)."""
         against = {} if self.references is None else {"decontaminate_against": self.references.identity}
         kind, threshold = self.decontaminate, self.decontaminate_threshold
         return {**decontamination_identity(kind, threshold, val_is_given=self.val_texts is not None), **against}
@@ -249,8 +267,8 @@ class PretrainBuild(CacheBuild):
     ) -> Drops:
         """Write all documents of the stream, or only the rest of them if the journal has a state.
 
-        The caller has already restored `splitter`, `writer` and `overlaps` to that state. `overlaps`: filled with the first examples of
-        documents that were dropped because of `references`.
+        The caller has already restored `splitter`, `writer` and `overlaps` to that state. The first examples of documents that were dropped
+        because of `references` are added to `overlaps`.
         """
         state: _State | None = journal.state if journal is not None else None
         counted = self.feed.count(state.expected if state is not None else None)

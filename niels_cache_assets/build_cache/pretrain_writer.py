@@ -19,7 +19,11 @@ KEPT = {"kept": "string"}  # one more column with `keep`: the kept values as a J
 
 @dataclass(frozen=True, kw_only=True)
 class SplitState:
-    """The state of a split at a checkpoint. `cut`: the ordinal of the document that a token budget has cut, or None."""
+    """The state of a split at a checkpoint.
+
+    Attributes:
+        cut: The ordinal of the document that a token budget has cut. None if there is none.
+    """
 
     tokens: int = 0
     documents: int = 0
@@ -88,10 +92,16 @@ class _SplitWriter:
 
 
 class PretrainWriter:
-    """A writer that writes the output of a splitter into `root`. Use it as a context manager, so that files are closed in any case.
+    """A writer of the output of a splitter into a folder. Use it as a context manager, so that files are closed in any case.
 
-    `dtype`: the dtype of the tokens. `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at
-    this checkpoint. `files`: the files that were finished at this checkpoint. `keeps`: whether lineage has the kept values of documents.
+    Args:
+        root: The folder.
+        dtype: The dtype of the tokens.
+        shard_bytes: The size of a shard in bytes.
+        state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint. None: start from
+            the beginning.
+        files: The files that were finished at this checkpoint. None if there are none.
+        keeps: Whether lineage has the kept values of documents.
     """
 
     def __init__(
@@ -137,7 +147,8 @@ class PretrainWriter:
     def checkpoint(self) -> tuple[WriterState, Sizes]:
         """Flush all written data to the disk (fsync).
 
-        Return the state to resume from, and the size of each unfinished file at this state.
+        Returns:
+            The state to resume from, and the size of each unfinished file at this state.
         """
         sizes = Sizes()
         splits = {split: writer.checkpoint(sizes) for split, writer in self._splits.items()}

@@ -1,4 +1,4 @@
-"""The builder of SFT caches: it writes conversations as tokens, example boundaries and lineage.
+"""The builder of SFT caches, which writes conversations as tokens, example boundaries and lineage.
 
 All examples are stored in one spool first (sft_spool.py). At the end, they are divided between the splits, because val is a share
 of all examples.
@@ -55,8 +55,9 @@ _MOST_HINTS = 2  # of a template, in the message about a source without usable c
 class _State:
     """The state of a build between two chunks.
 
-    drops: the conversations that the builder dropped, and the numbers of messages of the others (Drops.state). ended: the final counts, set
-    after everything was read; None before that.
+    Attributes:
+        drops: The conversations that the builder dropped, and the numbers of messages of the others (Drops.state).
+        ended: The final counts, set after everything was read. None before that.
     """
 
     reached: Reached
@@ -66,11 +67,15 @@ class _State:
 
 
 class _Encoded(NamedTuple):
-    """The kept conversations of a chunk, and the dropped ones, with numbers of messages of the kept ones as facts.
+    """The kept conversations of a chunk, and the dropped ones.
 
-    tokens: of the cache's dtype, one conversation after the other. lengths: int64, tokens per conversation. spans: the targets of each
-    conversation, (m, 2), relative to its first token. hints: for each reason of a template, what was said first. units: int64,
-    the number of the conversation of each example, if one may have several.
+    Attributes:
+        tokens: (tokens,) of the cache's dtype, one conversation after the other.
+        lengths: (examples,) int64, the number of tokens of each conversation.
+        drops: The dropped conversations, with numbers of messages of the kept ones as facts.
+        spans: The targets of each conversation, (m, 2), relative to its first token.
+        hints: The first message of the template for each reason.
+        units: (examples,) int64, the number of the conversation of each example. None if each conversation is one example.
     """
 
     conversations: list[Conversation]
@@ -106,21 +111,40 @@ def build_sft_cache(
 ) -> None:
     """Build `out_dir` ({train,val}_tokens.bin, *_idx.npy, *_examples.parquet, meta.json) from conversations.
 
-    Each message becomes the special token of its role, the ids of its content, and EOT. A seeded share `val_frac` of the examples (or of
-    their groups) goes to val. A Conversation with a `split` goes to that split. `tokenizer` needs all four special ids. `out_dir` is
-    replaced in one step. `template`: a chat template (`chats.templates.find_template`), which makes the tokens instead. Then the targets
-    are spans in *_targets.npy and *_target_ends.npy, and `tokenizer` is a TextTokenizer, which needs only eot. A message of the assistant
-    with `"weight": 0` (or another key of `sources.messages`) gets no target. If there is such a message, targets are spans without
-    a template, too. `preference`: each Conversation is a preference pair, with a `rejected` side. Both sides are written one after the
-    other, with spans, and the share `val_frac` of the prompts goes to val (with `split_by="conversation"`, a prompt and those that continue
-    it count as one). `max_tokens`: pairs with a longer side are dropped and counted. `turns`: with a template, `"each"` makes an example of
-    each turn of the assistant. It holds the messages up to this turn, and its targets are only the words of this turn. `"last"` makes only
-    the example of the last turn. The examples of a conversation come one after the other, and are in the same split. `token_dtype`,
-    `report`, `progress` and `resume` have the same meaning as for build_pretrain_cache.
+    Each message becomes the special token of its role, the ids of its content, and EOT, or the tokens that `template` gives. A seeded share
+    of the examples goes to val. A Conversation with a `split` goes to that split. A message of the assistant with `"weight": 0` (or another
+    key of `sources.messages`) gets no target. If there is such a message, or with a template or pairs, the targets are spans in
+    *_targets.npy and *_target_ends.npy. `out_dir` is replaced in one step at the end. If the build fails, the last good cache stays
+    unchanged.
 
-    Raises NielsCacheError for an invalid conversation (with `on_invalid="drop"`, it is dropped and counted instead), for a source without
-    any usable example, for a val_frac outside [0, 1), for a token_dtype or a tokenizer that cannot work, and for errors of the disk. The
-    last good cache then stays unchanged.
+    Args:
+        examples: The conversations. A Feed can also be opened at a later position, which makes resuming faster.
+        out_dir: The folder to build.
+        tokenizer: The tokenizer, with all four special ids (see `view_tokenizer`). With `template`, a TextTokenizer, which needs only eot.
+        val_frac: The share of the examples (or of the units of `split_by`) that goes to val, at least 0 and below 1.
+        seed: The seed of the split.
+        split_by: What is split as one unit: each "example", or all examples with the same "group". Preference pairs are split by their
+            prompts, or with "conversation" so that a prompt and those that continue it are one unit.
+        on_invalid: What happens to an invalid conversation: "raise" raises NielsCacheError, "drop" drops and counts it.
+        on_collision: What happens to a message that contains a special token: "drop" drops and counts its conversation, "raise" raises
+            NielsCacheError.
+        threads: The number of threads that encode. None: one for each available core. The bytes do not depend on it.
+        token_dtype: The type of a token on disk, as for `build_pretrain_cache`.
+        template: A chat template (`chats.templates.find_template`), which makes the tokens. None: the special tokens of the roles do.
+        preference: Whether each Conversation is a preference pair, with a `rejected` side. Both sides are written one after the other.
+        max_tokens: The maximum number of tokens of a side of a pair. Pairs with a longer side are dropped and counted. None for no limit.
+        turns: Which turns of the assistant are targets, with a template. "all": all turns. "each" makes an example of each turn of the
+            assistant, which holds the messages up to this turn and has targets only in this turn. "last" makes only the example of the
+            last turn. The examples of a conversation come one after the other and are in the same split.
+        provenance: The entries of meta.json about the origin. None: those of an unnamed iterable.
+        report: The counts of conversations that the source dropped. None: no counts. A Feed has its own report.
+        progress: Called after every chunk. None: no reports.
+        resume: A request to keep a journal, as for `build_pretrain_cache`. None: no journal.
+
+    Raises:
+        NielsCacheError: If a conversation is invalid and `on_invalid` is "raise", if a message contains a special token and `on_collision`
+            is "raise", if the source has no usable example, if `val_frac` is outside [0, 1), if `token_dtype`, the tokenizer or other
+            settings cannot work, or if the disk reports an error.
     """
     settings = {**locals(), "provenance": provenance or Provenance()}
     del settings["examples"], settings["resume"]
@@ -226,7 +250,7 @@ class SftBuild(CacheBuild):
         return meta
 
     def _described_template(self, partial: Path, files: Files) -> dict[str, Any]:
-        """Write the text of the template into the cache. Return the entries of meta.json about it and about sides."""
+        """Write the text of the template into the cache, and return the entries of meta.json about it and about sides."""
         described: dict[str, Any] = {"sides": [*SIDES]} if self.preference else {}
         if self.template is None or self._chats is None:
             return described
@@ -309,9 +333,9 @@ class SftBuild(CacheBuild):
         )
 
     def _encode_pairs(self, batch: int, chunk: list[Conversation], position: Position, first: int) -> _Encoded:
-        """Encode a chunk of pairs. The two sides of a pair come one after the other.
+        """Encode a chunk of pairs, with the two sides of a pair one after the other.
 
-        A prompt has no targets in any case, so its messages do not count as masked.
+        A prompt never has targets, so its messages do not count as masked.
         """
         problems = {
             number: problem for number, pair in enumerate(chunk) if (problem := problem_of_pair(pair, self._of_chunks.roles)) is not None
@@ -352,7 +376,13 @@ class SftBuild(CacheBuild):
     def _require_sound(self, chunk: list[Conversation], problems: Mapping[int, str], *, first: int) -> None:
         """Raise NielsCacheError for the first conversation with a problem that the settings treat as an error.
 
-        first: the number of the chunk's first conversation.
+        Args:
+            chunk: The conversations.
+            problems: The reasons, by number in the chunk.
+            first: The number of the chunk's first conversation in the source.
+
+        Raises:
+            NielsCacheError: If there is such a conversation.
         """
         for index in sorted(problems):
             example, problem = example_name(chunk[index], first + index), problems[index]
@@ -366,7 +396,7 @@ class SftBuild(CacheBuild):
 
 
 def _write(spool: SftSpool, batch: _Encoded, journal: Journal | None, state_of: Callable[..., _State]) -> None:
-    """Write a batch. Then record the state after this batch if the journal is due for a record."""
+    """Write a batch, then record the state after this batch if the journal is due for a record."""
     spool.write(batch.conversations, batch.tokens, batch.lengths, batch.spans, batch.units)
     if journal is not None and journal.due(spool.bytes):
         _record(journal, spool, state_of)

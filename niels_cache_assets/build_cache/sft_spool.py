@@ -1,7 +1,7 @@
-"""A spool of SFT examples on disk. It stores the examples as they come, and divides them between the splits when their number is known.
+"""A spool of SFT examples on disk, which stores examples as they come and divides them between the splits when their number is known.
 
 The spool is in the staging directory, where a resumed build finds it. It is read back by memory map, so memory does not grow with the
-source, but for some numbers for each example while the spool is divided.
+source, except for a few numbers for each example while the spool is divided.
 """
 
 from collections.abc import Sequence
@@ -47,10 +47,16 @@ class SpoolState:
 
 
 class SftSpool:
-    """A spool of encoded examples, which `deal` divides between the two splits. A context manager, which closes open files in any case.
+    """A spool of encoded examples, which `deal` divides between the two splits.
 
-    `dtype`: the dtype of the tokens. `state`: the checkpoint to resume from. The journal has already cut the files back to their sizes at
-    this checkpoint. `sides`: 2 if examples are preference pairs.
+    Use it as a context manager, so that files are always closed.
+
+    Args:
+        root: The folder of the unfinished build.
+        dtype: The dtype of the tokens.
+        state: The checkpoint to resume from. The journal has already cut the files back to their sizes at this checkpoint. None: start from
+            the beginning.
+        sides: The number of sides of an example, 2 for preference pairs.
     """
 
     def __init__(self, root: Path, *, dtype: np.dtype, state: SpoolState | None = None, sides: int = 1) -> None:
@@ -76,11 +82,15 @@ class SftSpool:
 
     @property
     def bytes(self) -> int:
-        """The bytes written so far."""
+        """The number of bytes written so far."""
         return sum(part.bytes for part in self._parts)
 
     def checkpoint(self) -> tuple[SpoolState, Sizes]:
-        """Flush all written data to the disk (fsync). Return the state to resume from, and the size of each file at this state."""
+        """Flush all written data to the disk (fsync).
+
+        Returns:
+            The state to resume from, and the size of each file at this state.
+        """
         sizes = Sizes()
         for part in self._parts:
             part.checkpoint(sizes)
@@ -94,10 +104,17 @@ class SftSpool:
         spans: Sequence[np.ndarray],
         units: np.ndarray | None = None,
     ) -> None:
-        """Append conversations. tokens: of the spool's dtype, one conversation after the other. lengths: int64, tokens per conversation.
-        spans: for each conversation, its spans of targets, (m, 2), relative to its first token. The two sides of a pair come one after the
-        other, and each has a length and spans. units: int64, the number of the conversation of each example, whose examples stay in one
-        split. None: each example is a conversation of its own.
+        """Append conversations.
+
+        The two sides of a pair come one after the other, and each has a length and spans.
+
+        Args:
+            conversations: The origins of the conversations.
+            tokens: (tokens,) of the spool's dtype, one conversation after the other.
+            lengths: (n,) int64, the number of tokens of each conversation.
+            spans: For each conversation, its spans of targets, (m, 2), relative to its first token.
+            units: int64, the number of the conversation of each example, whose examples stay in one split. None: each example is a
+                conversation of its own.
         """
         if not conversations:
             return
@@ -120,11 +137,20 @@ class SftSpool:
         )
 
     def deal(self, files: Files, *, val_frac: float, seed: int, by_group: bool, with_spans: bool) -> dict[str, int]:
-        """Write both splits into the cache directory, in input order. Return the counts of examples, tokens and spans by split, and of
-        straddling groups. `with_spans`: whether to write the spans of targets.
+        """Write both splits into the cache directory, in input order.
 
-        A straddling group has examples in both splits. An example that has a split keeps it. For all others, `val_mask` chooses the
-        examples (with `by_group`: the groups) that go to val. The spool is kept, so that a failed attempt can be repeated.
+        An example that has a split keeps it. For all others, `val_mask` chooses the examples (with `by_group`: the groups) that go to val.
+        The spool is kept, so that a failed attempt can be repeated.
+
+        Args:
+            files: The entries of the written files are added here.
+            val_frac: The share that goes to val.
+            seed: The seed of the choice.
+            by_group: Whether groups are split, and not single examples.
+            with_spans: Whether to write the spans of targets.
+
+        Returns:
+            The counts of examples, tokens and spans by split, and of straddling groups, which have examples in both splits.
         """
         for part in self._parts[:-1]:
             part.seal()
@@ -183,7 +209,7 @@ class SftSpool:
         return written
 
     def _write_spans(self, split: Split, chosen: np.ndarray, files: Files) -> int:
-        """Write the spans of one split. Return their number."""
+        """Write the spans of one split, and return their number."""
         lengths, counts = self._lengths, self._span_counts
         bounds = (np.memmap if self._spans else np.fromfile)(self._bounds.path, dtype=TARGETS_DTYPE).reshape(-1, 2)
         targets = NpyWriter(self._root, targets_name(split), TARGETS_DTYPE, files, width=2)

@@ -1,7 +1,7 @@
-"""One part, built by a child process whose lines of JSON this process reads (docs/cluster.md has their form).
+"""One part that is built by a child process, whose lines of JSON this process reads (docs/cluster.md has their form).
 
-A child that was lost is started again, at most three times in all: it was killed, its machine or its connection is gone, or a scheduler
-refused it. The part then resumes. A child that reports an error is not started again, because the same error would come back.
+A child is lost if it was killed, if its machine or its connection is gone, or if a scheduler refused it. It is then started again, at most
+three times in all, and the part resumes. A child that reports an error is not started again, because the same error would come back.
 """
 
 import json
@@ -45,9 +45,11 @@ Apart = Part | CorpusPart | HashRange  # what one command builds
 class PartCommand:
     """The command of one part.
 
-    host: what `{host}` stands for; None if no machine is named.
-    launch: the name by which the process that starts the command can stop it (lease.request_stop). waits: wait for another build of the
-    part, instead of ending with exit code 75.
+    Attributes:
+        part: The part to build.
+        host: The value of `{host}`. None if no machine is named.
+        launch: The name by which the process that starts the command can stop it (lease.request_stop).
+        waits: Whether to wait for another build of the part, instead of ending with exit code 75.
     """
 
     part: Apart
@@ -62,7 +64,7 @@ class PartCommand:
 
     @property
     def threads(self) -> int | None:
-        """The threads of the part: its share of this machine, if it is built here. None leaves the choice to the other machine."""
+        """The number of threads of the part: its share of this machine, if it is built here. None: the other machine decides."""
         settings = self.registry.cluster
         if settings.command or self.registry.build.threads is not None:
             return None
@@ -75,7 +77,11 @@ class PartCommand:
         return not self.registry.cluster.command and not self.registry.cluster.program
 
     def words(self, pipe: int | None = None) -> list[str]:
-        """Return the words of the command. pipe: for an attended child, the read end of a pipe that this process holds open."""
+        """Return the words of the command.
+
+        Args:
+            pipe: For an attended child, the read end of a pipe that this process holds open. None for other children.
+        """
         settings = self.registry.cluster
         if pipe is not None:
             return attended(pipe, _CLI, *self._arguments())
@@ -129,11 +135,21 @@ def build_apart(
 ) -> Outcome:
     """Build a part in a child process, and return its outcome as if this process had built it.
 
-    command: called before each try. is_stopping: asked a few times a second; if it is true, the child is stopped, and KeyboardInterrupt is
-    raised.
-    Raises NielsCacheError with the message of the child, or after the third child that was lost; Stopped if somebody has set `stop`; Busy
-    if another process builds the part and the command does not wait. An exception of the caller, such as an interrupt, stops the child and
-    all workers that were started here for this part, also those whose connection was lost.
+    An exception of the caller, such as an interrupt, stops the child and all workers that were started here for this part, including those
+    whose connection was lost.
+
+    Args:
+        part: The part to build.
+        command: Called before each try. It returns the command of the child.
+        on_progress: Called with the progress that the child reports.
+        log: Called with each message.
+        is_stopping: Called a few times a second. If it returns True, the child is stopped, and KeyboardInterrupt is raised.
+
+    Raises:
+        NielsCacheError: If the child reports an error, with its message, or after the third child that was lost.
+        Stopped: If a stop is requested.
+        Busy: If another process builds the part and the command does not wait.
+        KeyboardInterrupt: If the caller is stopping.
     """
     launch: str | None = None  # of children that SIGTERM may not reach
     try:
@@ -159,7 +175,11 @@ def build_apart(
 
 
 def _pause(seconds: float, is_stopping: Callable[[], bool]) -> None:
-    """Wait. Raises KeyboardInterrupt if the caller is stopping."""
+    """Wait for `seconds`.
+
+    Raises:
+        KeyboardInterrupt: If the caller is stopping.
+    """
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if is_stopping():
@@ -240,8 +260,11 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 class _Heard:
-    """The words of a child. code: the exit code that its error announces. last: its last lines that are not JSON, which may tell why it was
-    lost.
+    """The output of a child.
+
+    Attributes:
+        code: The exit code that its error announces.
+        last: Its last lines that are not JSON, which may tell why it was lost.
     """
 
     def __init__(self, on_progress: Callable[[Any], None], log: Log) -> None:
@@ -252,7 +275,11 @@ class _Heard:
         self.last: deque[str] = deque(maxlen=_LAST_LINES)
 
     def listen(self, process: subprocess.Popen[bytes], is_stopping: Callable[[], bool]) -> None:
-        """Read the lines of both streams until the child has ended. Raises KeyboardInterrupt if the caller is stopping."""
+        """Read the lines of both streams until the child has ended.
+
+        Raises:
+            KeyboardInterrupt: If the caller is stopping.
+        """
         assert process.stdout is not None
         assert process.stderr is not None
         with selectors.DefaultSelector() as selector:
@@ -300,7 +327,7 @@ class _Lines:
         self._stream, self._hear, self._rest = stream, hear, b""
 
     def read(self) -> bool:
-        """Read what is there. Return False at the end of the stream."""
+        """Read the available bytes, and return False at the end of the stream."""
         found = os.read(self._stream.fileno(), 1 << 16)
         *lines, self._rest = (self._rest + found).split(b"\n")
         self._rest = self._rest[-(1 << 20) :]

@@ -1,1 +1,4 @@
-"""The corpus of a data set with `prepare`: its cleaned documents and their signatures on disk, and what decides them."""
+"""The corpus of a data set with `prepare`: the cleaned documents and their signatures on disk.
+
+This package also contains the search for duplicates, and reports.
+"""

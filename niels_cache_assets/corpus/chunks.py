@@ -34,7 +34,14 @@ LENGTH_BINS = 40  # bin b of a histogram holds texts with 2**(b-1) <= characters
 
 @dataclass(frozen=True, kw_only=True)
 class TextTotals:
-    """Sums over texts. `bytes` counts bytes of UTF-8. `lengths`: (LENGTH_BINS,) int64, the number of texts in each range of lengths."""
+    """Sums over texts.
+
+    Attributes:
+        documents: The number of texts.
+        characters: The number of characters.
+        bytes: The number of bytes of UTF-8.
+        lengths: (LENGTH_BINS,) int64, the number of texts in each range of lengths.
+    """
 
     documents: int
     characters: int
@@ -61,7 +68,12 @@ class TextTotals:
 
 
 class Chunk(NamedTuple):
-    """Documents of a source before `convert`. `first` is the place of the first document of the chunk in the source."""
+    """Documents of a source before `convert`.
+
+    Attributes:
+        first: The position in the source of the first document of the chunk.
+        documents: The documents.
+    """
 
     first: int
     documents: list[Document]
@@ -100,15 +112,19 @@ class SourceChunks:
             yield Chunk(position.items - len(chunk), list(chunk))
 
     def next_reached(self) -> Reached:
-        """Return the position in the source after the next chunk. Each call moves on by one chunk, in the order in which the chunks were
-        yielded.
+        """Return the position in the source after the next chunk.
+
+        Each call moves on by one chunk, in the order in which the chunks were yielded.
         """
         return self._under_way.popleft()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedChunk:
-    """The result for a chunk. `rows`, `hashes`, `digests` and `slots` describe the documents that stay (see CorpusWriter.write)."""
+    """The result for a chunk.
+
+    `rows`, `hashes`, `digests` and `slots` describe the documents that stay (see CorpusWriter.write).
+    """
 
     counts: CorpusCounts
     rows: list[DocumentRow]
@@ -121,8 +137,14 @@ class PreparedChunk:
 class ChunkWork:
     """The work on a chunk, as a picklable function.
 
-    An instance is sent with every chunk, so an instance holds only settings. Each worker makes the heavy objects (cleaner, signer) once. If
-    `cleaning` is None, documents are not cleaned. If `num_perm` or `ngram` is None, documents are not signed.
+    An instance is sent with every chunk, so an instance holds only settings. Each worker makes the heavy objects (cleaner, signer) once.
+
+    Attributes:
+        source: The table of the data set.
+        seed: The seed of [build].
+        cleaning: The settings of cleaning. None: documents are not cleaned.
+        num_perm: The number of slots (numbers) of a signature. None: documents are not signed.
+        ngram: The number of words of a shingle. None: documents are not signed.
     """
 
     source: PretrainSource
@@ -161,7 +183,7 @@ class ChunkWork:
         )
 
     def _readable(self, document: Document) -> Document:
-        """Return a document that the source has dropped, with text and names as an example shows them."""
+        """Return a document that the source has dropped, with its text and names as an example shows them."""
         from niels_cache_assets.cleaning.masks import mask
 
         named = _with_writable_names(document)._replace(text=writable(document.text))
@@ -189,8 +211,13 @@ class ChunkWork:
 class CorpusCounts:
     """Sums over the documents of a chunk, of all chunks so far, or of a part.
 
-    `dropped_by_source` counts documents that `convert` dropped; the report of the stream counts documents that the source dropped earlier.
-    `splits` counts the documents that stay, by the split that upstream gives to them ("unknown": upstream gives no split).
+    Attributes:
+        report: The counts of cleaning.
+        before: The totals of the texts before cleaning.
+        after: The totals of the texts that stay.
+        words: The number of words of the texts that stay.
+        dropped_by_source: The documents that `convert` dropped. The report of the stream counts documents that the source dropped earlier.
+        splits: The numbers of documents that stay, by the split that upstream gives to them ("unknown": upstream gives no split).
     """
 
     report: CleaningReport
@@ -201,7 +228,12 @@ class CorpusCounts:
     splits: Counter[str] = field(default_factory=Counter)
 
     def add(self, later: CorpusCounts, *, is_part: bool = False) -> None:
-        """Add the counts of documents that come later. `is_part`: whether their places were counted from the beginning of their part."""
+        """Add the counts of documents that come later.
+
+        Args:
+            later: The counts.
+            is_part: Whether their positions were counted from the beginning of their part.
+        """
         (self.report.join if is_part else self.report.merge)(later.report)
         self.before, self.after, self.words = self.before + later.before, self.after + later.after, self.words + later.words
         self.dropped_by_source.join(later.dropped_by_source)

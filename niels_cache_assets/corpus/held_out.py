@@ -61,8 +61,13 @@ Heads = Callable[[], Iterable[tuple[int, Iterable[Document]]]]
 class HeldOut:
     """The documents that members keep for val, found once for all passes of a build.
 
-    A context manager, because with decontaminate it keeps files in `root`. `siblings`: all pretrain tables by name, as in StreamContext.
-    `tokenizer`: required if a member is split by token budgets.
+    Use it as a context manager, because with decontaminate it keeps files in `root`.
+
+    Args:
+        registry: The configuration.
+        root: The folder for temporary files.
+        siblings: All pretrain tables by name, as in StreamContext.
+        tokenizer: The tokenizer, which is required if a member is split by token budgets. None if it is not built.
     """
 
     def __init__(self, registry: Registry, *, root: Path, siblings: Mapping[str, PretrainSource], tokenizer: TextTokenizer | None) -> None:
@@ -89,9 +94,14 @@ class HeldOut:
     ) -> None:
         """Find the documents that one member keeps for val, unless they are already known.
 
-        Call this method for all members before you call `sort` for any member. `documents`: a function that opens the member's stream.
-        Each document of that stream has the split that it has before tokenization. `heads`: for a member in parts with
-        val_tokens, a function that opens its parts; it yields the number of tokens that a part gives to val, and the stream of the part.
+        Call this method for all members before you call `sort` for any member.
+
+        Args:
+            name: The name of the member.
+            documents: Opens the member's stream. Each document of that stream has the split that it has before tokenization.
+            heads: Opens the parts of a member in parts with val_tokens. It yields the number of tokens that a part gives to val, and the
+                stream of the part. None for other members.
+            log: Called with a message before val is read.
         """
         if name in self._keys:
             return
@@ -115,7 +125,7 @@ class HeldOut:
         documents: Opener,
         heads: Heads | None,
     ) -> Iterable[Document]:
-        """Return the val of one data set, lazily. `documents`, `heads`: see `find`."""
+        """Return the val of one data set, lazily. The arguments are those of `find`."""
         if heads is not None:
             return chain.from_iterable(self._first_tokens(name, documents, tokens) for tokens, documents in heads())
         if self._registry.pretrain[name].val_tokens:
@@ -125,7 +135,8 @@ class HeldOut:
     def sort(self, name: str, documents: Iterable[Document]) -> Iterator[tuple[Document, str | None]]:
         """Yield each document of a member with the reason to leave it out, or with None to keep it.
 
-        Raises NielsCacheError if several documents of the member have the same origin as one held-out document.
+        Raises:
+            NielsCacheError: If several documents of the member have the same origin as one held-out document.
         """
         keys, found = self._keys[name], 0
 
@@ -173,7 +184,7 @@ class HeldOut:
     def _first_tokens(
         self, name: str, documents: Iterable[Document], tokens: int, *, shuffle_buffer: int = 0
     ) -> Generator[Document, None, bool]:
-        """Yield the documents that fill a budget of val of a member. Return whether the budget is met."""
+        """Yield the documents that fill a budget of val of a member, and return whether the budget is met."""
         view = view_tokenizer(self._needed_tokenizer(name))
         splitter = BudgetSplitter(max_train_tokens=UNLIMITED, max_val_tokens=tokens, eot=view.eot)
         stream = as_documents(in_lists(documents))
@@ -196,7 +207,7 @@ class HeldOut:
         return splitter.val_is_full
 
     def _indexed(self, member: PretrainSource, val: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents of a member's val, and keep their texts. `sort` compares the documents of all members with these texts."""
+        """Yield the documents of a member's val, and keep their texts, with which `sort` compares the documents of all members."""
         from niels_cache_assets.dedup.text_set import TextSet
 
         near = member.decontaminate_threshold if member.decontaminate == "near" else None
@@ -218,7 +229,11 @@ class HeldOut:
 def reference_texts(registry: Registry, source: PretrainSource, context: StreamContext, held_out: HeldOut | None) -> ReferenceTexts:
     """Return the texts that `decontaminate_against` keeps out of train: files of questions, and the val of other data sets.
 
-    `held_out`: finds the val of data sets with token budgets. It may be None if `texts` is not called.
+    Args:
+        registry: The configuration.
+        source: The table with `decontaminate_against`.
+        context: The context in which other data sets are opened.
+        held_out: Finds the val of data sets with token budgets. It may be None if `texts` is not called.
     """
 
     def texts() -> Iterator[tuple[ReferencePlace, str]]:

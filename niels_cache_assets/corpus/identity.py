@@ -53,12 +53,16 @@ def split_identity(source: PretrainSource, seed: int) -> dict[str, Any] | None:
 
 
 def held_out_identity(registry: Registry, source: Source, *, seed: int) -> dict[str, Any]:
-    """Return the settings that decide which documents a mixture leaves out because they are in the val of a member. Fingerprints contain
-    these settings.
+    """Return the settings that decide which documents a mixture leaves out because they are in the val of a member.
 
-    `seed` is the seed of the mixture's build. The documents and val_frac of the members are part of the mixture's revision, so they are not
+    Fingerprints contain these settings. The documents and val_frac of the members are part of the mixture's revision, so they are not
     repeated here, and neither are the texts of `decontaminate_against`. The result is empty for every source that is not a mixture, and for
     a mixture whose members have none of val_tokens, decontaminate and decontaminate_against.
+
+    Args:
+        registry: The configuration.
+        source: The table of the data set.
+        seed: The seed of the mixture's build.
     """
     members = {name: registry.pretrain[name] for name in getattr(source, "members", ()) if name in registry.pretrain}
     rules = {name: rule for name, member in members.items() if (rule := _held_out_rule(member, seed=registry.build.seed))}
@@ -88,8 +92,10 @@ def read_by_mixture(registry: Registry, source: Source) -> set[str]:
 
 
 def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> TextTokenizer | None:
-    """Return the tokenizer if a data set's corpus depends on it, and otherwise None. Raises NielsCacheError if the tokenizer is not built
-    yet.
+    """Return the tokenizer if a data set's corpus depends on it, and otherwise None.
+
+    Raises:
+        NielsCacheError: If the tokenizer is not built yet.
     """
     if not needs_tokenizer(registry, name):
         return None
@@ -109,7 +115,11 @@ def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None, t
 def corpus_made_of(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> dict[str, Any]:
     """Return everything that decides the bytes of a corpus. The revision of an interleave (a mixture of data sets) covers its members.
 
-    `tokenizer_sha256`: the sha256 of the model that `corpus_tokenizer` returns, or None if `corpus_tokenizer` returns None.
+    Args:
+        registry: The configuration.
+        name: The name of the data set.
+        revision: The revision of the source.
+        tokenizer_sha256: The sha256 of the model that `corpus_tokenizer` returns. None if `corpus_tokenizer` returns None.
     """
     source = registry.pretrain[name]
     identity = source.identity()
@@ -129,15 +139,20 @@ def corpus_made_of(registry: Registry, name: str, *, revision: str | None, token
 
 
 def _members_identity(registry: Registry, source: Source) -> dict[str, Any]:
-    """Return the tables of a mixture's members. They are part of the identity, because changed tables change the splits, and the revision
-    is not requested again.
+    """Return the tables of a mixture's members.
+
+    They are part of the identity, because changed tables change the splits, and the revision is not requested again.
     """
     members = {name: registry.pretrain[name].identity() for name in getattr(source, "members", ()) if name in registry.pretrain}
     return {"members": members, **held_out_identity(registry, source, seed=registry.build.seed)} if members else {}
 
 
 def require_prepared(registry: Registry, name: str) -> PretrainSource:
-    """Return the table of a data set with a corpus. Raises NielsCacheError for an unknown name, and for a data set without `prepare`."""
+    """Return the table of a data set with a corpus.
+
+    Raises:
+        NielsCacheError: If the name is unknown, or the data set has no `prepare`.
+    """
     if name not in registry.pretrain:
         refuse_choice(registry.origin, "no pretrain data set", name, registry.pretrain)
     source = registry.pretrain[name]
@@ -154,6 +169,9 @@ def require_unchanged(directory: Path, meta: Meta) -> None:
 
     A meta.json with the inode, the size and the time of the last check is not read again. A corpus may have thousands of files, each of
     which is checked, and its meta.json lists all of them.
+
+    Raises:
+        NielsCacheError: If the meta.json differs or cannot be read.
     """
     path = directory / META_NAME
     try:
@@ -169,13 +187,22 @@ def require_unchanged(directory: Path, meta: Meta) -> None:
 
 @lru_cache(maxsize=16)
 def _recorded_sha256(path: str, stamp: tuple[int, int, int]) -> str:
-    """Return the hash in a meta.json. `stamp`: numbers of the file that change if it is replaced."""
+    """Return the hash in a meta.json.
+
+    Args:
+        path: The path of the meta.json.
+        stamp: Numbers of the file that change if it is replaced.
+    """
     return str(read_meta(path)["meta_sha256"])
 
 
 def drop_lists_identity(registry: Registry, corpora: Mapping[str, Meta], missing: Collection[str]) -> dict[str, Any]:
-    """Return everything that decides the drop lists (lists of duplicates) of these corpora, for meta.json. `missing`: the data sets without
-    a corpus.
+    """Return everything that decides the drop lists (lists of duplicates) of these corpora, for meta.json.
+
+    Args:
+        registry: The configuration.
+        corpora: The meta.json of each corpus, by the name of its data set.
+        missing: The data sets without a corpus.
     """
     return {
         **dedup_identity(registry.dedup),
@@ -195,8 +222,10 @@ def dedup_order(registry: Registry) -> list[str]:
 
 
 def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
-    """Return the `settings` of [dedup], and the numbers of `bands` and `rows`, which the settings give or which are computed (for
-    recall, if found pairs are verified). `dedup_order` gives the order of the corpora. `ranges` changes no result.
+    """Return the `settings` of [dedup], and the numbers of `bands` and `rows`.
+
+    The settings give these numbers, or they are computed (for recall, if found pairs are verified). `dedup_order` gives the order of the
+    corpora. `ranges` changes no result.
     """
     from niels_cache_assets.dedup.bands import bands_for_recall, choose_bands
 
@@ -206,8 +235,9 @@ def dedup_identity(dedup: DedupSettings) -> dict[str, Any]:
 
 
 def what_is_otherwise(meta: Meta, wanted: dict[str, Any]) -> str:
-    """Return the first difference between the drop lists and the configuration, as the end of a sentence that begins "the duplicates were
-    found".
+    """Return the first difference between the drop lists and the configuration, as the end of a sentence.
+
+    The sentence begins "the duplicates were found".
     """
     if any(meta[key] != wanted[key] for key in ("settings", "bands", "rows")):
         return "with other settings of [dedup]"

@@ -32,8 +32,14 @@ _SIGMAS = 4  # an estimate so many standard deviations below the threshold decid
 def drop_near_val(inputs: Inputs, dropped: Dropped, settings: DedupSettings, *, path: Path, log: Callable[[str], None]) -> Dropped:
     """Return the dropped documents, with those of train and val that are near to each other.
 
-    `path`: a file for the shingles of the compared texts, which the caller removes. If a dropped document had a reason that is dropped now,
-    the reason of that document becomes its own.
+    A document that was dropped because of one that is dropped now gets the reason of that one.
+
+    Args:
+        inputs: The corpora.
+        dropped: The documents that the search has dropped.
+        settings: The table [dedup].
+        path: A file for the shingles of the compared texts, which the caller removes.
+        log: Called with each message.
     """
     from niels_cache_assets.dedup.greedy import Dropped
 
@@ -87,7 +93,11 @@ def _candidates(inputs: Inputs, dropped: Dropped, settings: DedupSettings) -> tu
 def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: DedupSettings) -> np.ndarray:
     """Return (later, earlier) positions of pairs of a document of train and one of val that may be near, (2, n) int64, each pair once.
 
-    chosen: the positions of the documents of val. is_train: for each position, whether its document is one of train that stays.
+    Args:
+        inputs: The corpora.
+        chosen: The positions of the documents of val.
+        is_train: For each position, whether its document is one of train that stays.
+        settings: The table [dedup].
     """
     from niels_cache_assets.dedup.bands import NO_BUCKET, band_hashes, bands_for_recall
     from niels_cache_assets.dedup.signatures import estimated_jaccard
@@ -120,7 +130,7 @@ def _pairs(inputs: Inputs, chosen: np.ndarray, is_train: np.ndarray, settings: D
 
 
 def _known(hashes: np.ndarray) -> np.ndarray:
-    """Return by the lowest bits of a hash whether `hashes` (n, bands) may have it: (bands, size) bool. Most look-ups end here."""
+    """Return, by the lowest bits of a hash, whether `hashes` (n, bands) may contain it: (bands, size) bool. Most look-ups end here."""
     documents, bands = hashes.shape
     size = 1 << min(max((16 * documents).bit_length(), 10), 22)
     known = np.zeros((bands, size), dtype=bool)

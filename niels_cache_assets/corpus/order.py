@@ -1,8 +1,8 @@
-"""The order of the documents of several corpora. Positions in this order are converted to (corpus, ordinal), where the ordinal is the
-number of the document in its corpus.
+"""The order of the documents of several corpora.
 
-Of several duplicates, the document that comes first in this order is kept. The memory is 5 bytes a document, about 100 bytes for each
-dropped document while they are sorted, and one or two blocks of signatures (8 MB each with 128 slots).
+Positions in this order are converted to (corpus, ordinal), where the ordinal is the number of the document in its corpus. Of several
+duplicates, the document that comes first in this order is kept. The memory is 5 bytes a document, about 100 bytes for each dropped document
+while they are sorted, and one or two blocks of signatures (8 MB each with 128 slots).
 """
 
 from __future__ import annotations
@@ -74,7 +74,11 @@ class ArrayRows:
     def __getitem__(self, rows: NDArray[np.integer[Any]]) -> Array:
         """Return the rows with these numbers as an array, (n, width), in the requested order.
 
-        `rows`: (n,) integers. Raises NielsCacheError for a row that does not exist.
+        Args:
+            rows: (n,) integers.
+
+        Raises:
+            NielsCacheError: If a row does not exist.
         """
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self._rows:
             raise self._damaged()
@@ -97,8 +101,13 @@ class ArrayRows:
 class Input:
     """One corpus.
 
-    `splits`: (documents,) int8, see `document_splits`. `order`: (documents,) uint32, or uint64 above 2^32 documents, the ordinals of the
-    documents. All documents of val come first, then all remaining documents; both parts are in input order.
+    Attributes:
+        name: The name of the data set.
+        directory: The folder of the corpus.
+        meta: Its meta.json.
+        splits: (documents,) int8, see `document_splits`.
+        order: (documents,) uint32, or uint64 above 2^32 documents, the ordinals of the documents. All documents of val come first, then all
+            remaining documents; both parts are in input order.
     """
 
     name: str
@@ -125,8 +134,15 @@ class Input:
 class Drops:
     """The dropped documents, in arrays of shape (n,), sorted by corpus, then by ordinal.
 
-    `corpora`, `ordinals` and `splits` describe the dropped document. The three fields `because_...` describe the kept document that is the
-    reason. `exact` is True for an exact duplicate, and False for a near duplicate. `similarity` is the similarity of the two documents.
+    Attributes:
+        corpora: The corpus of the dropped document.
+        ordinals: The ordinal of the dropped document.
+        splits: The split of the dropped document.
+        exact: True for an exact duplicate, False for a near duplicate.
+        similarity: The similarity of the two documents.
+        because_corpora: The corpus of the kept document that is the reason.
+        because_ordinals: The ordinal of the kept document that is the reason.
+        because_splits: The split of the kept document that is the reason.
     """
 
     corpora: np.ndarray
@@ -220,9 +236,14 @@ class Inputs:
     def similarity(self, positions: Array, *, ngram: int, path: Path) -> Callable[[int, int], float]:
         """Return a function that returns the exact Jaccard similarity of the documents at two positions in the order of all corpora.
 
-        Each text at `positions` ((n,) ascending) is read once, in the order of the corpora, and cut into shingles (runs of words), on all
-        cores. The sets of shingles, 8 bytes a word, are written to `path`, and mapped into memory. The caller removes the file. The memory
-        is 24 bytes for each document, and a few row groups of text.
+        Each text at `positions` is read once, in the order of the corpora, and cut into shingles (runs of words), on all cores. The sets of
+        shingles, 8 bytes a word, are written to `path`, and mapped into memory. The memory is 24 bytes for each document, and a few row
+        groups of text.
+
+        Args:
+            positions: (n,) ascending.
+            ngram: The number of words of a shingle.
+            path: The file of the shingles, which the caller removes.
         """
         from niels_cache_assets.dedup.signatures import Signer, jaccard
 
@@ -251,8 +272,9 @@ class Inputs:
 
 
 def _texts(corpus: Input, ordinals: Ints) -> Iterator[list[str]]:
-    """Yield the texts of the documents with these ascending ordinals, one list for each row group. Row groups without such documents are
-    not read.
+    """Yield the texts of the documents with these ascending ordinals, one list for each row group.
+
+    Row groups without such documents are not read.
     """
     for _, rows in document_rows(document_files(corpus.directory, corpus.meta), ordinals, ["text"]):
         yield rows["text"].to_pylist()

@@ -3,7 +3,7 @@
 A cache of a data set with `prepare` is built from a PreparedCorpus instead of the source. Mixtures read the data set through a
 PreparedMember. reading.py checks that corpus and drop list (the list of duplicates) fit the configuration. Everything that is read belongs
 to the meta.json that was opened. If a file of the corpus or the drop list was replaced since then, an error is raised, so old and new data
-are never mixed. One row group of text (2 MB) is in memory, and two bytes per document of the corpus. Parquet is decompressed at some
+are never mixed. One row group of text (2 MB) is in memory, and two bytes per document of the corpus. Parquet is decompressed at several
 hundred megabytes a second. Nothing is cleaned or compared here.
 """
 
@@ -45,7 +45,8 @@ _COLUMNS = ["text", "source_id", "file", "row", "title"]
 class PreparedCorpus:
     """A corpus and its drop list. Opening reads two small files; `splits` and `gone` are computed when needed.
 
-    `duplicates`: the meta.json of the drop lists (lists of duplicates). It is None without "dedup", and if duplicates stay.
+    Attributes:
+        duplicates: The meta.json of the drop lists (lists of duplicates). None without "dedup", and if duplicates stay.
     """
 
     name: str
@@ -73,8 +74,9 @@ class PreparedCorpus:
 
     @property
     def dropped(self) -> Counter[str]:
-        """The number of dropped documents for each reason. The source, the cleaning and the search for duplicates each have their own
-        reasons.
+        """The number of dropped documents for each reason.
+
+        The source, the cleaning and the search for duplicates each have their own reasons.
         """
         drops = {f"{kind}_duplicate": self.drops[kind] for kind in ("exact", "near")} if self.drops else {}
         return +Counter({**self.meta["dropped"], **drops})
@@ -93,7 +95,8 @@ class PreparedCorpus:
     def gone(self) -> np.ndarray:
         """Whether each document is in the drop list: (documents,) bool.
 
-        Raises NielsCacheError if the drop list was replaced since it was opened.
+        Raises:
+            NielsCacheError: If the drop list was replaced since it was opened.
         """
         gone = np.zeros(self.meta["documents"]["kept"], dtype=bool)
         gone[self._drop_list[0]] = True
@@ -128,13 +131,17 @@ class PreparedCorpus:
     def stream(self, context: StreamContext, ordinals: range | None = None) -> Iterator[DocumentBatch]:
         """Yield the documents that stay, in batches of about 2 MB of text, in the order of the corpus.
 
-        Report dropped documents, facts and places in `context.report`, as every source does. A stream can start at a reported place. The
-        `row` of a place is the ordinal of a document, which determines the file and the row group. `ordinals`: those of one of `parts`.
-        None: all documents. Only the duplicates of a part count as dropped, because documents that the source or the cleaning have dropped
-        belong to no part.
+        Dropped documents, facts and places are reported in `context.report`, as by every source. A stream can start at a reported place.
+        The `row` of a place is the ordinal of a document, which determines the file and the row group. A file that is already open is read
+        to its end, even if it is replaced.
 
-        Raises NielsCacheError if a file cannot be read, and if another corpus has replaced this corpus. A file that is already open is
-        still read to its end.
+        Args:
+            context: The context of the stream.
+            ordinals: The ordinals of one of `parts`. Only its duplicates count as dropped, because documents that the source or the
+                cleaning have dropped belong to no part. None: all documents.
+
+        Raises:
+            NielsCacheError: If a file cannot be read, or another corpus has replaced this corpus.
         """
         part = range(self.meta["documents"]["kept"]) if ordinals is None else ordinals
         if context.start is None and ordinals is None:
@@ -222,14 +229,22 @@ class PreparedMember(PretrainSource):
 
     @classmethod
     def of(cls, opener: Callable[[], PreparedCorpus], *, against: tuple[str, ...] = ()) -> PreparedMember:
-        """Return a source that reads what `opener` returns. `against`: `decontaminate_against` of the data set, for mixtures."""
+        """Return a source that reads what `opener` returns.
+
+        Args:
+            opener: Opens the prepared data set.
+            against: The value of `decontaminate_against` of the data set, for mixtures.
+        """
         member = cls().model_copy(update={"decontaminate_against": against})
         member._open = opener
         return member
 
     @property
     def has_own_splits(self) -> bool:
-        """Whether documents have their own splits. Always True: each document has its split in the corpus, so val_frac is not applied."""
+        """Whether documents have their own splits.
+
+        Always True: each document has its split in the corpus, so val_frac is not applied.
+        """
         return True
 
     def revision(self, siblings: Mapping[str, PretrainSource]) -> str | None:
@@ -309,7 +324,13 @@ def open_documents(path: Path) -> Iterator[Any]:
 def document_rows(paths: Sequence[Path], ordinals: Ints, columns: Sequence[str]) -> Iterator[tuple[Ints, pa.Table]]:
     """Yield (ordinals, rows) for each row group of these files that contains some of `ordinals`. No other row group is read.
 
-    `ordinals` must be strictly ascending. They count the rows of all files in order. Raises NielsCacheError if a row is missing.
+    Args:
+        paths: The files of documents, in order.
+        ordinals: The numbers of the rows of all files in order, strictly ascending.
+        columns: The columns to read.
+
+    Raises:
+        NielsCacheError: If a row is missing.
     """
     first = 0
     for path in paths:

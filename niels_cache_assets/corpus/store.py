@@ -1,10 +1,10 @@
-"""The files of a corpus, which are written from start to end. Documents and rejected examples are in Parquet files, digests and signatures
-in arrays.
+"""The files of a corpus, which are written from start to end.
 
-A file of documents ends at the end of a chunk. The arrays can be extended, but a parquet file cannot. So the rows of the open file of
-documents are also written to a spool, a line of JSON each. A build that resumes writes the rows of the spool to the file again, which costs
-much less than to clean and sign them again. One row group of documents is in memory (2 MB of text, or 16,384 documents), for any size of
-the corpus and of its texts. `artifacts/corpus.py` decides the content.
+Documents and rejected examples are in Parquet files, digests and signatures in arrays. A file of documents ends at the end of a chunk. The
+arrays can be extended, but a Parquet file cannot. So the rows of the open file of documents are also written to a spool, a line of JSON
+each. A build that resumes writes the rows of the spool to the file again, which costs much less than cleaning and signing them again. One
+row group of documents is in memory (2 MB of text, or 16,384 documents), for any size of the corpus and of its texts.
+`artifacts/corpus.py` decides the content.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class DocumentRow(NamedTuple):
 
 
 def _spool_name(table: int) -> str:
-    """Return the path of the rows of an open file of documents."""
+    """Return the path of the spool of an open file of documents."""
     return f"{SCRATCH_NAME}/rows_{table:05d}"
 
 
@@ -77,8 +77,12 @@ def is_corpus_file(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """The state after a chunk: the number of `documents`, of complete files of documents (`tables`), and of documents that are in the open
-    file (`open_rows`).
+    """The state after a chunk.
+
+    Attributes:
+        documents: The number of documents.
+        tables: The number of complete files of documents.
+        open_rows: The number of documents in the open file.
     """
 
     documents: int = 0
@@ -87,8 +91,9 @@ class Written:
 
 
 class CorpusWriter:
-    """A writer of documents, with digests and signatures. A file has about 128 MB of text. The writer is a context manager, which closes
-    the files.
+    """A writer of documents, with digests and signatures. A file has about 128 MB of text.
+
+    Use it as a context manager, which closes the files.
     """
 
     def __init__(
@@ -103,9 +108,13 @@ class CorpusWriter:
     ) -> None:
         """Open the files to write.
 
-        `num_perm`: the number of slots (numbers) of a signature. With None, no digests and signatures are written. `there`: the state of
-        `root` if a build resumes. `files`: the finished files in `root`. `hashes_stay`: whether the hashes of the documents are a file of
-        the result. `keeps`: whether documents have kept values.
+        Args:
+            root: The folder of the corpus.
+            num_perm: The number of slots (numbers) of a signature. None: no digests and signatures are written.
+            there: The state of `root` if a build resumes. None: start from the beginning.
+            files: The finished files in `root`. None if there are none.
+            hashes_stay: Whether the hashes of the documents are a file of the result.
+            keeps: Whether documents have kept values.
         """
         self._root = root
         self._columns = DOCUMENTS | KEPT if keeps else DOCUMENTS
@@ -141,10 +150,15 @@ class CorpusWriter:
             part.abandon()
 
     def write(self, rows: Sequence[DocumentRow], hashes: bytes, digests: np.ndarray | None, slots: np.ndarray | None) -> bool:
-        """Append a chunk of documents. Return whether a file of documents ended with this chunk.
+        """Append a chunk of documents, and return whether a file of documents ended with this chunk.
 
-        If the result is True, all documents so far are in finished files. `hashes`: the `document_hash` of each document, back to back.
-        `digests` is (n, 20) uint8, and `slots` is (n, num_perm) uint32. Both are None without dedup.
+        If the result is True, all documents so far are in finished files.
+
+        Args:
+            rows: The documents.
+            hashes: The `document_hash` of each document, back to back.
+            digests: (n, 20) uint8. None without dedup.
+            slots: (n, num_perm) uint32. None without dedup.
         """
         self._hashes.append(hashes)
         if rows and self._digests is not None and self._slots is not None:
@@ -190,9 +204,10 @@ class CorpusWriter:
         return self._tables - (self._table is not None)
 
     def checkpoint(self) -> tuple[Written, Sizes]:
-        """Put everything on the disk after a chunk.
+        """Flush all written data to the disk after a chunk.
 
-        Return the state to resume from, and the number of bytes of each unfinished file.
+        Returns:
+            The state to resume from, and the number of bytes of each unfinished file.
         """
         sizes = Sizes()
         for part in self._open_files():
@@ -213,8 +228,9 @@ class CorpusWriter:
 
     @property
     def content_sha256(self) -> str:
-        """The sha256 over the hashes of all documents, in order. It does not depend on the version of the Parquet writer. Read this
-        property after `seal`.
+        """The sha256 over the hashes of all documents, in order. Read this property after `seal`.
+
+        It does not depend on the version of the Parquet writer.
         """
         return self._hashes.sha256
 

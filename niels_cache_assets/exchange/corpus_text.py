@@ -1,10 +1,10 @@
 """An export of the documents of a prepared data set: cleaned, without duplicates, with their source ids and splits.
 
 There is one file of the export for each file of the corpus, so a file holds up to 128 MB of text. Finished files wait in a staging folder
-beside their places, and the state there lists them. So an export that was killed continues after the last finished file, and gives the same
-bytes. One row group of the corpus (2 MB of text) is in memory. The result has a manifest, `NAME.json`, which is placed last. The columns of
-`keep` are columns of the export, too. A column of Parquet has one type, but each document may have another. So for Parquet, one pass over
-the kept values of the corpus finds the kind that holds all values of a column, in about two microseconds a document.
+next to their destination, and the state there lists them. So an export that was killed continues after the last finished file, and gives
+the same bytes. One row group of the corpus (2 MB of text) is in memory. The result has a manifest, `NAME.json`, which is placed last. The
+columns of `keep` are columns of the export, too. A column of Parquet has one type, but the values of each document may have another. So for
+Parquet, one pass over the kept values of the corpus finds the kind that holds all values of a column, in about two microseconds a document.
 """
 
 import json
@@ -49,7 +49,10 @@ Kinds = dict[str, Kind]
 class TextExport:
     """A planned export.
 
-    `prepared`: the data set. `folder`: the place of the files.
+    Attributes:
+        prepared: The data set.
+        folder: The destination of the files.
+        file_type: The type of the files.
     """
 
     prepared: PreparedCorpus
@@ -75,15 +78,20 @@ class TextExport:
         return [f"{self.prepared.name}-{number:05d}.{self.file_type}" for number in range(len(self._sources()))]
 
     def existing(self) -> list[Path]:
-        """Return the files of an older export that this one would replace, and other files in its places."""
+        """Return the files of an older export that this one would replace, and other files with the same names."""
         names = {*self.names(), self.manifest.name, *self._listed()}
         return sorted(self.folder / name for name in names if os.path.lexists(self.folder / name))
 
     def write(self, *, force: bool = False, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-        """Write the files, and return the manifest. progress: called with the number of documents done and in total.
+        """Write the files, and return the manifest.
 
-        With `force`, the new files replace an older export. Raises NielsCacheError if files are in the way and `force` is not set, if
-        another export writes to the same place, if the data set is rebuilt during the export, and for errors of the disk.
+        Args:
+            force: Whether the new files replace an older export.
+            progress: Called with the number of documents done and in total. None: no reports.
+
+        Raises:
+            NielsCacheError: If files are in the way and `force` is not set, if another export writes to the same folder, if the data set is
+                rebuilt during the export, or if the disk reports an error.
         """
         with self._staged() as stage:
             files, old = self._state(stage)
@@ -137,7 +145,7 @@ class TextExport:
             yield {"name": name, "documents": documents, "characters": characters, **files[name]}
 
     def _place(self, stage: Path, manifest: dict[str, Any], done: Sequence[dict[str, Any]], old: Sequence[str]) -> None:
-        """Move all files to their places, the manifest last. A killed export does this again from its state."""
+        """Move all files to their destination, the manifest last. A killed export does this again from its state."""
         self.manifest.unlink(missing_ok=True)  # without a manifest, nothing looks finished
         for entry in done:
             if (stage / entry["name"]).exists():
@@ -183,7 +191,13 @@ class TextExport:
         return _is_whole(self.folder, entry) and sha256_file(self.folder / entry["name"]) == entry["sha256"]
 
     def _record(self, stage: Path, done: Sequence[dict[str, Any]], *, placing: Sequence[str] = ()) -> None:
-        """Write the state. placing: the names that an older export may have, as soon as an export has begun to move its files."""
+        """Write the state.
+
+        Args:
+            stage: The staging folder.
+            done: The manifest's entries of the finished files.
+            placing: The names that an older export may have, as soon as an export has begun to move its files.
+        """
         _write_json(stage / _STATE, {"identity": self.identity, "files": done, "placing": placing})
 
     @contextmanager
@@ -228,7 +242,15 @@ def _columns(batch: DocumentBatch, kinds: Kinds) -> list[list[Any]]:
 
 
 def kinds_of_kept(files: Iterable[Path], keep: Sequence[str]) -> Kinds:
-    """Return the kind of each kept column. files: the documents of a corpus. Raises NielsCacheError for a file that cannot be read."""
+    """Return the kind of each kept column.
+
+    Args:
+        files: The documents of a corpus.
+        keep: The names of the columns.
+
+    Raises:
+        NielsCacheError: If a file cannot be read.
+    """
     found: dict[str, set[str]] = {name: set() for name in keep}
     for path in files:
         with open_documents(path) as parquet:
@@ -288,7 +310,7 @@ def _is_whole(stage: Path, entry: dict[str, Any]) -> bool:
 
 
 def _empty(stage: Path) -> None:
-    """Remove everything but the state, which may name files in the folder."""
+    """Remove everything except the state, which may name files in the folder."""
     for path in stage.iterdir():
         if path.name != _STATE:
             path.unlink()

@@ -1,11 +1,11 @@
-"""A comparison of train and val of a finished pretrain cache. It is exact, works on the tokens, and accepts a cache from any builder.
+"""An exact comparison of train and val of a finished pretrain cache, by its tokens.
 
     overlap = splits_disjoint("cache/pretrain/wikitext", tokenizer)
     overlap.disjoint, overlap.exact, overlap.near, overlap.pairs[0].train.source_id
 
-Val is decoded into a set of texts (dedup/text_set.py). Then train is decoded chunk by chunk, and every document is looked up in it, on
-all cores. No similarity is estimated, and every near duplicate is found. Memory is bounded by val and a few chunks of a megabyte, not by
-train. This module repairs nothing: to remove copies, use decontaminate and dedup in the next build.
+The cache may come from any builder. Val is decoded into a set of texts (dedup/text_set.py). Then train is decoded chunk by chunk, and every
+document is looked up in it, on all cores. No similarity is estimated, and every near duplicate is found. Memory is bounded by val and a few
+chunks of a megabyte, not by train. This module repairs nothing: to remove copies, use decontaminate and dedup in the next build.
 
 A token budget may cut a document, so that the cache has only the beginning of its text. If the build did not use decontaminate, this
 beginning is compared like any other text. If the build used decontaminate, it compared the whole text, and its result counts: this module
@@ -65,8 +65,12 @@ class OverlappingPair:
 class SplitOverlap:
     """The documents of train that are also in val.
 
-    `exact`, `near`: the number of documents of train with a match of this kind; each document counts once. `pairs`: the first pairs, in the
-    order of train.
+    Attributes:
+        train_documents: The number of documents of train.
+        val_documents: The number of documents of val.
+        exact: The number of documents of train with an exact match. Each document counts once.
+        near: The number of documents of train with a near match. Each document counts once.
+        pairs: The first pairs, in the order of train.
     """
 
     train_documents: int
@@ -91,12 +95,19 @@ def splits_disjoint(
 ) -> SplitOverlap:
     """Compare train with val of the pretrain cache in `folder`.
 
-    `tokenizer`: the tokenizer of this cache; its `decode` is used. `threshold`: documents are near each other if the Jaccard similarity of
-    their word 5-grams is at least this number, above 0 and below 1. None: look only for equal documents. Temporary files in the system's
-    folder take 8 bytes for each word of val.
+    Temporary files in the system's folder take 8 bytes for each word of val.
 
-    Raises NielsCacheError for an invalid threshold, and for a folder that is not a pretrain cache, was made with a different tokenizer, or
-    has broken files.
+    Args:
+        folder: The folder of the cache.
+        tokenizer: The tokenizer of this cache, whose `decode` is used.
+        threshold: The Jaccard similarity of word 5-grams from which documents are near each other, above 0 and below 1. None: look only for
+            equal documents.
+        max_pairs: The maximum number of pairs to return.
+        threads: The number of threads. None: one for each available core.
+
+    Raises:
+        NielsCacheError: If the threshold is invalid, or the folder is not a pretrain cache, was made with a different tokenizer, or has
+            broken files.
     """
     folder = Path(folder)
     meta = read_meta(str(folder / META_NAME))

@@ -56,11 +56,16 @@ Tuning = dict[str, Any]
 def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
     """Return the facts about a prepared data set.
 
-    `documents`, `kept`: the numbers of documents before and after cleaning. `cleaning`: None if the data set is not cleaned, otherwise
-    `measured` and `counted` (how many documents were measured, and how many they count for), `languages`, and `rules` (see `_rule`).
-    `duplicates`: None without "dedup", otherwise see `_duplicates`.
+    Returns:
+        A dict with these keys, among others:
 
-    Raises NielsCacheError if the corpus or its drop list is missing or out of date.
+        * `documents`, `kept`: the numbers of documents before and after cleaning.
+        * `cleaning`: None if the data set is not cleaned. Otherwise `measured` and `counted` (how many documents were measured, and how
+          many they count for), `languages`, and `rules` (see `_rule`).
+        * `duplicates`: None without "dedup". Otherwise see `_duplicates`.
+
+    Raises:
+        NielsCacheError: If the corpus or its drop list is missing or out of date.
     """
     source = require_prepared(registry, name)
     corpus = Corpus(registry=registry, root=root, name=name)
@@ -76,7 +81,11 @@ def tuning(registry: Registry, name: str, *, root: Path) -> Tuning:
 
 
 def read_measures(directory: Path) -> Measures:
-    """Return what the filters measured for a cleaned corpus. Raises NielsCacheError for a missing or damaged file."""
+    """Return what the filters measured for a cleaned corpus.
+
+    Raises:
+        NielsCacheError: If the file is missing or damaged.
+    """
     from niels_cache_assets.cleaning.measures import Measures
 
     path = directory / MEASURES_NAME
@@ -97,9 +106,13 @@ def _cleaning(directory: Path) -> dict[str, Any]:
 def _rule(rule: Rule, found: Measures) -> dict[str, Any]:
     """Return the facts about one limit.
 
-    `bins`: `from`, `to` (None: open), whether the rule `drops` the documents of the bin, the number of documents that no other rule drops
-    (`alone`), and of all others (`anyway`). `changes`: other limits, and how many `documents` more (or fewer, if negative) would stay.
-    `below`, `above`: documents on each side of the limit that no other rule drops, the nearest first.
+    Returns:
+        A dict with these keys, among others:
+
+        * `bins`: for each bin, `from`, `to` (None: open), whether the rule `drops` its documents, the number of documents that no other
+          rule drops (`alone`), and of all others (`anyway`).
+        * `changes`: other limits, and how many `documents` more (or fewer, if negative) would stay.
+        * `below`, `above`: documents on each side of the limit that no other rule drops, the nearest first.
     """
     from niels_cache_assets.cleaning.measures import STEPS
 
@@ -146,9 +159,15 @@ def _rule(rule: Rule, found: Measures) -> dict[str, Any]:
 def _duplicates(registry: Registry, name: str, corpus: Meta, *, root: Path) -> dict[str, Any]:
     """Return the counts of the search, and the similarity of each document to its most similar earlier document.
 
-    `documents`: without exact duplicates. `compared`: how many of them were compared; all counts are those of all documents. `histogram`,
-    `lost`: the documents by similarity, and those at or above each threshold. `least`: pairs below this similarity are often missed.
-    `above`, `below`: pairs on both sides of the threshold, the nearest first.
+    Returns:
+        A dict with these keys, among others:
+
+        * `documents`: the number of documents, without exact duplicates.
+        * `compared`: how many of them were compared; all counts are those of all documents.
+        * `histogram`: the numbers of documents by similarity.
+        * `lost`: the numbers of documents at or above each threshold.
+        * `least`: pairs below this similarity are often missed.
+        * `above`, `below`: pairs on both sides of the threshold, the nearest first.
     """
     lists, seed = Duplicates(registry=registry, root=root), registry.build.seed
     meta = lists.current_of(name, corpus=corpus, source=registry.pretrain[name], seed=seed)
@@ -226,8 +245,16 @@ def _nearest(best: NDArray[np.float64], threshold: float, pairs: int) -> tuple[I
 
 
 def _most_similar(inputs: Inputs, number: int, slots: Uint32s, positions: Ints, least: float) -> tuple[NDArray[np.float64], Ints]:
-    """Return for each compared document the similarity of its most similar earlier document (0: none met it), and the position of that
-    document. positions: (n,) ascending, the positions of the compared documents in the order of all corpora.
+    """Return the similarity of each compared document to its most similar earlier document, and the position of that document.
+
+    The similarity is 0 for a document that met none.
+
+    Args:
+        inputs: The corpora.
+        number: The number of the corpus of the compared documents.
+        slots: (n, num_perm), their signatures.
+        positions: (n,) ascending, their positions in the order of all corpora.
+        least: The similarity from which most pairs are found.
     """
     best, because = np.zeros(len(slots)), np.full(len(slots), -1, dtype=np.int64)
     if not len(slots):

@@ -1,6 +1,7 @@
-"""Decontamination: it keeps documents of val out of train, and texts of other origin: the val of other data sets, and questions of
-evaluations (`decontaminate_against`; held_out.py opens these texts). It compares train with them, and drops and counts documents of train.
-dedup/text_set.py compares the texts.
+"""Decontamination, which keeps documents of val and texts of other origin out of train.
+
+Texts of other origin are the val of other data sets, and questions of evaluations (`decontaminate_against`; held_out.py opens these texts).
+Train is compared with them, and its matching documents are dropped and counted. dedup/text_set.py compares the texts.
 
     encoding threads       chunk -> tokens -> screen: compare train, after val is complete
     the builder's thread   admit, in stream order: add val, then seal the set; compare the train documents that `screen` left out
@@ -41,7 +42,13 @@ REASONS_OF_REFERENCES = {"exact": "in_held_out", "near": "near_held_out", "ngram
 
 
 class ReferencePlace(NamedTuple):
-    """The origin of a text that stays out of train. `of`: the data set, or "" for a file of questions."""
+    """The origin of a text that stays out of train.
+
+    Attributes:
+        of: The name of the data set, or "" for a file of questions.
+        file: The name of the file.
+        row: The number of the row in the file.
+    """
 
     of: str
     file: str
@@ -52,8 +59,12 @@ class ReferencePlace(NamedTuple):
 class ReferenceTexts:
     """Texts of other origin that stay out of train, and how they are compared.
 
-    `identity`: everything that decides which documents are dropped, for fingerprints and meta.json. `texts`: a function that opens the
-    texts. `threshold`, `share`, `run`: the limits (dedup/text_set.py).
+    Attributes:
+        identity: Everything that decides which documents are dropped, for fingerprints and meta.json.
+        texts: Opens the texts.
+        threshold: The Jaccard similarity from which a document is near a text (dedup/text_set.py).
+        share: The share of the 13-grams of a text from which a document matches it (dedup/text_set.py).
+        run: The number of consecutive words of a text from which a document matches it (dedup/text_set.py).
     """
 
     identity: dict[str, Any]
@@ -65,8 +76,12 @@ class ReferenceTexts:
 
 @dataclass(frozen=True, kw_only=True)
 class Screen:
-    """Texts that stay out of train. reasons: the reason to drop a document, by the kind of its match. places: the origin of each text; none
-    if examples of the dropped documents are not kept.
+    """Texts that stay out of train.
+
+    Attributes:
+        texts: The set of the texts.
+        reasons: The reason to drop a document, by the kind of its match.
+        places: The origin of each text. Empty if examples of the dropped documents are not kept.
     """
 
     texts: "TextSet"
@@ -81,7 +96,10 @@ class Screen:
 def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_given: bool) -> dict[str, Any]:
     """Return the settings that decide which documents are dropped, for fingerprints and meta.json. Empty if decontamination is off.
 
-    `val_is_given`: whether the documents of val are given before the build. If not, they are taken from the stream.
+    Args:
+        kind: The value of `decontaminate`.
+        threshold: The Jaccard similarity from which documents are near each other.
+        val_is_given: Whether the documents of val are given before the build. If not, they are taken from the stream.
     """
     if kind == "off":
         return {}
@@ -94,9 +112,13 @@ def decontamination_identity(kind: Decontaminate, threshold: float, *, val_is_gi
 
 
 def references_identity(source: "PretrainSource", *, seed: int) -> dict[str, Any]:
-    """Return everything that decides which documents `decontaminate_against` drops, except the texts. The revision covers the texts.
+    """Return everything that decides which documents `decontaminate_against` drops, except the texts, which the revision covers.
 
-    The result is empty without this key. `seed`: the seed of [build], which splits the other data sets.
+    The result is empty without this key.
+
+    Args:
+        source: The table of the data set.
+        seed: The seed of [build], which splits the other data sets.
     """
     if not source.decontaminate_against:
         return {}
@@ -108,7 +130,12 @@ def references_identity(source: "PretrainSource", *, seed: int) -> dict[str, Any
 
 @contextmanager
 def open_references(wanted: ReferenceTexts, *, folder: Path) -> Iterator[Screen]:
-    """Yield the texts that stay out of train, as a sealed set. `folder`: a folder for temporary files, which are unlinked at once."""
+    """Yield the texts that stay out of train, as a sealed set.
+
+    Args:
+        wanted: The texts, and how they are compared.
+        folder: A folder for temporary files, which are unlinked at once.
+    """
     from niels_cache_assets.dedup.text_set import NGrams, TextSet
 
     places = list[ReferencePlace]()
@@ -129,11 +156,18 @@ def open_guard(
     val_is_full: Callable[[], bool],
     references: ReferenceTexts | None = None,
 ) -> "Iterator[TrainGuard | None]":
-    """Yield a TrainGuard, or None if `kind` is "off" and there are no `references`. Then nothing is imported.
+    """Yield a TrainGuard, or None if `kind` is "off" and there are no `references`. Nothing is imported for None.
 
-    `references`: texts of other origin that stay out of train, too. `folder`: see `open_references`. `val_is_full`: a function that returns
-    whether all further documents without a split go to train. Any thread may call this function. After it has returned True, it never
-    returns False. Raises NielsCacheError for an unknown `kind`.
+    Args:
+        kind: The value of `decontaminate`.
+        threshold: The Jaccard similarity from which documents are near each other.
+        folder: A folder for temporary files, which are unlinked at once.
+        val_is_full: Returns whether all further documents without a split go to train. Any thread may call it. After it has returned True,
+            it never returns False.
+        references: Texts of other origin that stay out of train, too. None if there are none.
+
+    Raises:
+        NielsCacheError: If `kind` is unknown.
     """
     if kind != "off" and kind not in REASONS:
         raise NielsCacheError(f"decontaminate is {kind!r}; choose from off, exact, near")
@@ -154,7 +188,10 @@ def open_guard(
 class TrainGuard:
     """A guard that knows the documents of val, and removes each document of train that equals, or is near to, a document of val.
 
-    `val`: None without `decontaminate`. `references`: other texts that stay out of train, or None.
+    Args:
+        val: The set of the documents of val. None without `decontaminate`.
+        val_is_full: See `open_guard`.
+        references: Other texts that stay out of train. None if there are none.
     """
 
     def __init__(self, val: "TextSet | None", val_is_full: Callable[[], bool], references: Screen | None = None) -> None:
@@ -165,12 +202,16 @@ class TrainGuard:
 
     @property
     def val_is_known(self) -> bool:
-        """Whether val is complete. After the first document of train, no document is added to val. Without its set, nothing is needed."""
+        """Whether val is complete.
+
+        After the first document of train, no document is added to val. Without `decontaminate`, no val is needed.
+        """
         return self._val is None or self._val.sealed
 
     def read_val(self, batch: EncodedDocuments) -> None:
-        """Add documents of val before the build, because the stream may bring them too late. Documents that encoding dropped are not
-        added.
+        """Add documents of val before the build, because they may come too late in the stream.
+
+        Documents that encoding dropped are not added.
         """
         if self._val is not None:
             self._val.add_new(batch.documents.text.tolist())
@@ -187,8 +228,14 @@ class TrainGuard:
     def admit(self, batch: EncodedDocuments, *, is_val: np.ndarray) -> EncodedDocuments:
         """Add the val documents of a batch to val, and return the batch without documents of train that are copies of val.
 
-        Call this on one thread, with the batches in stream order. `is_val`: bool (documents,), True for val. Raises NielsCacheError if a
-        document of val comes after a document of train and is not known yet.
+        Call this on one thread, with the batches in stream order.
+
+        Args:
+            batch: The documents.
+            is_val: bool (documents,), True for val.
+
+        Raises:
+            NielsCacheError: If a document of val comes after a document of train and is not known yet.
         """
         if self._val is None:
             return batch if batch.screened else self._screened(batch, is_val=is_val)

@@ -1,8 +1,8 @@
-"""Encoding of documents to tokens on all cores. Threads encode chunks, while the caller's thread reads the source and takes the results.
+"""Encoding of documents to tokens on all cores.
 
-Results come in input order, so the bytes do not depend on the number of threads. A few chunks of about a megabyte are in memory at a time,
-and fewer if documents are long (in_flight.py). The ids of the tokenizer are checked: a text whose ids include a special id is dropped and
-counted.
+Threads encode chunks, while the caller's thread reads the source and takes the results. Results come in input order, so the bytes do not
+depend on the number of threads. A few chunks of about a megabyte are in memory at a time, and fewer if documents are long (in_flight.py).
+The ids of the tokenizer are checked: a text whose ids include a special id is dropped and counted.
 """
 
 from __future__ import annotations
@@ -47,8 +47,12 @@ def in_chunks(
 ) -> Iterator[Batch]:
     """Divide a stream of batches into new chunks. A chunk ends after 256 items or about a million characters.
 
-    The chunks do not depend on the sizes of the batches. sizes_of: returns the number of characters of each item of a batch, (n,) int64.
-    joined: returns one batch with the items of several batches.
+    The chunks do not depend on the sizes of the batches.
+
+    Args:
+        batches: The stream.
+        sizes_of: Returns the number of characters of each item of a batch, (n,) int64.
+        joined: Returns one batch with the items of several batches.
     """
     divider = Divider(most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
     parts: list[Batch] = []
@@ -80,12 +84,24 @@ def encode_documents(
     raise_on_collision: bool,
     screen: Callable[[EncodedDocuments], EncodedDocuments] | None = None,
 ) -> Generator[EncodedDocuments]:
-    """Encode a stream of documents. `feed`: the source of the documents. `first`: the number of documents before the first of them.
-    `dtype`: the dtype of the tokens, which must hold every id of the tokenizer.
+    """Encode a stream of documents, and yield them in batches.
 
-    Without EOT, a document without tokens would leave no trace in the cache, so it is dropped and counted. `screen` is called with each
-    encoded batch, on the thread that encoded this batch. If `raise_on_collision` is set, NielsCacheError is raised for a text that contains
-    a special token. Raises EngineDiffers if the tokenizer has a fast engine that gives other ids than its reference.
+    Without EOT, a document without tokens would leave no trace in the cache, so it is dropped and counted.
+
+    Args:
+        documents: The stream of documents.
+        tokenizer: The tokenizer.
+        feed: The source of the documents.
+        threads: The number of threads that encode.
+        first: The number of documents before the first of the stream.
+        dtype: The dtype of the tokens, which must hold every id of the tokenizer.
+        append_eot: Whether each document ends with one EOT.
+        raise_on_collision: Whether a text that contains a special token is an error. Otherwise it is dropped and counted.
+        screen: Called with each encoded batch, on the thread that encoded this batch. It returns the batch to yield.
+
+    Raises:
+        NielsCacheError: If a text contains a special token, with `raise_on_collision`.
+        EngineDiffers: If the tokenizer has a fast engine that gives other ids than its reference.
     """
 
     def encode(numbered: tuple[int, Chunks]) -> EncodedDocuments:
@@ -150,8 +166,10 @@ def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Ite
 class EncodedTexts(NamedTuple):
     """The ids of texts, one text after the other.
 
-    lengths: (n,) int64, ids per text. invalid: bool (n,), True for texts that have no ids because they are not valid Unicode; None if all
-    texts are valid.
+    Attributes:
+        ids: The ids of all texts.
+        lengths: (n,) int64, the number of ids of each text.
+        invalid: bool (n,), True for texts that have no ids because they are not valid Unicode. None if all texts are valid.
     """
 
     ids: np.ndarray
@@ -162,7 +180,10 @@ class EncodedTexts(NamedTuple):
 def encode_texts(texts: Sequence[str] | Strings, tokenizer: BuildTokenizer, batch: int | None) -> EncodedTexts:
     """Convert the newlines of the texts, and return the ids of the converted texts.
 
-    `batch`: the number of this batch, which decides whether a fast engine is compared with the reference (checked.py).
+    Args:
+        texts: The texts.
+        tokenizer: The tokenizer.
+        batch: The number of this batch, which decides whether a fast engine is compared with the reference (checked.py).
     """
     if isinstance(texts, Strings):
         return EncodedTexts(*tokenizer.encode_batch(texts.with_line_feeds(), batch), None)
@@ -183,7 +204,8 @@ def encode_texts(texts: Sequence[str] | Strings, tokenizer: BuildTokenizer, batc
 def texts_with_special(encoded: EncodedTexts, tokenizer: BuildTokenizer) -> np.ndarray | None:
     """Return bool (n,): True for texts with a special id. Return None if no text has a special id.
 
-    Raises NielsCacheError for an id outside of the vocabulary, so that the tokens of an inconsistent tokenizer are never written.
+    Raises:
+        NielsCacheError: If an id is outside the vocabulary, so that the tokens of an inconsistent tokenizer are never written.
     """
     if not len(encoded.ids):
         return None
@@ -244,10 +266,17 @@ def _encode_chunks(
 def naming_unencodable(
     name_of: Callable[[int], str], items: Iterable[Sequence[str]], encode: Callable[[Sequence[str]], object]
 ) -> Iterator[None]:
-    """Name the item that the tokenizer cannot encode, if the block fails to encode all items. items: the texts of each.
+    """Name the item that the tokenizer cannot encode, if the block fails to encode all items.
 
-    name_of: returns the name of an item by its number. encode: encodes the texts of one item. Raises NielsCacheError. An item that an
-    engine encodes differently is named too.
+    An item that an engine encodes differently is named too.
+
+    Args:
+        name_of: Returns the name of an item by its number.
+        items: The texts of each item.
+        encode: Encodes the texts of one item.
+
+    Raises:
+        NielsCacheError: If an item cannot be encoded.
     """
     try:
         with panics_as_errors():  # of the library in an object of the caller; ours raise NielsCacheError

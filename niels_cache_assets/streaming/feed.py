@@ -24,8 +24,12 @@ Batch = TypeVar("Batch", bound=Sized)  # a list of documents or conversations, o
 
 @dataclass(frozen=True, kw_only=True)
 class ValShare:
-    """The seeded share of documents that goes to val. `count` is a function that returns the number of documents; it reads the source once
-    more.
+    """The seeded share of documents that goes to val.
+
+    Attributes:
+        val_frac: The share, 0 to 1.
+        seed: The seed of the choice.
+        count: Returns the number of documents. It reads the source once more.
     """
 
     val_frac: float
@@ -49,7 +53,11 @@ class Feed(Generic[Batch]):
     ) -> None:
         """Prepare a feed, without opening the source.
 
-        `share`: the rule that gives a split to documents without one. `expected`: the number of items, if it is known without counting.
+        Args:
+            batches: Opens the source.
+            context: The context in which the source is opened.
+            share: The rule that gives a split to documents without one. None: such documents stay without a split.
+            expected: The number of items, if it is known without counting.
         """
         self._batches, self._context, self._share = batches, context, share
         self.report = context.report
@@ -63,9 +71,10 @@ class Feed(Generic[Batch]):
         return _Plain(items, report)
 
     def count(self, known: int | None = None) -> bool:
-        """Count the documents if a split by share needs their number. Return whether they were counted now.
+        """Count the documents if a split by share needs their number, and return whether they were counted now.
 
-        `known`: the number from an earlier count, or None. If it is given, nothing is counted.
+        Args:
+            known: The number from an earlier count, or None. If it is given, nothing is counted.
         """
         if self._share is None:
             return False
@@ -99,19 +108,24 @@ class Feed(Generic[Batch]):
             splitter.finish()
 
     def read_unreported(self) -> Iterator[Batch]:
-        """Return all batches of a separate pass. This pass does not change `report` and `mark`."""
+        """Return all batches of a separate pass, which does not change `report` and `mark`."""
         feed = Feed(self._batches, replace(self._context, report=SourceReport()), share=self._share, expected=self.expected)
         return feed.open()
 
     def positioned(self, chunks: Iterable[Chunk], *, first: int = 0) -> Iterator[tuple[Chunk, Position]]:
-        """Yield each chunk of the opened stream with its Position. `first`: the number of items before the first chunk."""
+        """Yield each chunk of the opened stream with its Position.
+
+        Args:
+            chunks: The chunks.
+            first: The number of items before the first chunk.
+        """
         items = first
         for chunk in chunks:
             items += len(chunk)
             yield chunk, self.position(items)
 
     def position(self, items: int) -> Position:
-        """Return the position of the opened stream now. `items`: the number of items so far."""
+        """Return the current position of the opened stream, after `items` items."""
         return Position(items, self.mark, self.report.dropped.copy(), dict(self.report.facts), self._share_read)
 
     def _splitter(self, position: int) -> FractionSplitter | None:

@@ -1,6 +1,7 @@
-"""Validation of the builders' arguments. Valid items become batches of documents or conversations; an invalid item raises a one-line error.
+"""Validation of the builders' arguments.
 
-This module reports errors in items and settings before a lower-level library fails on them. It encodes and writes nothing.
+Valid items become batches of documents or conversations. An invalid item raises a one-line error, before a lower-level library fails on it.
+This module encodes and writes nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,8 @@ _LIST_CHARACTERS = 1_000_000
 def in_lists(items: Iterable[Any]) -> Iterator[list[Any]]:
     """Yield the items of an iterable in lists. A list ends after 256 items or about a million characters.
 
-    Raises NielsCacheError for a single text.
+    Raises:
+        NielsCacheError: If `items` is a single text.
     """
     if isinstance(items, str):
         raise NielsCacheError("the builder takes an iterable of texts, not one text; put it into a list")
@@ -35,10 +37,16 @@ def in_lists(items: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def as_documents(batches: Iterable[Sequence[str | Document] | DocumentBatch], *, first: int = 0) -> Iterator[DocumentBatch]:
-    """Yield every batch as columns. `first`: the number of the first item in the source.
+    """Yield every batch as columns.
 
-    Raises NielsCacheError for an invalid item of a list. A DocumentBatch is not checked, because the sources make its columns with the
-    right types.
+    A DocumentBatch is not checked, because the sources make its columns with the right types.
+
+    Args:
+        batches: Lists of texts or Documents, or DocumentBatches.
+        first: The number of the first item in the source.
+
+    Raises:
+        NielsCacheError: If an item of a list is invalid.
     """
     for batch in batches:
         if isinstance(batch, DocumentBatch):
@@ -61,9 +69,16 @@ def _as_document(item: Any, position: int) -> Document:
 
 
 def as_conversations(batches: Iterable[Sequence[list[Message] | Conversation]], *, first: int = 0) -> Iterator[list[Conversation]]:
-    """Yield every batch as a list of Conversations. `first`: the number of the first item in the source.
+    """Yield every batch as a list of Conversations.
 
-    Raises NielsCacheError for an invalid item. This function does not check whether a conversation can be used for training.
+    This function does not check whether a conversation can be used for training.
+
+    Args:
+        batches: Lists of conversations.
+        first: The number of the first item in the source.
+
+    Raises:
+        NielsCacheError: If an item is invalid.
     """
     for batch in batches:
         yield [_as_conversation(item, position) for position, item in enumerate(batch, first)]
@@ -100,6 +115,9 @@ def require_whole_numbers(**settings: int | None) -> None:
     """Raise NielsCacheError if a setting is not a whole number or is out of range.
 
     Without this check, a lower-level library would fail on the setting later.
+
+    Raises:
+        NielsCacheError: If there is such a setting.
     """
     for name, value in settings.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):

@@ -1,4 +1,4 @@
-"""A buffered shuffle: it yields the documents of a stream in a seeded order, and holds `buffer_size` documents in memory.
+"""A buffered shuffle, which yields the documents of a stream in a seeded order and holds `buffer_size` documents in memory.
 
 Each new document replaces a document of the buffer that is drawn uniformly, and the replaced document is yielded. At the end, the documents
 in the buffer are yielded in a random order. The random numbers are torch's. They are drawn in blocks, because one call per document would

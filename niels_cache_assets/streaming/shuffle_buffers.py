@@ -2,8 +2,8 @@
 
 `ColumnBuffer` appends the bytes of each new document to one array, and a slot is the number of a document in it. So an exchange copies a
 text once, and moves only numbers after that. The texts of documents that left stay in the array until it is full. Then the documents of the
-slots are copied to a new array. While they are copied, both arrays are there: three times the texts of the buffer, and 8 MB. Therefore a
-buffer with more than 64 MB of text holds Python strings instead, each of which is freed when it was used.
+slots are copied to a new array. During the copy, both arrays are in memory: three times the texts of the buffer, and 8 MB. Therefore a
+buffer with more than 64 MB of text holds Python strings instead, each of which is freed after its use.
 
 Titles are left out, because no step after a shuffle reads them.
 """
@@ -30,9 +30,9 @@ _COLUMNS = (*_STRINGS, "row", "split", "characters")
 
 
 def buffer_of(batches: list[DocumentBatch]) -> Buffer:
-    """Return a buffer with the documents of `batches`, in their order. The list is emptied.
+    """Return a buffer with the documents of `batches`, in their order, and empty the list.
 
-    Each batch is freed when it was converted, so that a large buffer is not in memory in two forms.
+    Each batch is freed as soon as it is converted, so that a large buffer is not in memory in two forms.
     """
     if any(isinstance(batch.text, Strings) for batch in batches) and sum(map(_text_bytes, batches)) <= _MOST_BYTES:
         columns = [_as_columns(batch) for batch in batches]
@@ -52,10 +52,11 @@ def _text_bytes(batch: DocumentBatch) -> int:
 
 
 def _moves(slots: Ints) -> tuple[Bools, Ints, Ints]:
-    """Return the moves of an exchange, for which some slots are drawn twice.
+    """Return the moves of an exchange in which some slots are drawn twice.
 
-    stays: bool (n,), the incoming documents that stay in the buffer. before, after: pairs of incoming documents with the same slot, one
-    directly after the other.
+    Returns:
+        First, bool (n,), the incoming documents that stay in the buffer. Then two arrays with pairs of incoming documents that have the
+        same slot, one directly after the other.
     """
     order = np.argsort(slots, kind="stable")
     again = slots[order][1:] == slots[order][:-1]
@@ -102,7 +103,7 @@ class ColumnBuffer:
     """A buffer of columns, in which a slot is the number of a document."""
 
     def __init__(self, batches: list[DocumentBatch]) -> None:
-        """batches: the documents, in the order of their slots. The list is emptied."""
+        """Fill the buffer with documents, in the order of their slots, and empty the list `batches`."""
         self._arrivals = _Arrivals.of(batches)
         self._arrived = np.arange(self._arrivals.count)  # for each slot, the number of its document
 
@@ -137,7 +138,7 @@ Buffer = ObjectBuffer | ColumnBuffer
 
 
 def _as_columns(documents: DocumentBatch) -> DocumentBatch | None:
-    """Return documents with all strings in Arrow's form, texts and ids in arrays of their own.
+    """Return documents with all strings in Arrow's form, with texts and ids in arrays of their own.
 
     Return None if a string is not valid Unicode, if texts are long on average, or if documents have kept values.
     """
@@ -158,16 +159,16 @@ def _bytes(strings: Any) -> int:
 
 
 class _Recycled:
-    """Memory for bytes. It is used again as soon as nothing refers to it.
+    """Memory for bytes, which is reused as soon as nothing refers to it.
 
-    The system gives fresh memory page by page, which takes longer than to fill it.
+    The system provides fresh memory page by page, which takes longer than filling it.
     """
 
     def __init__(self) -> None:
         self._lent: list[tuple[Bytes, weakref.ref[Any]]] = []
 
     def take(self, size: int) -> Bytes:
-        """Return an array of this size with arbitrary content. When this array object is gone, its memory is free again.
+        """Return an array of this size with arbitrary content. Once this array object is gone, its memory is free again.
 
         A NumPy view of the array does not keep the array object alive, but a buffer of Arrow does.
         """
@@ -180,10 +181,15 @@ class _Recycled:
 
 
 class _Appended:
-    """A column of strings to which strings are appended. `values` has room for all of them, and begins with those that are there."""
+    """A column to which strings are appended. `values` has room for all of them, and begins with those that are there."""
 
     def __init__(self, content: Bytes, *, rows: int) -> None:
-        """content: memory for the bytes of the strings. rows: the most strings."""
+        """Prepare an empty column.
+
+        Args:
+            content: The memory for the bytes of the strings.
+            rows: The maximum number of strings.
+        """
         import pyarrow as pa
 
         size = len(content)
@@ -192,7 +198,13 @@ class _Appended:
         self.values = pa.LargeStringArray.from_buffers(rows, pa.py_buffer(self._offsets), pa.py_buffer(self._content))
 
     def append(self, count: int, content: Bytes, offsets: Ints) -> bool:
-        """Append strings after the first `count`. Return False if there is no room. content, offsets: see Strings.buffers."""
+        """Append strings after the first `count`, and return whether there was room.
+
+        Args:
+            count: The number of strings in the column.
+            content: The bytes of the new strings (see Strings.buffers).
+            offsets: Their offsets (see Strings.buffers).
+        """
         start, end = int(self._offsets[count]), count + len(offsets)
         if end > len(self._offsets) or start + len(content) > len(self._content):
             return False
@@ -209,12 +221,20 @@ class _Arrivals:
     """Documents in the order of their arrival. Documents are appended, and none is changed or removed.
 
     So a batch of documents may refer to rows of these columns, and another thread may copy their texts later.
+
+    Attributes:
+        count: The number of documents.
     """
 
     def __init__(self, names: Strings, memory: tuple[_Recycled, _Recycled], *, rows: int, text_bytes: int, id_bytes: int) -> None:
-        """names: of the files of the first documents. memory: for texts and for ids. rows, text_bytes, id_bytes: of the most documents.
+        """Prepare empty columns.
 
-        count: the number of documents.
+        Args:
+            names: The names of the files of the first documents.
+            memory: The memory for texts and for ids.
+            rows: The maximum number of documents.
+            text_bytes: The maximum number of bytes of their texts.
+            id_bytes: The maximum number of bytes of their ids.
         """
         self._memory = memory
         self._text, self._source_id = (
@@ -233,7 +253,7 @@ class _Arrivals:
 
     @classmethod
     def of(cls, batches: list[DocumentBatch]) -> _Arrivals:
-        """Return the columns of these documents, with room for others. The list is emptied: each batch is freed when it is copied."""
+        """Return the columns of these documents, with room for others, and empty the list. Each batch is freed when it is copied."""
         arrivals = cls(
             cast(Strings, Strings.of([])),
             (_Recycled(), _Recycled()),

@@ -25,9 +25,16 @@ Encode = Callable[[Iterable[DocumentBatch]], Generator[EncodedDocuments]]
 class SplitPart:
     """The documents of a batch that go to one split, in order. A token budget may have cut one of them.
 
-    source_id, file: columns of n strings (strings.py). row: (n,) int64. tokens: of the cache's dtype, one document after the other.
-    lengths: (n,) int64, the tokens of each document. hashes: (n,) int64, of the whole texts. kept: (n,) object array of str or None. The
-    texts are not held here, so that their memory can be freed before the documents are written.
+    The texts are not held here, so that their memory can be freed before the documents are written.
+
+    Attributes:
+        source_id: A column of n strings (strings.py).
+        file: A column of n strings (strings.py).
+        row: (n,) int64.
+        tokens: (tokens,) of the cache's dtype, one document after the other.
+        lengths: (n,) int64, the number of tokens of each document.
+        hashes: (n,) int64, the hashes of the whole texts.
+        kept: (n,) object array of str or None. None instead of the array if no document has kept values.
     """
 
     source_id: Strings | Objects
@@ -47,7 +54,16 @@ class BudgetSplitter:
     A document that has a split goes to this split. Every other document goes whole to val until the budget of val is met, and then to
     train. A document that exceeds a budget is cut at the budget. Its last kept token becomes EOT if documents end with EOT. The rest of the
     document is dropped; it never goes to the other split. So a split by budget has exactly as many tokens as its budget, unless the source
-    ends earlier. `remaining`: the rest of each budget, for a resumed build.
+    ends earlier.
+
+    Args:
+        max_train_tokens: The budget of train, at least 1.
+        max_val_tokens: The budget of val. 0: no val.
+        eot: The id of EOT. None if documents do not end with EOT.
+        remaining: The rest of each budget, for a resumed build. None: the whole budgets.
+
+    Raises:
+        NielsCacheError: If a budget is out of range.
     """
 
     def __init__(
@@ -109,13 +125,16 @@ class BudgetSplitter:
         return {split: self._part(batch, target == index, kept) for index, split in enumerate(SPLITS) if (target == index).any()}
 
     def _all_go_to_train(self, batch: EncodedDocuments) -> bool:
-        """Return whether this is one of the usual batches: val is full, no document has a split, and the budget of train is not met."""
+        """Return whether this is a usual batch: val is full, no document has a split, and the budget of train is not met."""
         return 0 < len(batch.tokens) < self.remaining["train"] and self.val_is_full and bool((batch.documents.split == NO_SPLIT).all())
 
     def _within_budget(self, split: Split, batch: EncodedDocuments, candidates: np.ndarray) -> np.ndarray:
         """Return the candidates that begin within the budget of the split. The last of them may exceed the budget.
 
-        `candidates`: positions of documents in the batch, ascending.
+        Args:
+            split: The split.
+            batch: The documents.
+            candidates: The positions of documents in the batch, ascending.
         """
         ends = np.cumsum(batch.lengths[candidates])
         return candidates[: int(np.searchsorted(ends, self.remaining[split], side="left")) + 1]
@@ -152,12 +171,15 @@ def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: B
     """Yield encoded documents in order until val of `splitter` is full, or the stream ends. Not much more is encoded than val needs.
 
     A build encodes far ahead of what it writes. For a small budget, this would be many times the budget. So a head is encoded in rounds. A
-    round takes as many documents as the rest of the budget needs, by the bytes for a token so far. The first round takes one byte for each
-    missing token. No round takes more bytes than the budget and its rest have tokens together. A tokenizer gives at most one token for a
-    byte, so at most twice the budget is encoded, and one document. The documents of a round are encoded on all threads. A reader reads in
-    batches, so it has read a little more, and this is not encoded.
+    round takes as many documents as the rest of the budget needs, estimated by the bytes per token so far. The first round takes one byte
+    for each missing token. No round takes more bytes than the number of tokens of the budget and its rest together. A tokenizer gives at
+    most one token for a byte, so at most twice the budget is encoded, and one document. The documents of a round are encoded on all
+    threads. A reader reads in batches, so it has read a little more, and this is not encoded.
 
-    encode: encodes a stream of documents in order. The caller places what it gets with `splitter` before it asks for more.
+    Args:
+        documents: The stream of documents.
+        encode: Encodes a stream of documents in order.
+        splitter: The splitter. The caller places each batch with it before it asks for more.
     """
     head = _Head(documents)
     budget, tokens = splitter.remaining["val"], 0
@@ -175,7 +197,11 @@ def encoded_head(documents: Iterable[DocumentBatch], encode: Encode, splitter: B
 
 
 class _Head:
-    """A stream of documents that is taken in pieces. bytes: of the texts that were taken, with their frames."""
+    """A stream of documents that is taken in pieces.
+
+    Attributes:
+        bytes: The number of bytes of the texts that were taken, with their frames.
+    """
 
     def __init__(self, documents: Iterable[DocumentBatch]) -> None:
         self._batches = iter(documents)

@@ -16,11 +16,14 @@ from niels_cache_assets.base.documents import DocumentBatch, Drops, Place
 class EncodedDocuments:
     """Encoded documents, with all their tokens in one array.
 
-    `tokens`: of the cache's dtype, one document after the other; each document ends with EOT if EOT was requested. `lengths`: (n,) int64,
-    the tokens of each document, including EOT. `hashes`: (n,) int64, of the whole texts (strings.py). `drops`: the documents that were
-    dropped since they were read. `chunks`: the chunks that were read, which still contain the dropped documents.
-    `screened`: whether these documents were already compared with val (decontaminate.py). `overlaps`: examples of documents that were
-    dropped because of `decontaminate_against`, as rows for meta.json.
+    Attributes:
+        tokens: (tokens,) of the cache's dtype, one document after the other. Each document ends with EOT if EOT was requested.
+        lengths: (n,) int64, the number of tokens of each document, including EOT.
+        hashes: (n,) int64, the hashes of the whole texts (strings.py).
+        drops: The documents that were dropped since they were read.
+        chunks: The chunks that were read, which still contain the dropped documents.
+        screened: Whether these documents were already compared with val (decontaminate.py).
+        overlaps: Examples of documents that were dropped because of `decontaminate_against`, as rows for meta.json.
     """
 
     documents: DocumentBatch
@@ -49,8 +52,12 @@ class EncodedDocuments:
 class Mark:
     """A point between two batches of a source, at which the source can be opened again.
 
-    `items`: the number of items before this point. `unsplit`: how many of these items have no split of their own. `place`: the point in the
-    form that the source understands. `dropped`, `facts`: the counts and facts of the source's report at this point.
+    Attributes:
+        items: The number of items before this point.
+        unsplit: The number of these items that have no split of their own.
+        place: The point in the form that the source understands.
+        dropped: The counts of the source's report at this point.
+        facts: The facts of the source's report at this point.
     """
 
     items: int
@@ -63,8 +70,12 @@ class Mark:
 class Position(NamedTuple):
     """A record of how far a source was read when it yielded the last item of a chunk.
 
-    `items`: the number of items so far. `mark`: the latest Mark, or None if there is no Mark yet. `dropped`, `facts`: the counts and facts
-    of the source's report at that moment. `share`: the share of the source that was read, 0 to 1, or None if unknown.
+    Attributes:
+        items: The number of items so far.
+        mark: The latest Mark. None if there is no Mark yet.
+        dropped: The counts of the source's report at that moment.
+        facts: The facts of the source's report at that moment.
+        share: The share of the source that was read, 0 to 1. None if unknown.
     """
 
     items: int
@@ -81,7 +92,9 @@ PositionedChunk = tuple[DocumentBatch, Position]
 class Chunks(Sequence[PositionedChunk]):
     """Chunks that are encoded together. Their documents are stored as one batch.
 
-    size: the number of documents. characters: the length of all texts.
+    Attributes:
+        size: The number of documents.
+        characters: The length of all texts.
     """
 
     def __init__(self) -> None:
@@ -105,7 +118,11 @@ class Chunks(Sequence[PositionedChunk]):
         self.characters += int(documents.characters.sum())
 
     def end_chunk(self, position: Position) -> None:
-        """End a chunk after the documents so far. position: the position in the source after them."""
+        """End a chunk after the documents so far.
+
+        Args:
+            position: The position in the source after them.
+        """
         self._ends.append(self.size)
         self._positions.append(position)
 
