@@ -1,1 +1,1 @@
-"""Values that describe caches. The command line and the UI show these values."""
+"""Values that describe caches, for the command line and the UI."""
