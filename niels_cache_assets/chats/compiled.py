@@ -162,7 +162,6 @@ class CompiledTemplate:
         self._template = environment.from_string(tree.set_environment(environment))
 
     def neutral(self, messages: Messages, tools: Any) -> tuple[Messages, Any]:
-        """Return a conversation with neutral words."""
         words = Words(*self._words)
         return [words.of(message) for message in messages], words.of(tools)
 

@@ -115,7 +115,6 @@ class Conversation:
         return self._renderer.template.made(messages[:end], tools, most=self._most, prompt=prompt)
 
     def answer(self, *, last: bool) -> dict[str, Any]:
-        """Return the values of `Renderer.render`."""
         whole = self.made()
         try:
             neutral = self._renderer.made_of_neutral(*self._neutral, most=self._most)
@@ -289,6 +288,5 @@ def _as_transformers_has_it(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _common(texts: list[str]) -> str:
-    """Return the common beginning of two texts."""
     first, second = texts
     return first[: next((place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))]

@@ -138,7 +138,6 @@ def _of_model(settings: TokenizerSettings) -> tuple[str, str]:
 
 
 def _variables(settings: TokenizerSettings) -> dict[str, str]:
-    """Return the strings of special tokens by the names that templates use."""
     found = {"eos_token": settings.special_tokens["eot"]}
     if "bos" in settings.special_tokens:
         found["bos_token"] = settings.special_tokens["bos"]

@@ -145,7 +145,6 @@ class CleaningReport:
         return _in_order(self._examples, [*known, *others])
 
     def state(self) -> dict[str, Any]:
-        """Return everything that was counted, as JSON values for `from_state`."""
         counts = {"documents": self.documents, "kept": self.kept, "dropped": dict(self.dropped), "languages": dict(self.languages)}
         masked = {"masked": dict(self.masked), "masked_documents": self.masked_documents, "mask_examples": self._mask_examples}
         return {
@@ -159,7 +158,6 @@ class CleaningReport:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the report that `state` describes."""
         measures = Measures.from_state(state["measures"]) if "measures" in state else None
         report = cls(state["seed"], state["first"], measures=measures)
         report.documents, report.kept = state["documents"], state["kept"]

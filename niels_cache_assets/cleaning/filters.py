@@ -335,7 +335,6 @@ def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:
 
 
 def _repeated(parts: list[str]) -> tuple[int, int]:
-    """Return (number of repeated parts, number of parts)."""
     return len(parts) - len(set(parts)), len(parts)
 
 

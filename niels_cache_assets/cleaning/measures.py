@@ -235,7 +235,6 @@ class Measures:
         return [row for _, _, row in self._samples[key][side]]
 
     def state(self) -> dict[str, Any]:
-        """Return everything as JSON values for `from_state`."""
         return {
             "first": FIRST,
             "every": EVERY,
@@ -254,7 +253,6 @@ class Measures:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the measures that `state` describes."""
         rules = state["rules"]
         found = cls({key: Limit(rule["limit"], rule["step"], rule["side"]) for key, rule in rules.items()})
         found.measured, found.documents = state["measured"], state["documents"]

@@ -159,7 +159,6 @@ class Registry:
         return f"; there is no {CONFIG_NAME} here: work in the folder that has yours, or name it with {named}"
 
     def datasets(self, family: Family) -> Mapping[str, PretrainSource] | Mapping[str, SftSource]:
-        """Return the data sets of a family by name."""
         return self.pretrain if family == "pretrain" else self.sft
 
     def partition_keys(self, family: Family) -> list[str]:
@@ -273,7 +272,6 @@ class Registry:
         return shlex.join(words)
 
     def source(self, name: str) -> PretrainSource | SftSource:
-        """Return a data set by its name."""
         return self.datasets(self.family_of(name))[name]
 
 

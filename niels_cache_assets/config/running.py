@@ -119,5 +119,4 @@ class PublishSettings(Table):
         return None if value is None else check_address(value)
 
     def address_of(self, family: Family, name: str) -> str:
-        """Return the address of the cache of a data set."""
         return f"{self.address}/{family}/{name}"

@@ -215,7 +215,6 @@ def _canonicalized(texts: Sequence[str]) -> tuple[Bytes, Ints, Bools]:
 
 @lru_cache(maxsize=1)
 def _kernel_tables() -> tuple[Uint32s, Bytes, Bytes, Bytes]:
-    """Return the tables that `canonical_kernels.canonicalize` takes."""
     from niels_cache_assets.dedup import canonical_kernels
 
     return marked_code_points(), *canonical_kernels.tables_of(marked_code_points())

@@ -152,7 +152,6 @@ class TextSet:
         self._spool.close()
 
     def add(self, texts: Sequence[str]) -> None:
-        """Add texts."""
         self._add(texts, self._signer.shingle(texts), range(len(texts)))
 
     def add_new(self, texts: Sequence[str]) -> list[int]:
@@ -187,7 +186,6 @@ class TextSet:
         self.sealed = True
 
     def find(self, texts: Sequence[str]) -> list[Match | None]:
-        """Return a Match or None for each text."""
         matches: list[Match | None] = [None] * len(texts)
         suspects = self._suspects(texts) if self._sizes else []
         if suspects:

@@ -153,7 +153,6 @@ def _is_being_built(instance: dg.DagsterInstance, found: _Found) -> bool:
 
 
 def _is_recorded(instance: dg.DagsterInstance, found: _Found, meta: Meta, version: str) -> bool:
-    """Return whether the newest materialization is of this build."""
     last = last_materialization(instance, found.asset, found.partition)
     if last is None:
         return False

@@ -376,13 +376,11 @@ def _what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.Metadata
 
 
 def _left_out_in(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
-    """Return the fields of a LaunchResult about what a build left out."""
     said = {key: str(metadata[key].value) for key in (LEFT_OUT, DROPS) if key in metadata}
     return {"left_out": said.get(LEFT_OUT), "drop_warnings": said.get(DROPS, "").splitlines()}
 
 
 def _was_interrupted(run: dg.JobExecutionResult) -> bool:
-    """Return whether a run was ended by an interrupt from the terminal."""
     causes = (event.step_failure_data.error for event in run.all_events if event.is_step_failure)
     return any(cause is not None and cause.cls_name in ("DagsterExecutionInterruptedError", "KeyboardInterrupt") for cause in causes)
 

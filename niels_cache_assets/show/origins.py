@@ -47,12 +47,10 @@ class Segment:
 
     @property
     def is_padding(self) -> bool:
-        """Whether the columns are padding."""
         return self.file == UNKNOWN
 
     @property
     def is_in_document(self) -> bool:
-        """Whether the document is known."""
         return self.document != UNKNOWN
 
 

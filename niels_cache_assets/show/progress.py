@@ -62,7 +62,6 @@ class Throttle:
         self._last = began
 
     def is_due(self, now: float) -> bool:
-        """Return whether the next event is due, and if so, start the next interval."""
         if now - self._last < PROGRESS_SECONDS:
             return False
         self._last = now

@@ -104,7 +104,6 @@ class Drawn:
 
     @property
     def cut(self) -> Cut | None:
-        """Marking of the text if it is cut, or None."""
         if self.hidden_targets:
             return Cut(
                 mark=f"[cut: {self.hidden_targets:,} of its targets follow]",

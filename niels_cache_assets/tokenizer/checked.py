@@ -77,7 +77,6 @@ class EngineUse:
 
     @staticmethod
     def notes(uses: Sequence[EngineUse]) -> dict[str, Any]:
-        """Return the uses as notes for a journal."""
         return {"engines": [asdict(use) for use in uses]} if uses else {}
 
     def said(self) -> str:
@@ -281,12 +280,10 @@ class Encoder:
         return uses
 
     def notes(self) -> dict[str, Any]:
-        """Return the notes for the journal."""
         return EngineUse.notes(self.uses)
 
 
 def _counted(use: EngineUse | None, texts: int, *, checked: int) -> EngineUse | None:
-    """Return a use with further texts added."""
     return None if use is None else replace(use, texts=use.texts + texts, checked=use.checked + checked)
 
 

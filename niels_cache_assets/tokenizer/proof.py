@@ -229,7 +229,6 @@ class _Draw:
         self._numbers: list[int] = []
 
     def below(self, limit: int) -> int:
-        """Return a number from 0 to `limit` - 1."""
         if not self._numbers:
             self._numbers = self._random.below(1 << 40, 4_096).tolist()
         return self._numbers.pop() % limit

@@ -108,11 +108,6 @@ class SentencePieceTokenizer(TextTokenizer):
         return found
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of some ids, in which a special id becomes its string.
-
-        Raises:
-            NielsCacheError: If an id is not in the vocabulary.
-        """
         try:
             return self.library_processor.decode([int(token) for token in ids])
         except (IndexError, RuntimeError) as error:
@@ -153,5 +148,4 @@ class SentencePieceTokenizer(TextTokenizer):
         return [self.library_processor.id_to_piece(token) for token in range(self.vocab_size) if self.library_processor.is_control(token)]
 
     def save(self, folder: Path) -> None:
-        """Copy the model into a folder."""
         copyfile(self.model_path, folder / TOKENIZER_MODEL_NAME)

@@ -251,11 +251,6 @@ class TiktokenTokenizer(TextTokenizer):
             raise self._unencodable(text, error) from error
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of some ids, in which a special id becomes its string, and bytes that are not UTF-8 become U+FFFD.
-
-        Raises:
-            NielsCacheError: If an id is not in the vocabulary.
-        """
         known = self._require_known(ids)
         try:
             with panics_as_errors():
@@ -285,7 +280,6 @@ class TiktokenTokenizer(TextTokenizer):
         return list(dict.fromkeys([*self._known, *self._ids_by_string]))
 
     def save(self, folder: Path) -> None:
-        """Write the ranks and their description into a folder."""
         copyfile(self.ranks_path, folder / TIKTOKEN_RANKS_NAME)
         (folder / _NAME).write_text(self.description, encoding="utf-8", newline="\n")
 

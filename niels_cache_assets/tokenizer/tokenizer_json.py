@@ -194,11 +194,6 @@ class HuggingFaceTokenizer(TextTokenizer):
         return re.compile("|".join(re.escape(each.content) for each in reserved))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of some ids, in which a special id becomes its string, and bytes that are not UTF-8 become U+FFFD.
-
-        Raises:
-            NielsCacheError: If an id is not in the vocabulary.
-        """
         known = self._require_known(ids)
         if self._is_byte_level:
             return b"".join(self._pieces[token] for token in known).decode(errors="replace")

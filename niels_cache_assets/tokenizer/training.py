@@ -109,7 +109,6 @@ def _training_advice(errors: str, spec: dict[str, Any]) -> str:
 
 
 def _train_from_spec(spec: dict[str, Any]) -> None:
-    """Train in the child process."""
     if spec["model_type"] == BYTE_LEVEL:
         train_byte_level(spec)
     else:

@@ -115,7 +115,6 @@ class UnigramWords:
         return None if found is None else cls(processor, found[0], is_line_feed_alone=found[1])
 
     def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all texts back to back, int32, and the number of ids of each text, int64."""
         if isinstance(texts, Strings):
             content, ends = _with_blanks(texts)
             if not _has_any(content):

@@ -249,7 +249,6 @@ def built(
 
 
 def _built_apart(context: dg.AssetExecutionContext, part: Apart, progress_sink: ProgressSink, key: dg.AssetKey) -> Outcome:
-    """Build a part in a child process, unless it exists already."""
     reporter = BuildReporter(context, progress_sink, name=part.key, observed=key)
     ending = RunEnding(context.instance, context.run.run_id)
     with readable_failures():

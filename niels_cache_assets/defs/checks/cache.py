@@ -160,7 +160,6 @@ def _describe_overlap(source: PretrainSource, overlap: SplitOverlap) -> str:
 
 
 def _other_caches(registry: Registry, name: str, root: Path) -> dict[str, Path]:
-    """Return the folders of the other pretrain caches that have val."""
     found = {}
     for other in registry.pretrain:
         folder = dataset_dir(root, "pretrain", other)

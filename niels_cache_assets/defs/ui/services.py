@@ -140,6 +140,5 @@ class Services:
             time.sleep(0.05)
 
     def _runs(self) -> list[dg.DagsterRun]:
-        """Return the runs in progress that the code server executes."""
         unfinished = self._instance.get_runs(filters=dg.RunsFilter(statuses=_IN_PROGRESS))
         return [run for run in unfinished if self._socket in run.tags.get(GRPC_INFO_TAG, "")]

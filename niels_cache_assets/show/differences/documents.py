@@ -73,7 +73,6 @@ class DocumentDifferences:
 
     @property
     def differ(self) -> bool:
-        """Whether the builds have different documents."""
         return bool(self.only["a"] or self.only["b"] or self.moved or self.resized)
 
 
@@ -198,7 +197,6 @@ class _Found:
         self.first: dict[str, list[tuple[int, int]]] = {what: [] for what in self.counts}
 
     def add(self, rows: Array) -> None:
-        """Count all rows of a part."""
         if not len(rows):
             return
         rows = rows[np.lexsort((rows["ordinal"], rows["split"], rows["side"], rows["low"], rows["high"]))]

@@ -119,7 +119,6 @@ class DatasetDifferences:
 
     @property
     def differ(self) -> bool:
-        """Whether anything differs."""
         metas = self.metas
         return bool(
             metas.settings
@@ -149,7 +148,6 @@ def find_pairs(a: Path, b: Path) -> list[Pair]:
 
 
 def _kind(path: Path) -> str | None:
-    """Return the kind in meta.json, or None for a cache root."""
     if not (path / META_NAME).exists():
         found = describe(path)
         if found.kind == "root":
@@ -228,7 +226,6 @@ def _lists(meta: Meta, name: str) -> bool:
 
 
 def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:
-    """Return the settings and counts that differ."""
     ours, theirs = dict(_leaves(a)), dict(_leaves(b))
     differing = [
         Differing(key=key, a=ours.get(key), b=theirs.get(key))

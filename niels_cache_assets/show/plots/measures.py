@@ -189,7 +189,6 @@ def _examples(directory: Path, split: Split, dtype: np.dtype) -> Iterator[Block]
 
 
 def _lengths(directory: Path, family: Family, split: Split, dtype: np.dtype) -> Iterator[Ints]:
-    """Yield the lengths of documents or examples in tokens, block by block."""
     if family == "pretrain":
         ends = map_offsets(directory / doc_ends_name(split), DOC_ENDS_DTYPE)
         for first in range(0, len(ends), _BLOCK_OFFSETS):

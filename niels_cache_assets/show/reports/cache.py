@@ -42,7 +42,6 @@ class SplitCount:
 
     @property
     def total(self) -> int:
-        """Sum over both splits."""
         return self.train + self.val
 
 
@@ -80,7 +79,6 @@ class Item:
 
     @property
     def bytes(self) -> int:
-        """Size of all files that meta.json lists."""
         return total_bytes(self.meta.get("files", {}))
 
     @property
@@ -118,7 +116,6 @@ class Item:
 
     @property
     def drops(self) -> DropSummary:
-        """Drops of the build in words."""
         return summary_of_drops(self.meta) if self.is_built else DropSummary()
 
     @property
@@ -170,7 +167,6 @@ class CacheReport:
 
     @property
     def bytes(self) -> int:
-        """Size of all items."""
         return sum(item.bytes for item in self.items)
 
     @property
@@ -180,7 +176,6 @@ class CacheReport:
 
     @property
     def complete(self) -> int:
-        """Number of complete items."""
         return sum(item.state.condition == "complete" for item in self.items)
 
     def recorded(self, item: Item) -> Recorded:
@@ -226,7 +221,6 @@ class CacheReport:
 
     @cached_property
     def noticed(self) -> frozenset[str]:
-        """Names of all items and mixtures with a notice."""
         return frozenset(notice.name for notice in self.notices)
 
     def _of_item(self, item: Item, *, has_corpus: bool) -> list[str]:

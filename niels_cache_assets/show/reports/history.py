@@ -65,7 +65,6 @@ class History:
     checks: tuple[Check, ...] = ()
 
     def of(self, folder: Path) -> Recorded:
-        """Return the records of a folder, empty if there are none."""
         return self.folders.get(folder.absolute(), Recorded())
 
 

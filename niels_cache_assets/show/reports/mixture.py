@@ -79,12 +79,10 @@ class Mixture:
 
     @property
     def steps(self) -> int:
-        """Number of steps."""
         return -(-self.samples // self.batch_size)
 
     @property
     def warnings(self) -> list[str]:
-        """A warning for each data set that is read too often."""
         return [_warning(source, self) for source in self.sources if source.repeats_from is not None]
 
     @property
