@@ -52,10 +52,10 @@ FILTER_ORIGINS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def summary(function: object) -> str:
-    """The first paragraph of a docstring, as a cell."""
+def rule_text(function: object) -> str:
+    """Return the docstring of a rule as a cell."""
     assert isinstance(function, FunctionType)
-    return cell(" ".join((function.__doc__ or "").split("\n\n")[0].split()))
+    return cell(" ".join((function.__doc__ or "").split()))
 
 
 def cell(text: str) -> str:
@@ -63,7 +63,7 @@ def cell(text: str) -> str:
 
 
 def normalizer_table() -> str:
-    rows = [f"| `{name}` | {summary(function)} |" for name, function in NORMALIZERS]
+    rows = [f"| `{name}` | {rule_text(function)} |" for name, function in NORMALIZERS]
     return "\n".join(["| normalizer | effect |", "| --- | --- |", *rows])
 
 
@@ -74,7 +74,7 @@ def rule_table() -> str:
     for reason, judge in FILTERS:
         keys, origin = FILTER_ORIGINS[reason]
         settings = "<br>".join(f"`{key} = {json.dumps(defaults[key])}`" if defaults[key] is not None else f"`{key}` (off)" for key in keys)
-        rows.append(f"| `{reason}` | {summary(judge)} | {settings} | {cell(origin)} |")
+        rows.append(f"| `{reason}` | {rule_text(judge)} | {settings} | {cell(origin)} |")
     return "\n".join(["| reason | rule | keys and defaults | source |", "| --- | --- | --- | --- |", *rows])
 
 

@@ -1,4 +1,4 @@
-"""All defaults. Each default has a command-line flag and a configuration key."""
+"""All defaults, each of which has a command-line flag and a configuration key."""
 
 from typing import Literal
 
@@ -12,7 +12,7 @@ FINEWEB_VAL_TOKENS = 5_000_000
 VOCAB_SIZE = 16_000
 TOKENIZER_SAMPLE_BYTES = 20_000_000
 ModelKind = Literal["sentencepiece", "tokenizer.json", "tiktoken"]  # the kinds of files that describe a tokenizer
-ENCODINGS = (  # known encodings of tiktoken rank files: those of tiktoken, and two whose patterns and special tokens we write
+ENCODINGS = (  # known encodings of tiktoken rank files: those of tiktoken, and two whose patterns and special tokens this project defines
     "gpt2",
     "r50k_base",
     "p50k_base",

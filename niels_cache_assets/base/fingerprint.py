@@ -1,8 +1,8 @@
-"""The fingerprint of anything that can be built. It is one sha256 over everything that decides the bytes. This module loads no code that
-builds.
+"""The fingerprint of anything that can be built: one sha256 over everything that determines the bytes.
 
-A key that was added to a released table counts only if its value differs from its default (`settings_that_count`). So older caches stay
-valid. If you change the default of such a key, raise the code version of everything that the key decides.
+This module loads no code that builds. A key that was added to a released table counts only if its value differs from its default
+(`settings_that_count`). So older caches remain valid. If you change the default of such a key, raise the code version of everything that
+the key affects.
 """
 
 import inspect
@@ -46,16 +46,20 @@ _FIRST_KEYS: dict[str, str] = {
 
 
 def fingerprint_of(settings: dict[str, Any]) -> str:
-    """Return the sha256 over the canonical JSON of everything that decides the bytes, as 64 hex digits."""
+    """Return the sha256 over the canonical JSON of everything that determines the bytes, as 64 hex digits."""
     return sha256_text(canonical_json(settings))
 
 
 def settings_that_count(table: BaseModel, name: str, *, without: Collection[str] = ()) -> dict[str, Any]:
     """Return the settings of a table that count for a fingerprint: their keys, and their values as JSON values.
 
-    `without`: keys that are left out. `name`: the name of the table, or the kind of a source. A key that is not in _FIRST_KEYS counts only
-    if it differs from its default. If _FIRST_KEYS does not list the table (as for a source of a third party), all keys that its class
-    declares count.
+    A key that is not in _FIRST_KEYS counts only if it differs from its default. If _FIRST_KEYS does not list the table (as for a source of
+    a third party), all keys that its class declares count.
+
+    Args:
+        table: The table.
+        name: Name of the table, or kind of a source.
+        without: Keys to leave out; by default none.
     """
     always, fields = _first_keys(table, name), type(table).model_fields
     counted = {

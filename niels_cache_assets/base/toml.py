@@ -1,4 +1,4 @@
-"""A TOML parser with two additions. It limits the size of numbers, and it skips a byte order mark, which some editors write."""
+"""A TOML parser with two additions: it limits the size of numbers, and it skips a byte order mark, which some editors write."""
 
 import json
 import re
@@ -10,8 +10,10 @@ _MOST_BITS = 1024  # schemas check the range of each key; this limit only reject
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML. Raises ValueError (or its subclass tomllib.TOMLDecodeError) for text that is not TOML, and for a number with too many
-    digits.
+    """Parse TOML.
+
+    Raises:
+        ValueError: If the text is not TOML (then the subclass tomllib.TOMLDecodeError), or if a number has too many digits.
     """
     try:
         tables = tomllib.loads(text.removeprefix("\ufeff"))
@@ -26,9 +28,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _whole_numbers(tables: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield every whole number with its key. The function does not use recursion, because a table may be nested thousands of levels
-    deep.
-    """
+    """Yield every whole number with its key, without recursion, because a table may be nested thousands of levels deep."""
     left: list[tuple[str, Any]] = list(tables.items())
     while left:
         key, value = left.pop()
@@ -41,7 +41,7 @@ def _whole_numbers(tables: dict[str, Any]) -> Iterator[tuple[str, int]]:
 
 
 def as_toml(value: Any) -> str:
-    """Return a string, a boolean, a number or a list of such values as TOML. For these values, JSON and TOML are the same.
+    """Return a string, a boolean, a number or a list of such values as TOML, which for these values equals JSON.
 
     A date or a time becomes a string, because messages also show values that no key takes.
     """

@@ -1,6 +1,6 @@
 """The format of numbers, and the labels of keys and reasons, for the command line, Dagster's UI, reports and messages.
 
-People read "tokens of train" for `train_tokens`. Programs (--json) and files keep the keys of meta.json.
+People read "tokens of train" for `train_tokens`. Programs (--json) and files use the keys of meta.json.
 """
 
 from collections.abc import Sequence
@@ -91,7 +91,7 @@ def share_of(part: float, whole: float = 1.0, *, digits: int = 1) -> str:
     """Return `12.3%`. A share above zero is never shown as 0%."""
     if not whole:
         return UNKNOWN
-    least = 10**-digits  # the smallest percentage with so many digits
+    least = 10**-digits  # the smallest percentage with this many digits
     return f"<{least:g}%" if 0 < part / whole < least / 200 else f"{part / whole:.{digits}%}"
 
 

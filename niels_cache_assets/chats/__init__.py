@@ -3,5 +3,5 @@
 templates: the text of a template --> rendering: text and spans of targets, in a child process
                                   --> encoding: tokens and spans of tokens
 
-The child process has its own modules, which import nothing of the others: child --> targets --> compiled
+The child process has its own modules, which import none of the others: child --> targets --> compiled
 """

@@ -1,9 +1,10 @@
-"""The child process that renders conversations with a chat template. It imports only the standard library, jinja2,
-and the modules beside it that do the same.
+"""The child process that renders conversations with a chat template.
 
-A template is a program of somebody else. So it runs in jinja2's immutable sandbox, in a process of its own, with limits: processor time for
-each conversation, memory, and the size of the output. The settings and helpers are those that templates expect from `transformers`, except
-that there is no clock: `strftime_now` is not defined.
+It imports only the standard library, jinja2, and the modules beside it that do the same.
+
+A template is a program that somebody else wrote. So it runs in jinja2's immutable sandbox, in a process of its own, with limits for memory,
+the size of the output, and the processor time of each conversation. The settings and helpers are those that templates expect from
+`transformers`, except that there is no clock: `strftime_now` is not defined.
 
 The parent writes one JSON value per line, and gets one JSON value per line:
 
@@ -13,10 +14,10 @@ The parent writes one JSON value per line, and gets one JSON value per line:
 
 `spans` are pairs of character positions, the first and the one past the last character of each target. `owners` has the number of the
 message of each span, or None if it is not known. The spans come from the marks `{% generation %}` ... `{% endgeneration %}`. In a template
-without marks, the target is the text that each message of the assistant adds to the messages before it (`_Turns`).
+without marks, the target is the text that each message of the assistant adds to the messages before it (see `targets.Conversation`).
 
-`neutral` is the rendering of the same conversation with other words. The parent compares its special tokens with those of `text`: words
-must not make further ones. `plain` is the rendering of a short conversation with neutral words; None if the template refuses it.
+`neutral` is the rendering of the same conversation with other words. The parent compares its special tokens with those of `text`, because
+words must not add any. `plain` is the rendering of a short conversation with neutral words, or None if the template refuses it.
 """
 
 import json
@@ -35,7 +36,7 @@ _MOST_SAID = 300  # characters of an error that are reported
 
 
 def _said(error: BaseException) -> str:
-    """Return an error of a template in one line, with the line of the template if it is known."""
+    """Return an error of a template in one line, with the line number in the template if it is known."""
     from jinja2 import TemplateSyntaxError
 
     line, trace = getattr(error, "lineno", None) if isinstance(error, TemplateSyntaxError) else None, error.__traceback__
@@ -54,13 +55,13 @@ def _said(error: BaseException) -> str:
 
 
 def _limit_time(seconds: int) -> None:
-    """End this process with a signal after so many further seconds of processor time."""
+    """End this process with a signal after this many further seconds of processor time."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime) + seconds)
 
 
 def _limit(kind: int, most: int) -> None:
-    """Set a soft limit of this process. A lower hard limit stays. A system that does not know the limit sets none."""
+    """Set a soft limit of this process, no higher than its hard limit; do nothing on a system that does not know the limit."""
     _, hard = resource.getrlimit(kind)
     with suppress(ValueError, OSError):
         resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
@@ -86,7 +87,7 @@ def main(lines: BinaryIO, out: BinaryIO) -> None:
         out.write(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
         out.flush()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a whole group of processes gets them, and the parent ends this one
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the whole process group gets them, and the parent ends this process
         signal.signal(number, signal.SIG_IGN)
     first = json.loads(lines.readline())
     _limit(resource.RLIMIT_CORE, 0)

@@ -9,16 +9,20 @@ from collections.abc import Collection, Mapping
 from itertools import count
 from typing import Any, NamedTuple
 
-WORD = "zq"  # neutral words begin so
+WORD = "zq"  # the beginning of neutral words
 TAG = re.compile(r"</?\w+>|\[/?\w+\]")
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 class Words:
-    """Neutral words in the place of the texts of a conversation. Equal texts have equal words.
+    """Neutral words in place of the texts of a conversation, equal words for equal texts.
 
-    What the template asks for stays: roles, keys that it reads, texts that it compares, and tags that it looks for in texts.
-    said: all strings in the template. compared: those that it compares. names: the strings of special tokens, which never stay.
+    What the template asks for is kept: roles, keys that it reads, texts that it compares, and tags that it looks for in texts.
+
+    Args:
+        said: All strings in the template.
+        compared: Those that it compares.
+        names: Strings of special tokens, which are never kept.
     """
 
     def __init__(self, said: frozenset[str], compared: frozenset[str], names: frozenset[str]) -> None:
@@ -53,16 +57,21 @@ Messages = list[dict[str, Any]]
 
 
 class Refused(Exception):
-    """The template refuses a conversation with `raise_exception`."""
+    """The error for a conversation that the template refuses with `raise_exception`."""
 
 
 class Unfit(Exception):
-    """The output of the template cannot be used."""
+    """The error for an output of the template that cannot be used."""
 
 
 class Made(NamedTuple):
-    """A rendering. marked: for each block `generation`, its place, its text, and the number of its message or None. begins: where the
-    template begins to write each message. It is empty for a template that does not write messages one after the other in a loop.
+    """A rendering.
+
+    Attributes:
+        text: The text.
+        marked: For each block `generation`, its position, its text, and the number of its message or None.
+        begins: Where the template begins to write each message, by the number of the message. Empty for a template that does not write
+            messages one after the other in a loop.
     """
 
     text: str
@@ -73,8 +82,13 @@ class Made(NamedTuple):
 class CompiledTemplate:
     """A compiled template.
 
-    variables: values that the template may use, such as the strings of special tokens. names: the strings of all special tokens. Raises
-    the errors of jinja2 for a template with a wrong syntax.
+    Args:
+        text: The template.
+        variables: Values that the template may use, such as the strings of special tokens.
+        names: Strings of all special tokens; by default none.
+
+    Raises:
+        jinja2.TemplateError: If the template has a syntax error.
     """
 
     def __init__(self, text: str, variables: dict[str, Any], names: Collection[str] = ()) -> None:
@@ -89,7 +103,7 @@ class CompiledTemplate:
         blocks: list[nodes.Node] = []
 
         class Marks(Extension):
-            """The block `generation`, whose text is a target."""
+            """The parser of the block `generation`, whose text is a target."""
 
             tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -105,7 +119,7 @@ class CompiledTemplate:
                 return made
 
         class Loops(NodeTransformer):
-            """A change of all loops: each tells the message of a pass, and its end."""
+            """A transformer of all loops, which then report the message of each iteration, and their end."""
 
             def visit_For(self, node: nodes.For) -> Any:
                 self.generic_visit(node)
@@ -148,12 +162,22 @@ class CompiledTemplate:
         self._template = environment.from_string(tree.set_environment(environment))
 
     def neutral(self, messages: Messages, tools: Any) -> tuple[Messages, Any]:
-        """Return a conversation with neutral words."""
         words = Words(*self._words)
         return [words.of(message) for message in messages], words.of(tools)
 
     def made(self, messages: Messages, tools: Any, *, most: int, prompt: bool = False) -> Made:
-        """Render messages. prompt: whether the text ends with the prompt for a reply."""
+        """Render messages.
+
+        Args:
+            messages: Messages of the conversation.
+            tools: JSON schemas of tools, or None.
+            most: Maximum number of characters of the text.
+            prompt: Whether the text ends with the prompt for a reply; by default no.
+
+        Raises:
+            Refused: If the template refuses the conversation.
+            Unfit: If the text is too long.
+        """
         pieces: list[str] = []
         self.passes = Passes({id(message): number for number, message in enumerate(messages)})
         values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
@@ -166,14 +190,18 @@ class CompiledTemplate:
 
 
 class Passes:
-    """The passes of loops over the messages of one rendering. numbers: the messages by their `id`."""
+    """The iterations of loops over the messages of one rendering.
+
+    Args:
+        numbers: Number of each message by its `id`.
+    """
 
     def __init__(self, numbers: Mapping[int, int]) -> None:
         self.written = 0  # characters of the conversation that are already rendered
         self.marked: list[tuple[int, str, int | None]] = []
         self.begins: dict[int, int] = {}
         self._numbers = numbers
-        self._open: list[tuple[int, dict[int, int]]] = []  # loops that run, and the places of their messages
+        self._open: list[tuple[int, dict[int, int]]] = []  # loops that are running, and the positions of their messages
         self._most = 0
 
     def begin(self, loop: int, value: Any) -> None:
@@ -185,7 +213,7 @@ class Passes:
         self._open[-1][1][number] = self.written
 
     def end(self, loop: int) -> None:
-        """End a loop. The loop that writes most is the one that writes the messages."""
+        """End a loop. The loop that writes the most is the one that writes the messages."""
         if not self._open or self._open[-1][0] != loop:
             return
         _, begins = self._open.pop()

@@ -5,7 +5,7 @@
 The whole text of a conversation is encoded at once, so the tokens are those of `transformers.apply_chat_template`. A special token in the
 text counts as this token. So the texts of the messages are checked twice. Before rendering, a text that would yield a special token makes
 its conversation unusable. After rendering, the special tokens must be those of the same conversation with neutral words, because a template
-can make a special token of several texts, or of a text that it changes.
+can make a special token from several texts, or from a text that it changes.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ _SHORT = 4096  # characters
 class EncodedChat(NamedTuple):
     """An encoded conversation.
 
-    ids: (n,) integers. spans: (m, 2) int64, m >= 1: the first token and the token after the last one of each target, in order. Spans do not
-    touch each other.
+    Attributes:
+        ids: (n,) integers, the ids of the tokens.
+        spans: (m, 2) int64 with m >= 1: the first token of each target and the token after its last one, in order. Spans do not touch each
+            other.
     """
 
     ids: Array
@@ -44,7 +46,12 @@ class EncodedChat(NamedTuple):
 class ChatEncoder:
     """The encoder of conversations. Its methods may be called from several threads. A context manager, because it keeps processes.
 
-    Raises NielsCacheError for a tokenizer that cannot encode rendered text, and for one without the tokens that the template needs.
+    Args:
+        template: The chat template.
+        tokenizer: A tokenizer that has `encode_rendered`.
+
+    Raises:
+        NielsCacheError: If the tokenizer cannot encode rendered text, or lacks the tokens that the template needs.
     """
 
     def __init__(self, template: Template, tokenizer: Any) -> None:
@@ -76,7 +83,8 @@ class ChatEncoder:
     def encode(self, chats: Sequence[Chat]) -> list[EncodedChat | Refusal]:
         """Return the tokens of each conversation, or why it is not used, in order.
 
-        Raises NielsCacheError for an error of the template.
+        Raises:
+            NielsCacheError: If the template fails.
         """
         chats = [chat._replace(messages=[self._prepared(message) for message in chat.messages]) for chat in chats]
         results: list[EncodedChat | Refusal | None] = [*self._unusable(chats)]
@@ -105,7 +113,15 @@ class ChatEncoder:
         return with_arguments(plain, self._rendering.form_of_arguments) if plain.get("tool_calls") else plain
 
     def _checked(self, chat: Chat, rendered: Rendered, ids: Array, spans: Ints, allowed: Sequence[int]) -> EncodedChat | Refusal:
-        """Return an encoded conversation, or why it is not used. allowed: the guarded tokens that the template writes itself, in order."""
+        """Return an encoded conversation, or why it is not used.
+
+        Args:
+            chat: The conversation.
+            rendered: Its rendering.
+            ids: Ids of the rendered text.
+            spans: Targets among the ids.
+            allowed: Guarded tokens that the template writes itself, in order.
+        """
         if not _are_among(self._guarded_in(ids), allowed):
             return Refusal(COLLISION, f"{chat.name}: its texts make a special token in {self._template.where}; remove it")
         if chat.ignored and None in rendered.owners:
@@ -117,10 +133,10 @@ class ChatEncoder:
 
     @cached_property
     def _is_guarded(self) -> Bools:
-        """Whether each id is a token that only the template may write, (vocab_size,).
+        """Whether only the template may write a token, for each id, (vocab_size,).
 
         These are the special tokens, and added tokens that the template writes around messages, even if the tokenizer does not call them
-        special: DeepSeek's `<｜User｜>` is one of them. Tags of thinking are not, because data hold them with good reason.
+        special: DeepSeek's `<｜User｜>` is one of them. Tags of thinking are not among them, because data contain them with good reason.
         """
         guarded: set[int | None] = {*self._tokenizer.reserved_ids()}
         if self._rendering.plain is not None:
@@ -196,7 +212,7 @@ def _are_among(tokens: Sequence[int], allowed: Sequence[int]) -> bool:
 
 
 def join_spans(spans: Ints) -> Ints:
-    """Return spans (m, 2) in order, with those joined that overlap or touch. Empty spans are left out."""
+    """Return spans (m, 2) in order, with overlapping and touching spans joined, and without empty spans."""
     spans = spans[spans[:, 0] < spans[:, 1]]
     spans = spans[np.argsort(spans[:, 0], kind="stable")]
     if len(spans) < 2:

@@ -1,6 +1,6 @@
-"""Rendering of conversations in child processes with limits (child.py). Several threads may render at the same time.
+"""Rendering of conversations in child processes with limits (child.py), which several threads may use at the same time.
 
-A child costs a tenth of a second to start, and then some microseconds for each message. Each thread that renders takes an idle child, or
+A child takes a tenth of a second to start, and then some microseconds for each message. Each thread that renders takes an idle child, or
 starts one. A child that ends, because a template needs too much time or memory, is an error that names the template.
 """
 
@@ -27,19 +27,22 @@ from niels_cache_runtime.errors import NielsCacheError
 
 MOST_SECONDS = 10  # of processor time for one conversation
 MOST_MEMORY = 1 << 31  # bytes of a child
-LEAST_OUTPUT = 4_000_000  # characters that every conversation may have
-OUTPUT_PER_CHARACTER = 16  # further characters for each character of the messages
+LEAST_OUTPUT = 4_000_000  # characters of output that every conversation may have
+OUTPUT_PER_CHARACTER = 16  # further characters of output for each character of the messages
 
 _CHILD = "niels_cache_assets.chats.child"
 _ROOT = Path(__file__).parents[2]
-_MESSAGES_PER_SECOND = 500  # a longer conversation has more time
+_MESSAGES_PER_SECOND = 500  # a longer conversation may take more time
 
 
 class Rendered(NamedTuple):
     """A rendered conversation.
 
-    spans: for each target, its first character and the character past its last one. owners: for each target, the number of its message, or
-    None if it is not known. neutral: the same conversation with neutral words, which shows what the template writes itself.
+    Attributes:
+        text: The text.
+        spans: For each target, the index of its first character and of the one after its last.
+        owners: For each target, the number of its message, or None if it is not known.
+        neutral: The same conversation with neutral words, which shows what the template writes itself.
     """
 
     text: str
@@ -49,7 +52,12 @@ class Rendered(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """The reason why a conversation is not used. reason: a key of `dropped`. said: the reason in words."""
+    """The reason why a conversation is not used.
+
+    Attributes:
+        reason: A key of `dropped`.
+        said: The reason in words.
+    """
 
     reason: str
     said: str
@@ -62,8 +70,12 @@ TOO_MANY_TURNS = "too_many_turns"
 class Chat(NamedTuple):
     """A conversation to render.
 
-    name: for messages. tools: JSON schemas of tools, or None. ignored: the numbers of messages whose words are no targets. last: whether
-    only words of the last message, which is the assistant's, are targets.
+    Attributes:
+        messages: Its messages.
+        name: Its name in error messages.
+        tools: JSON schemas of tools, or None.
+        ignored: Numbers of messages whose words are no targets.
+        last: Whether only words of the last message, which is the assistant's, are targets.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -74,10 +86,14 @@ class Chat(NamedTuple):
 
 
 class Rendering:
-    """A template that is ready to render. A context manager: at its end, all children end.
+    """A template that is ready to render. A context manager, which ends all children on exit.
 
-    names: the strings of special tokens, which never stay in a neutral text. Raises NielsCacheError for a template with a wrong syntax,
-    when the first child starts.
+    Args:
+        template: The template.
+        names: Strings of special tokens, which are never kept in a neutral text; by default none.
+
+    Raises:
+        NielsCacheError: When the first child starts, if the template has a syntax error.
     """
 
     def __init__(self, template: Template, names: Collection[str] = ()) -> None:
@@ -104,7 +120,7 @@ class Rendering:
 
     @cached_property
     def form_of_arguments(self) -> Callable[[Any], Any]:
-        """The function that brings arguments of calls into the form that the template expects. The template is tried to find this out."""
+        """Function that converts the arguments of calls to the form that the template expects, found by trying the template."""
         child = self._take()
 
         def tried(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> str | None:
@@ -120,7 +136,7 @@ class Rendering:
 
     @property
     def plain(self) -> str | None:
-        """The text of a short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
+        """Text of a short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
         return self.start().plain
 
     def start(self) -> _Child:
@@ -132,8 +148,10 @@ class Rendering:
     def render(self, chats: Sequence[Chat]) -> list[Rendered | Refusal]:
         """Return the text of each conversation, in order.
 
-        A conversation that the template refuses with `raise_exception` is a Refusal. Raises NielsCacheError for every other error of the
-        template, with the name of the conversation.
+        A conversation that the template refuses with `raise_exception` is a Refusal.
+
+        Raises:
+            NielsCacheError: If the template fails in any other way. The message names the conversation.
         """
         if not chats:
             return []
@@ -151,9 +169,16 @@ class Rendering:
 
 
 def check_template(name: str, settings: TokenizerSettings) -> None:
-    """Raise NielsCacheError for a template that cannot be used. Only its text and the model that [tokenizer] names are needed.
+    """Check a template before a build, given only its text and the model that [tokenizer] names.
 
-    A model that cannot be opened is no problem of the template. See `find_template`.
+    A model that cannot be opened is no problem of the template.
+
+    Args:
+        name: The template that a data set names (see `find_template`).
+        settings: Settings in [tokenizer].
+
+    Raises:
+        NielsCacheError: If the template cannot be used.
     """
     template = find_template(name, settings)
     if template is None:
@@ -196,7 +221,7 @@ class _Child:
             raise
 
     def render(self, chats: Sequence[Chat], *, text_only: bool = False) -> list[Rendered | Refusal]:
-        """Return the texts with their targets. text_only: without targets."""
+        """Return the texts with their targets, or without targets if `text_only`."""
         self._send(
             [
                 {
@@ -260,7 +285,7 @@ def _end_all(children: list[_Child]) -> None:
 
 
 def texts_of(value: Any) -> list[str]:
-    """Return all strings in a JSON value, with the keys of objects."""
+    """Return all strings in a JSON value, including the keys of objects."""
     texts: list[str] = []
     stack = [value]
     while stack:

@@ -12,13 +12,13 @@ from typing import Any
 
 from niels_cache_assets.chats.compiled import TAG, WORD, CompiledTemplate, Made, Messages, Refused, Unfit
 
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same key in messages, the first one is the usual one
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of the same key in messages, the usual one first
 _RENDERED = 100_000  # messages that may be rendered to prove the targets of one conversation, or
-_RENDERED_EACH = 8  # so many for each of its messages, if that is more
-_EVENLY = 16  # messages of a long conversation whose targets are proven, at even distances
+_RENDERED_EACH = 8  # this many for each of its messages, if that is more
+_EVENLY = 16  # messages of a long conversation whose targets are proven, at equal distances
 _SHORT = 16  # messages
 _MOST_KNOWN = 2000
-_OF_PROBES = 1_000_000  # the most characters of a short conversation
+_OF_PROBES = 1_000_000  # maximum number of characters of a short conversation
 _MARK_IT = "put {% generation %} and {% endgeneration %} around the words of the assistant"
 
 Span = tuple[int, int]
@@ -27,7 +27,7 @@ Target = tuple[int, int, int | None]
 
 
 class Unproven(Exception):
-    """A conversation has more messages than can be rendered one by one."""
+    """The error for a conversation that has more messages than can be rendered one by one."""
 
 
 class Renderer:
@@ -35,22 +35,31 @@ class Renderer:
 
     def __init__(self, template: CompiledTemplate) -> None:
         self.template = template
-        self._known: dict[str, Made] = {}  # renderings of short conversations with neutral words
+        self._known: dict[str, Made] = {}  # cached renderings of short conversations with neutral words
 
     def render(self, messages: Messages, tools: Any, *, most: int, last: bool = False) -> dict[str, Any]:
         """Return the text of a conversation, the spans of its targets in characters, the message of each span, and the neutral text.
 
-        most: the most characters that the text may have. last: whether only words of the last message, which is the assistant's, are
-        targets. Raises Refused, Unfit, Unproven, and whatever the template raises.
+        Args:
+            messages: Messages of the conversation.
+            tools: JSON schemas of tools, or None.
+            most: Maximum number of characters of the text.
+            last: Whether only words of the last message, which is the assistant's, are targets; by default no.
+
+        Raises:
+            Refused: If the template refuses the conversation.
+            Unfit: If the output cannot be used.
+            Unproven: If there are too many messages.
+            Exception: Whatever the template raises.
         """
         return Conversation(self, [_as_transformers_has_it(message) for message in messages], tools, most=most).answer(last=last)
 
     def text(self, messages: Messages, tools: Any, *, most: int) -> str:
-        """Return the text of a conversation without looking for its targets. See `render`."""
+        """Return the text of a conversation without looking for its targets (see `render`)."""
         return self.template.made([_as_transformers_has_it(message) for message in messages], tools, most=most).text
 
     def made_of_neutral(self, messages: Messages, tools: Any, *, most: int) -> Made:
-        """Render a conversation with neutral words. Most short conversations have one of a few forms, so they are kept."""
+        """Render a conversation with neutral words. Most short conversations have one of a few forms, so these are cached."""
         if len(messages) > _SHORT or tools:
             return self.template.made(messages, tools, most=most)
         key = json.dumps(messages)
@@ -67,7 +76,7 @@ class Renderer:
 
     @cached_property
     def plain(self) -> str | None:
-        """A short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
+        """Short conversation with neutral words and the prompt for a reply, or None if the template refuses it."""
         for probe in self._probes:
             with suppress(Exception):
                 return probe.made(prompt=True, neutral=True).text
@@ -75,12 +84,19 @@ class Renderer:
 
     @cached_property
     def asked_always(self) -> str | None:
-        """The prompt for a reply if the template writes it at the end of every conversation, or "". None if no short conversation tells."""
+        """Prompt for a reply if the template ends every conversation with it, "" if not, or None if short conversations do not show it."""
         return next((asked for probe in self._probes if (asked := probe.asked_always()) is not None), None)
 
 
 class Conversation:
-    """The renderings of one conversation with a template. most: the most characters that a text may have."""
+    """The renderings of one conversation with a template.
+
+    Args:
+        renderer: The template.
+        messages: Messages of the conversation.
+        tools: JSON schemas of tools, or None.
+        most: Maximum number of characters of a text.
+    """
 
     def __init__(self, renderer: Renderer, messages: Messages, tools: Any, *, most: int) -> None:
         self._renderer, self._messages, self._tools, self._most = renderer, messages, tools, most
@@ -88,12 +104,17 @@ class Conversation:
         self._turns = [number for number, message in enumerate(messages) if message.get("role") == "assistant"]
 
     def made(self, end: int | None = None, *, prompt: bool = False, neutral: bool = False) -> Made:
-        """Render the messages before number `end`, or all of them. prompt: with the prompt for a reply. neutral: with neutral words."""
+        """Render the messages.
+
+        Args:
+            end: Number of the first message to leave out; by default all are rendered.
+            prompt: Whether to add the prompt for a reply; by default no.
+            neutral: Whether to use neutral words; by default no.
+        """
         messages, tools = self._neutral if neutral else (self._messages, self._tools)
         return self._renderer.template.made(messages[:end], tools, most=self._most, prompt=prompt)
 
     def answer(self, *, last: bool) -> dict[str, Any]:
-        """Return the values of `Renderer.render`."""
         whole = self.made()
         try:
             neutral = self._renderer.made_of_neutral(*self._neutral, most=self._most)
@@ -122,9 +143,12 @@ class Conversation:
         }
 
     def asked_always(self) -> str | None:
-        """Return the prompt for a reply if the template writes it without being asked, or "". Return None if the template fails.
+        """Return the prompt for a reply if the template writes it without being asked, "" if not, or None if the template fails.
 
-        It is what the messages before a reply end with, and the text of the reply begins with. Raises Unfit if this is not clear.
+        The messages before a reply end with it, and the text of the reply begins with it.
+
+        Raises:
+            Unfit: If this is not clear.
         """
         last = next((number for number in reversed(self._turns) if number), None)
         if last is None:
@@ -166,9 +190,9 @@ class Conversation:
     def _added(self, whole: Made, neutral: Made, always: str) -> list[Target]:
         """Return the text that each message of the assistant adds to the messages before it.
 
-        Each is proven by rendering the messages up to it. In a conversation with very many messages, this would take the square of their
-        number. Then it is proven for some of each kind, and all others must have the same header at the place where the template begins to
-        write them.
+        Each is proven by rendering the messages up to it. In a conversation with very many messages, this would take time quadratic in
+        their number. Then it is proven for some of each kind, and all others must have the same header where the template begins to write
+        them.
         """
         most = max(_RENDERED, _RENDERED_EACH * len(self._messages))
         if 2 * sum(self._turns) <= most:
@@ -194,13 +218,13 @@ class Conversation:
         return targets
 
     def _kind(self, number: int) -> Any:
-        """Return what decides the form of a message: its keys, tags in its text, and the speaker before it."""
+        """Return what determines the form of a message: its keys, tags in its text, and the speaker before it."""
         message = self._messages[number]
         keys = tuple(sorted(key for key, value in message.items() if value))
         return keys, TAG.search(str(message.get("content"))) is None, self._messages[number - 1].get("role") if number else None
 
     def _part(self, number: int, whole: Made) -> Span:
-        """Return the first character of a message, and the character past its last one."""
+        """Return the index of the first character of a message and of the one after its last."""
         begin, end = whole.begins.get(number), whole.begins.get(number + 1)
         end = len(whole.text) if number == len(self._messages) - 1 else end
         if begin is None or end is None:
@@ -208,7 +232,11 @@ class Conversation:
         return begin, end
 
     def _proven(self, number: int, whole: Made, neutral: Made, always: str) -> Target:
-        """Return the text that a message of the assistant adds. Raises Unfit if the rest is not the same without it."""
+        """Return the text that a message of the assistant adds.
+
+        Raises:
+            Unfit: If the rest is not the same without it.
+        """
         before = self.made(number, prompt=True).text if number else self._opening(whole, neutral, always)
         is_last = number == len(self._messages) - 1
         after = whole.text if is_last else self.made(number + 1).text.removesuffix(always)
@@ -220,7 +248,7 @@ class Conversation:
         return len(before), len(after), number
 
     def _of_last(self, whole: Made, neutral: Made, always: str) -> Target:
-        """Return the words of the last message. They follow the prompt for a reply, or the part of the prompt that is in the text."""
+        """Return the words of the last message, which follow the prompt for a reply, or the part of the prompt that is in the text."""
         last = len(self._messages) - 1
         before = self.made(last, prompt=True).text if last else self._opening(whole, neutral, always)
         if before is None or not whole.text.startswith(before):
@@ -260,6 +288,5 @@ def _as_transformers_has_it(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _common(texts: list[str]) -> str:
-    """Return what two texts begin with."""
     first, second = texts
     return first[: next((place for place, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))]

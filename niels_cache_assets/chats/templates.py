@@ -1,4 +1,4 @@
-"""Chat templates and their places: `chatml` is part of this package, `model` comes with a tokenizer, and others are files.
+"""Chat templates and where they come from: `chatml` is in this package, `model` comes with a tokenizer, and others are files.
 
 Nothing is rendered here. A template is text, and the strings of special tokens that it may use.
 """
@@ -43,8 +43,11 @@ _MARKERS = {"chatml": ("<|im_start|>", "<|im_end|>")}
 class Template:
     """A chat template.
 
-    name: "chatml", "model", or the name of a file. where: the place of the text, for messages. variables: the strings of special tokens by
-    the names that templates use, such as `eos_token`.
+    Attributes:
+        name: "chatml", "model", or the name of a file.
+        text: The template in jinja2.
+        variables: Strings of special tokens by the names that templates use, such as `eos_token`.
+        where: Where the text comes from, for messages.
     """
 
     name: str
@@ -58,18 +61,23 @@ class Template:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Everything of the template that decides tokens and targets, for fingerprints."""
+        """Everything of the template that determines tokens and targets, for fingerprints."""
         return {"sha256": self.sha256, "variables": dict(self.variables), "code_version": CODE_VERSION}
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """The strings that the tokenizer must have as tokens, because text could imitate them otherwise."""
+        """Strings that the tokenizer must have as tokens, because text could otherwise imitate them."""
         return _MARKERS.get(self.name, ())
 
     def require_tokens(self, has: Callable[[str], bool], where: str) -> None:
-        """Raise NielsCacheError if a tokenizer lacks a marker, or a special token that the template writes by its name.
+        """Check that a tokenizer has each marker, and each special token that the template writes by its name.
 
-        has: whether the tokenizer has a token. where: the tokenizer, for the message.
+        Args:
+            has: Returns whether the tokenizer has a token.
+            where: The tokenizer, for the message.
+
+        Raises:
+            NielsCacheError: If a token is missing.
         """
         named = {name: token for name, token in self.variables.items() if re.search(rf"\b{name}\b", self.text)}
         for token in (*self.markers, *named.values()):
@@ -80,8 +88,12 @@ class Template:
 def find_template(name: str, settings: TokenizerSettings) -> Template | None:
     """Return the template that a data set names, or None for `sentinels`, which is no template.
 
-    name: `sentinels`, `chatml`, `model`, or the path of a file. settings: the table [tokenizer], whose `model` may have files beside it.
-    Raises NielsCacheError for a file that is missing or cannot be a template.
+    Args:
+        name: `sentinels`, `chatml`, `model`, or the path of a file.
+        settings: Settings in [tokenizer], whose `model` may have files beside it.
+
+    Raises:
+        NielsCacheError: If a file is missing or cannot be a template.
     """
     if name == "sentinels":
         return None
@@ -103,7 +115,7 @@ def _folder(settings: TokenizerSettings) -> Path | None:
 
 
 def _of_model(settings: TokenizerSettings) -> tuple[str, str]:
-    """Return the template that comes with the tokenizer, and its place."""
+    """Return the template that comes with the tokenizer, and where it is."""
     folder = _folder(settings)
     if folder is None:
         raise NielsCacheError('template = "model": [tokenizer] names no model, so there is no template of a model; name a model or a file')
@@ -126,7 +138,6 @@ def _of_model(settings: TokenizerSettings) -> tuple[str, str]:
 
 
 def _variables(settings: TokenizerSettings) -> dict[str, str]:
-    """Return the strings of special tokens by the names that templates use."""
     found = {"eos_token": settings.special_tokens["eot"]}
     if "bos" in settings.special_tokens:
         found["bos_token"] = settings.special_tokens["bos"]

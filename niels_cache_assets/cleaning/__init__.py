@@ -1,4 +1,4 @@
-"""Cleaning of documents. Markup is converted to text. Then filters reject documents, and give a reason.
+"""Cleaning of documents: markup is converted to text, and then filters reject documents with a reason.
 
 All functions are pure, and use no files.
 """

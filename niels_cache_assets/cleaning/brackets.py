@@ -1,8 +1,8 @@
 """Matching of pairs of marks, and removal of the text that they enclose. `normalizers` defines which marks are markup.
 
-Matching uses a stack, so it takes time linear in the length of the text. A pair may enclose at most `bound` characters. The characters of
-inner pairs that are removed do not count. If a pair encloses more, both marks count as unmatched and stay. So two stray marks cannot remove
-the prose between them.
+Matching uses a stack, so it takes time linear in the length of the text. A pair may enclose at most `bound` characters, not counting the
+characters of removed inner pairs. If a pair encloses more, both marks count as unmatched and are kept. So two stray marks cannot remove the
+prose between them.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from io import StringIO
 
-DEEPEST = 1_000  # the most marks that may be open at a time; if more marks are open, the outer marks count as unmatched
+DEEPEST = 1_000  # maximum number of marks that may be open at a time; if more are open, the outer ones count as unmatched
 
 Span = tuple[int, int]  # (start, end)
 
@@ -21,8 +21,9 @@ Mark = tuple[int, int, bool, str]
 
 
 def occurrences(text: str, opening: str, closing: str, start: int = 0) -> Iterator[Mark]:
-    """Yield every occurrence of the two marks from `start` on, in order and without overlaps. `str.find` is many times as fast as a pattern
-    for this.
+    """Yield every occurrence of the two marks from `start` on, in order and without overlaps.
+
+    `str.find` is many times as fast as a pattern for this.
     """
     opened, closed = text.find(opening, start), text.find(closing, start)
     while opened >= 0 or closed >= 0:
@@ -41,7 +42,13 @@ def occurrences(text: str, opening: str, closing: str, start: int = 0) -> Iterat
 def paired(text: str, marks: Iterable[Mark], bound: int, wanted: re.Pattern[str] | None = None) -> Iterator[Span]:
     """Yield every pair of an opening mark and its closing mark, inner pairs before outer pairs.
 
-    A closing mark closes the last opened mark only if both names are equal. `wanted` is a pattern that must match at the start of a pair.
+    A closing mark closes the last opened mark only if both names are equal.
+
+    Args:
+        text: The text.
+        marks: Its marks in order.
+        bound: Maximum number of characters that a pair may enclose.
+        wanted: Pattern that must match at the start of a pair; by default any pair is yielded.
     """
     opened: deque[tuple[int, str, int]] = deque(maxlen=DEEPEST)  # (start, name, characters removed before)
     taken_out = 0
@@ -73,9 +80,14 @@ def _runs_of_braces(text: str) -> Iterator[Mark]:
 
 
 def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:
-    """Yield the spans of {{...}} and {{{...}}}, inner spans before outer spans. `name` must match after the opening braces.
+    """Yield the spans of {{...}} and {{{...}}}, inner spans before outer spans.
 
     In a longer run of braces, the braces next to the content belong to the span.
+
+    Args:
+        text: The text.
+        bound: Maximum number of characters that a pair may enclose.
+        name: Pattern that must match after the opening braces.
     """
     opened: deque[tuple[int, int, int, bool]] = deque(maxlen=DEEPEST)  # (start, braces, characters removed before, a name follows)
     taken_out = 0
@@ -97,8 +109,11 @@ def templates(text: str, bound: int, name: re.Pattern[str]) -> Iterator[Span]:
 
 
 def without(text: str, spans: Iterable[Span]) -> str:
-    """Return the text without the spans (start, end). The spans are disjoint or nested, and come in the order of their ends (so inner
-    before outer).
+    """Return the text without some spans.
+
+    Args:
+        text: The text.
+        spans: Disjoint or nested spans (start, end) in the order of their ends, so inner spans before outer spans.
     """
     starts, ends = array("q"), array("q")
     for start, end in spans:
@@ -119,8 +134,9 @@ def without(text: str, spans: Iterable[Span]) -> str:
 
 
 def rewritten(text: str, pattern: re.Pattern[str], replacement: Callable[[re.Match[str]], str]) -> str:
-    """Return the result of `pattern.sub`, but use less memory. `sub` keeps every piece of the text until the end, and each piece takes
-    fifty bytes more.
+    """Return the result of `pattern.sub` with less memory.
+
+    `sub` keeps every piece of the text until the end, and each piece takes fifty bytes more.
     """
     kept = StringIO()
     place = 0

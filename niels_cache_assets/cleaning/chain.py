@@ -1,9 +1,8 @@
-"""The cleaning chain. It normalizes a document, masks personal data if `mask` names any, then runs the filters. The first filter that
-rejects the document gives the reason.
+"""The cleaning chain: it normalizes a document, masks personal data if `mask` names any, and then runs the filters.
 
-The result for a document depends only on this document, so any process may clean any document. Cleaning takes about 0.02 ms a kilobyte of
-text without markup, and four times that at the start, before the compiled loops of `passes` are worth their loading time. The package
-`corpus` reads the documents and writes the documents that are kept.
+The first filter that rejects the document gives the reason. The result for a document depends only on this document, so any process may
+clean any document. Cleaning takes about 0.02 ms per kilobyte of text without markup, and four times that at the start, before the compiled
+loops of `passes` are worth their loading time. The package `corpus` reads the documents and writes those that are kept.
 """
 
 from collections import Counter
@@ -23,8 +22,10 @@ from niels_cache_assets.cleaning.settings import CleaningSettings
 class Cleaner:
     """A cleaner of documents, with its settings. It can be pickled.
 
-    `plain_text`: True if documents are plain text already; then markup is not removed. `compiled`: whether to use compiled loops, which
-    give equal results; None uses them after the first WORTH_IT characters.
+    Args:
+        settings: Settings in [cleaning].
+        plain_text: Whether documents are plain text already, so that markup is not removed; by default no.
+        compiled: Whether to use compiled loops, which give equal results; by default they are used after the first WORTH_IT characters.
     """
 
     def __init__(self, settings: CleaningSettings, *, plain_text: bool = False, compiled: bool | None = None) -> None:
@@ -34,10 +35,14 @@ class Cleaner:
         self._skip = frozenset(settings.skip) | (MARKUP_NORMALIZERS if plain_text else frozenset())
 
     def clean(self, document: Document, report: CleaningReport | None = None) -> Document | Rejected:
-        """Return the normalized document, or a rejection with its reason. `report`, if given, counts the result.
+        """Return the normalized document, or a rejection with its reason.
 
-        In the result, the text, the title, the source id and the file name hold no NULs, controls or lone surrogates, so they can be
-        written as UTF-8. The title is masked, too, but only the places in the text are counted.
+        In the result, the text, the title, the source id and the file name contain no NULs, control characters or lone surrogates, so they
+        can be written as UTF-8. The title is masked, too, but only the matches in the text are counted.
+
+        Args:
+            document: The document.
+            report: Counts the result, if given.
         """
         self._characters += len(document.text)
         compiled = self._characters > WORTH_IT and is_available() if self._compiled is None else self._compiled
@@ -56,7 +61,7 @@ class Cleaner:
                 if weight:
                     whole = Facts(
                         facts.document, self.settings
-                    )  # because the language decides about stop words only if it was asked before
+                    )  # because the language selects the stop words only if it has already been identified
                     report.measures.add(measure(whole, self._skip), whole, weight=weight, bits=bits)
             language = None
             if facts.language_asked is not None:

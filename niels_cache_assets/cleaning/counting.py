@@ -1,6 +1,6 @@
-"""The report of cleaning. It has the number of rejected documents for each reason, and a seeded sample of the rejected documents.
+"""The report of cleaning: the number of rejected documents for each reason, and a seeded sample of them.
 
-The reports of consecutive chunks merge into the report of the whole input. A hash of the document's place in the input, with the seed as
+The reports of consecutive chunks merge into the report of the whole input. A hash of the document's position in the input, with the seed as
 key, decides whether a document becomes an example. So the result depends neither on the number of processes nor on the size of chunks. A
 report can be stored in a journal (the record of an unfinished build) and restored. It takes the memory of 50 excerpts per reason.
 """
@@ -28,12 +28,22 @@ _Heaps = dict[str, list[_Example]]
 
 
 class CleaningReport:
-    """Counts and examples of a chunk of the input. `first` is the number of documents before this chunk in the whole input.
+    """Counts and examples of a chunk of the input. It can be pickled.
 
-    `documents` and `kept` are the numbers of documents that were read and kept. `dropped` counts dropped documents by reason. `languages`
-    counts the results of the language identifier, for the documents that were passed to it ("und": not identified). `masked` counts masked
-    places of the documents that stay, by kind, and `masked_documents` counts these documents. `measures`: histograms of what the filters
-    measure, or None if nothing is measured. A report can be pickled.
+    Args:
+        seed: Seed of the sample.
+        first: Number of documents before this chunk in the whole input; by default 0.
+        measures: Histograms of what the filters measure; by default nothing is measured.
+
+    Attributes:
+        documents: Number of documents that were read.
+        kept: Number of documents that are kept.
+        dropped: Number of dropped documents by reason.
+        languages: Number of results of the language identifier by language, for the documents that were passed to it ("und": not
+            identified).
+        masked: Number of matches of masks in documents that are kept, by kind.
+        masked_documents: Number of documents with such matches.
+        measures: Histograms of what the filters measure, or None.
     """
 
     def __init__(self, seed: int, first: int = 0, *, measures: "Measures | None" = None) -> None:
@@ -56,7 +66,12 @@ class CleaningReport:
         return weight_of(ordinal, bits), bits
 
     def add(self, result: "Document | Rejected", language: str | None = None) -> None:
-        """Count the next document of the input. `language`: the result of the identifier, or None if it did not run."""
+        """Count the next document of the input.
+
+        Args:
+            result: The document, or its rejection.
+            language: Result of the identifier, or None if it did not run.
+        """
         self.documents += 1
         if language is not None:
             self.languages[language] += 1
@@ -67,12 +82,22 @@ class CleaningReport:
         self.add_example(result, place=self.documents - 1)
 
     def add_example(self, dropped: "Rejected", *, place: int) -> None:
-        """Make a dropped document, which is counted already, an example. `place`: its place in the chunk."""
+        """Make a dropped document, which is already counted, an example.
+
+        Args:
+            dropped: The rejection.
+            place: Index of the document in the chunk.
+        """
         ordinal = self._first + place
         _keep(self._examples, dropped.reason, (-_keyed_hash(self.seed, ordinal), -ordinal, _row(dropped)), most=EXAMPLES)
 
     def add_masked(self, places: Counter[str], examples: Sequence[dict[str, str]]) -> None:
-        """Count the masked places, by kind, of the document that was added last and stays. examples: one for each kind."""
+        """Count the matches of masks in the document that was added last and is kept.
+
+        Args:
+            places: Number of matches by kind.
+            examples: One example for each kind.
+        """
         ordinal = self._first + self.documents - 1
         self.masked_documents += 1
         self.masked += places
@@ -81,7 +106,7 @@ class CleaningReport:
             _keep(self._mask_examples, each["kind"], (key, -ordinal, each), most=MASK_EXAMPLES)
 
     def mask_examples(self) -> list[dict[str, Any]]:
-        """Return examples of masked places, by kind, in the order of the input. Each is the first place of its kind in a document."""
+        """Return examples of masked text, by kind, in the order of the input; each is the first match of its kind in a document."""
         return _in_order(self._mask_examples, sorted(self._mask_examples))
 
     def merge(self, later: Self) -> None:
@@ -105,21 +130,21 @@ class CleaningReport:
                     _keep(mine, name, example, most=most)
 
     def join(self, later: Self) -> None:
-        """Add the report of a part that comes later. The places of its documents were counted from its own beginning."""
+        """Add the report of a part that comes later, whose documents were numbered from its own beginning."""
         for examples in (*later._examples.values(), *later._mask_examples.values()):
             examples[:] = [(key, ordinal - self.documents, row) for key, ordinal, row in examples]
         self.merge(later)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the examples as rows of corpus.layout.REJECTED. Rows are sorted by reason, in the order of the filters, then by place in
-        the input.
+        """Return the examples as rows of corpus.layout.REJECTED.
+
+        Rows are sorted by reason, in the order of the filters, and then by position in the input.
         """
         known = [reason for reason in REASONS if reason in self._examples]
         others = sorted(self._examples.keys() - set(REASONS))  # reasons that a caller defines
         return _in_order(self._examples, [*known, *others])
 
     def state(self) -> dict[str, Any]:
-        """Return everything that was counted, as JSON values for `from_state`."""
         counts = {"documents": self.documents, "kept": self.kept, "dropped": dict(self.dropped), "languages": dict(self.languages)}
         masked = {"masked": dict(self.masked), "masked_documents": self.masked_documents, "mask_examples": self._mask_examples}
         return {
@@ -133,7 +158,6 @@ class CleaningReport:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the report that `state` describes."""
         measures = Measures.from_state(state["measures"]) if "measures" in state else None
         report = cls(state["seed"], state["first"], measures=measures)
         report.documents, report.kept = state["documents"], state["kept"]
@@ -160,7 +184,7 @@ def _in_order(heaps: _Heaps, names: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _keyed_hash(seed: int, ordinal: int) -> int:
-    """Return 64 evenly distributed bits for a place in the input."""
+    """Return 64 evenly distributed bits for a position in the input."""
     return int.from_bytes(hashlib.blake2b(ordinal.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")).digest(), "little")
 
 

@@ -1,14 +1,15 @@
-"""Filters. Each filter looks at one normalized document, and returns a rejection or None.
+"""Filters, each of which looks at one normalized document and returns a rejection or None.
 
-The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document, and
-add one line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to REASONS in
-settings.py, at the position that the filter has in `_JUDGES`. The threshold of a filter is in settings.py, too. If Gopher has a
-rule (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher. Some definitions hold
-for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines do not count. If more
-than half of a text is in a script without blanks (scripts.py), its filters count characters: two of them count as a word. The module
-`languages` tells the language.
+The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document, and add one
+line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to REASONS in config/tables.py, at the position
+that the filter has in `_JUDGES`. The threshold of a filter is in config/tables.py, too. If Gopher has a rule (Rae et al. 2021,
+https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher.
 
-The cost of a document that passes all filters is about 0.1 ms a kilobyte. Half of this time is spent on words and pairs of words.
+Some definitions hold for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines
+do not count. If more than half of a text is in a script without blanks (scripts.py), its filters count characters: two of them count as a
+word. The module `languages` identifies the language.
+
+A document that passes all filters costs about 0.1 ms per kilobyte. Half of this time is spent on words and pairs of words.
 """
 
 import re
@@ -33,7 +34,7 @@ _MAY_REFER_TO = re.compile(
 _DISAMBIGUATION_CHARACTERS = 500  # a disambiguation page has the phrase in its first sentence
 _SENTENCE_CHARACTERS = 100  # a longer line with a bullet is a paragraph
 _PARAGRAPH_CHARACTERS = 80  # a shorter line is a heading, or a list item without its bullet
-_SCRIPT_CHARACTERS = 2_000  # the beginning tells whether a text is written without blanks
+_SCRIPT_CHARACTERS = 2_000  # the beginning shows whether a text is written without blanks
 _RUN_OF_LETTERS = re.compile(r"\w+")
 BULLETS = (*"*•‣◦⁃∙▪●·・", "- ", "– ", "— ", "+ ")
 _ASCII_BLANKS = b"\t\n\v\f\r\x1c\x1d\x1e\x1f "
@@ -49,15 +50,15 @@ class Rejection(NamedTuple):
 
 
 class Facts:
-    """A document, the settings of [cleaning], and values that several filters need. Each value is computed when it is first used.
+    """A document, the settings of [cleaning], and values that several filters need, each computed when it is first used.
 
-    `text` holds the first JUDGED_CHARACTERS of the document, so a document of hundreds of megabytes does not need gigabytes of memory.
+    `text` has the first JUDGED_CHARACTERS of the document, so a document of hundreds of megabytes does not need gigabytes of memory.
     """
 
     def __init__(self, document: Document, settings: CleaningSettings) -> None:
         self.document, self.settings = document, settings
         self.text = document.text[:JUDGED_CHARACTERS]
-        self.language_asked: Language | None = None  # None if no filter asked for it
+        self.language_asked: Language | None = None  # None if no filter has needed it
 
     @cached_property
     def words(self) -> list[str]:
@@ -69,7 +70,7 @@ class Facts:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The non-empty lines, without surrounding white space."""
+        """Non-empty lines, without surrounding white space."""
         return [line for line in map(str.strip, self.text.split("\n")) if line]
 
     @cached_property
@@ -80,16 +81,16 @@ class Facts:
 
     @property
     def word_count(self) -> int:
-        """The number of words. In a script without blanks, two characters count as a word."""
+        """Number of words. In a script without blanks, two characters count as a word."""
         return sum(map(len, self.words)) // 2 if self.is_unspaced else len(self.words)
 
     @cached_property
     def units(self) -> list[str]:
-        """The words in lower case. In a script without blanks, the pairs of neighbouring characters."""
+        """Words in lower case, or pairs of neighbouring characters in a script without blanks."""
         return list(map("".join, pairwise("".join(self.lower_words)))) if self.is_unspaced else self.lower_words
 
     def language(self) -> Language:
-        """Return the language of the text. It is identified once."""
+        """Return the language of the text, which is identified only once."""
         if self.language_asked is None:
             self.language_asked = language_of(self.text, characters=self.settings.language_characters, wanted=self.settings.languages)
         return self.language_asked
@@ -109,8 +110,10 @@ def empty(facts: Facts) -> Rejection | None:
 
 
 def disambiguation(facts: Facts) -> Rejection | None:
-    """Reject a page whose title ends with "(disambiguation)", or in which a line near the beginning ends with a phrase such as "may refer
-    to:" or "can stand for:". A bullet, a line of fewer than 80 characters, or the end of the text must follow this line.
+    """Reject a page whose title ends with "(disambiguation)", or that introduces a list with a phrase such as "may refer to:".
+
+    The phrase, which may also be "can stand for:", must end a line near the beginning. A bullet, a line of fewer than 80 characters, or the
+    end of the text must follow this line.
     """
     titled = (facts.document.title or "").strip().lower().endswith("(disambiguation)")
     start = facts.text[:_DISAMBIGUATION_CHARACTERS]
@@ -128,8 +131,9 @@ def too_short(facts: Facts) -> Rejection | None:
 
 
 def list_page(facts: Facts) -> Rejection | None:
-    """Reject a text in which too many lines begin with a bullet: *, •, or one of - – — + followed by a space. The value is the share of
-    bulleted lines or of characters in bulleted lines of fewer than 100 characters, whichever is smaller.
+    """Reject a text in which too many lines begin with a bullet: *, •, or one of - – — + followed by a space.
+
+    The value is the share of bulleted lines or of characters in bulleted lines of fewer than 100 characters, whichever is smaller.
     """
     return _above(bullet_share(facts), facts.settings.max_bullet_share)
 
@@ -156,15 +160,18 @@ def high_symbol_ratio(facts: Facts) -> Rejection | None:
 
 
 def no_stopwords(facts: Facts) -> Rejection | None:
-    """Reject a text with too few distinct stop words of its language, ignoring case. If the language is unknown, the one of `languages`
-    with the most stop words in the text is used. Languages without a stop word list are exempt.
+    """Reject a text with too few distinct stop words of its language, ignoring case.
+
+    If the language is unknown, the one of `languages` with the most stop words in the text is used. Languages without a stop word list are
+    exempt.
     """
     return _below(stop_words_found(facts), facts.settings.min_stopwords)
 
 
 def repetitive(facts: Facts) -> Rejection | None:
-    """Reject a text in which one word pair accounts for too large a share of all pairs. Pairs ignore case and must occur at least twice.
-    In a script without spaces, runs of three characters are counted instead.
+    """Reject a text in which one word pair accounts for too large a share of all pairs.
+
+    Pairs ignore case and must occur at least twice. In a script without spaces, runs of three characters are counted instead.
 
     Further rules of Gopher apply if their limits are set: the share of characters in the most frequent 2-, 3- and 4-gram, and the share of
     repeated lines and repeated paragraphs.
@@ -183,8 +190,9 @@ def language_error(facts: Facts) -> Rejection | None:
 
 
 def not_english(facts: Facts) -> Rejection | None:
-    """Reject a text unless its beginning, its middle or a longer excerpt is in one of `languages`. The value is the probability of the
-    identified language.
+    """Reject a text unless its beginning, its middle or a longer excerpt is in one of `languages`.
+
+    The value is the probability of the identified language.
     """
     code, share = facts.language()
     return Rejection(share) if code is not None and code not in facts.settings.languages else None
@@ -214,10 +222,9 @@ def _is_followed_by_list(text: str, place: int) -> bool:
 
 
 def bullet_share(facts: Facts) -> float | None:
-    """Return the share of lines that begin with a bullet, or the share of characters in short lines of this kind, if it is smaller. None
-    without lines.
+    """Return the smaller of two shares: lines that begin with a bullet, and characters in such lines that are short.
 
-    A tree of forty short names does not make a list of an article with two pages of prose.
+    None without lines. A tree of forty short names does not make a list of an article with two pages of prose.
     """
     items = [len(line) for line in facts.lines if line.startswith(BULLETS)]
     if not items:
@@ -227,7 +234,7 @@ def bullet_share(facts: Facts) -> float | None:
 
 
 def alpha_share(facts: Facts) -> float | None:
-    """Return the share of words that contain a letter. None without words."""
+    """Return the share of words that contain a letter, or None without words."""
     if facts.is_unspaced:
         runs = _RUN_OF_LETTERS.findall(facts.text)
         return sum(any(map(str.isalpha, run)) for run in runs) / max(len(runs), 1)
@@ -235,17 +242,17 @@ def alpha_share(facts: Facts) -> float | None:
 
 
 def mean_word_length(facts: Facts) -> float | None:
-    """Return the mean number of characters of a word. None without words, and in a script without blanks."""
+    """Return the mean number of characters of a word, or None without words and in a script without blanks."""
     return None if facts.is_unspaced else _ratio(sum(map(len, facts.words)), len(facts.words))
 
 
 def symbols_per_word(facts: Facts) -> float | None:
-    """Return the number of `#` and ellipses for each word. None without words."""
+    """Return the number of `#` and ellipses per word, or None without words."""
     return _ratio(facts.text.count("#") + facts.text.count("...") + facts.text.count("…"), facts.word_count)
 
 
 def stop_words_found(facts: Facts) -> float | None:
-    """Return the number of different stop words. None for a language without a list of them."""
+    """Return the number of distinct stop words, or None for a language without a list of them."""
     asked = facts.language_asked
     codes = (asked.code,) if asked is not None and asked.code in facts.settings.languages else facts.settings.languages
     if any(code not in STOP_WORDS for code in codes):
@@ -254,7 +261,7 @@ def stop_words_found(facts: Facts) -> float | None:
 
 
 def pair_share(facts: Facts, *, above: float = 0.0) -> float | None:
-    """Return the share of the most frequent pair of words among all pairs. None without pairs.
+    """Return the share of the most frequent pair of words among all pairs, or None without pairs.
 
     The result is 0 if no pair occurs twice, and may be 0 if the share is not over `above`.
     """
@@ -262,7 +269,7 @@ def pair_share(facts: Facts, *, above: float = 0.0) -> float | None:
 
 
 def most_frequent_pair(facts: Facts) -> str | None:
-    """Return the most frequent pair of words, or None if no pair occurs twice. Of several, the first in the alphabet."""
+    """Return the most frequent pair of words, the alphabetically first of several, or None if no pair occurs twice."""
     return _most_frequent_pair(facts.units, 0.0)[0]
 
 
@@ -317,7 +324,7 @@ def _most_frequent_pair(words: list[str], limit: float) -> tuple[str | None, int
 def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:
     """Return (number of characters in the most frequent n-gram, number of characters in all words).
 
-    If several n-grams are the most frequent, the longest of them is used. The first number is 0 if no n-gram occurs twice.
+    Of several n-grams that are equally frequent, the longest is used. The first number is 0 if no n-gram occurs twice.
     """
     counts = Counter(zip(*(words[start:] for start in range(size)), strict=False))
     most = max(counts.values(), default=0)
@@ -328,12 +335,17 @@ def _top_ngram_characters(words: list[str], size: int) -> tuple[int, int]:
 
 
 def _repeated(parts: list[str]) -> tuple[int, int]:
-    """Return (number of repeated parts, number of parts)."""
     return len(parts) - len(set(parts)), len(parts)
 
 
 class Rejected(NamedTuple):
-    """A rejected document after normalization, and the reason. `value`: the value that the filter measured, or None."""
+    """A rejected document.
+
+    Attributes:
+        document: The document after normalization.
+        reason: Name of the filter.
+        value: Value that the filter measured, or None.
+    """
 
     document: Document
     reason: str

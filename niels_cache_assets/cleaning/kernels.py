@@ -1,8 +1,8 @@
-"""The compiled loops of `passes` and `proofs`: one pass each over the UTF-8 bytes of a text. Import this module only with numba installed.
+"""The compiled loops of `passes` and `proofs`, each one pass over the UTF-8 bytes of a text. Import this only if numba is installed.
 
-`look` says which marks of a table occur. `measure` counts words, lines and symbols. Tables have SIZE values: one for each
-code point below LIMIT, one (at PICTURE) for pictures, and one (at LIMIT) for all other code points. The loops take 1 to 3 ns a byte and
-release the GIL. numba stores the compiled code beside the module (see `dedup.signatures.compiled`).
+`look` says which marks of a table occur. `measure` counts words, lines and symbols. Tables have SIZE values: one for each code point below
+LIMIT, one (at PICTURE) for pictures, and one (at LIMIT) for all other code points. The loops take 1 to 3 ns per byte and release the GIL.
+numba stores the compiled code beside the module (see `dedup.signatures.compiled`).
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ LIMIT = 0x10000
 PICTURE = LIMIT + 1  # the index of emoji and other pictures
 SIZE = LIMIT + 2
 _PICTURES, _PICTURES_END = 0x1F000, 0x1FB00
-# Bits of `look` beside those of its table.
+# Bits of `look` besides those of its table.
 DOUBLE_BLANK, BLANK_AT_END, THREE_NEWLINES = (np.uint64(1 << bit) for bit in (61, 62, 63))
 # Bits of the table of `measure`.
 SPACE, LETTER, BULLET, DASH, UNSURE = (np.uint8(1 << bit) for bit in range(5))
@@ -42,7 +42,7 @@ def _code_point(source, position):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True, inline="always")
 def _count_pair(buckets, previous, word):  # type: ignore[no-untyped-def]
-    """Count a pair of words in its bucket. Return the new count of the bucket, int64."""
+    """Count a pair of words in its bucket, and return the bucket's new count, int64."""
     bucket = ((previous * _FACTOR + word) * _MIX >> _SHIFT) & _MASK
     buckets[bucket] += np.uint32(1)
     return np.int64(buckets[bucket])
@@ -73,10 +73,17 @@ def look(source: Bytes, table: Uints) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def measure(source: Bytes, classes: Bytes, lower: NDArray[np.uint16], buckets: Uint32s, out: Ints) -> bool:
-    """Write the counts of a text to `out`: words, characters that are not white space, words with a letter, lines that are not empty, lines
-    with a bullet, symbols (`#`, ellipses), and an upper bound for the number of the most frequent pair of words in lower case.
+    """Write the counts of a text to `out`, and return False at a code point that is UNSURE, after which the counts mean nothing.
 
-    `buckets` (BUCKETS,) holds zeros. Return False at a code point that is UNSURE; then the counts mean nothing.
+    The counts are: words, characters that are not white space, words with a letter, lines that are not empty, lines with a bullet, symbols
+    (`#`, ellipses), and an upper bound for the number of the most frequent pair of words in lower case.
+
+    Args:
+        source: UTF-8 bytes of the text.
+        classes: Bits of each code point, (SIZE,).
+        lower: Lower case of each code point, (SIZE,).
+        buckets: Zeros, (BUCKETS,), that count pairs of words.
+        out: Receives the counts.
     """
     words = characters = with_letter = lines = bullets = symbols = 0
     most = np.int64(0)

@@ -1,8 +1,8 @@
 """The language of a text, and the stop words of the languages that the tests cover.
 
-The package `langdetect-rs` identifies the language, as Nakatani Shuyo's language-detection of 2010 does: a naive Bayes classifier of
+The package `langdetect-rs` identifies the language, as Nakatani Shuyo's language-detection of 2010 does: with a naive Bayes classifier of
 character n-grams, whose model of 54 languages is in the package. Its random walk has a fixed seed here. docs/benchmarks.md compares it with
-other identifiers. A document whose beginning is not in a wanted language is asked again, because a dictionary entry may begin with an
+other identifiers. A document whose beginning is not in a wanted language is tried again, because a dictionary entry may begin with an
 etymology, and a page with a menu. The cost is tens of microseconds for 400 characters.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Collection
 from functools import cache
 from typing import Any, NamedTuple
 
-# English: the words of Gopher (Rae et al. 2021). Others: frequent words of grammar. zh, ja, th have no blanks, so parts of words are meant.
+# English: the words of Gopher (Rae et al. 2021). Others: frequent function words; for zh, ja and th, which have no blanks, parts of words.
 STOP_WORDS: dict[str, frozenset[str]] = {
     code: frozenset(words.split())
     for code, words in {
@@ -31,13 +31,18 @@ STOP_WORDS: dict[str, frozenset[str]] = {
     }.items()
 }
 UNSPACED_LANGUAGES = frozenset({"zh", "ja", "th"})  # of the languages in STOP_WORDS
-_MORE = 10  # the last question takes this many times as many characters as the first
+_MORE = 10  # the last attempt takes this many times as many characters as the first
 _HANGUL = re.compile("[\uac00-\ud7a3]")
 _DIGITS = 4  # of a share; the last bits of a probability depend on the version of Python
 
 
 class Language(NamedTuple):
-    """An ISO 639 code, or None if the language is unknown, and the probability of that language (0.0 if unknown)."""
+    """The language of a text.
+
+    Attributes:
+        code: ISO 639 code, or None if the language is unknown.
+        share: Probability of that language, 0.0 if it is unknown.
+    """
 
     code: str | None
     share: float
@@ -55,7 +60,7 @@ def identify_language(text: str) -> Language:
     found = [(code.partition("-")[0], share) for code, share in core.detect_langs(text, seed) or ()]  # none: no letter of a known script
     if not found:
         return UNKNOWN
-    if not _HANGUL.search(text):  # the Korean model knows Chinese characters, and wins over the Chinese one in short traditional texts
+    if not _HANGUL.search(text):  # the Korean model includes Chinese characters, and beats the Chinese one in short traditional texts
         found = [("zh" if code == "ko" else code, share) for code, share in found]
     return Language(found[0][0], round(sum(share for code, share in found if code == found[0][0]), _DIGITS))
 
@@ -64,8 +69,8 @@ def identify_language(text: str) -> Language:
 def _detector() -> tuple[Any, Any]:
     """Return the detector, and the state of its random walk.
 
-    The public functions seed the whole process, and take the order of the files of the package langdetect, if that is installed. The last
-    bits depend on the order.
+    The public functions seed the whole process, and use the order of the files of the package langdetect, if that is installed. The last
+    bits depend on that order.
     """
     from langdetect_rs import DetectorFactory, _core
     from langdetect_rs._seed import seed_state
@@ -78,9 +83,14 @@ def _detector() -> tuple[Any, Any]:
 def language_of(text: str, *, characters: int, wanted: Collection[str]) -> Language:
     """Return the language of a document.
 
-    The first `characters` characters are asked. If their language is not in `wanted`, the same number of characters in the middle is asked,
-    and ten times as many from the beginning, the middle and the end together. The document has a wanted language if one of these two
-    answers names one. Otherwise the first known answer counts.
+    The first `characters` characters are tried. If their language is not wanted, two more excerpts are tried: the same number of characters
+    in the middle, and ten times as many from the beginning, the middle and the end together. The document has a wanted language if one of
+    these two results is one. Otherwise the first known result counts.
+
+    Args:
+        text: The document.
+        characters: Number of characters of the first excerpt.
+        wanted: Codes of the wanted languages.
     """
     first = identify_language(text[:characters])
     if first.code in wanted or len(text) <= characters:
@@ -90,7 +100,7 @@ def language_of(text: str, *, characters: int, wanted: Collection[str]) -> Langu
 
 
 def stop_words_in(text: str, lower_words: Collection[str], code: str) -> int:
-    """Return how many different stop words of a language occur: as words, or as parts of `text` for a script without blanks."""
+    """Return how many distinct stop words of a language occur: as words, or anywhere in `text` for a script without blanks."""
     words = STOP_WORDS[code]
     return sum(word in text for word in words) if code in UNSPACED_LANGUAGES else len(words.intersection(lower_words))
 
@@ -101,6 +111,6 @@ def _middle(text: str, characters: int) -> str:
 
 
 def _more(text: str, characters: int) -> str:
-    """Return the whole text, or a third of `characters` from its beginning, its middle and its end."""
+    """Return the whole text, or a third of `characters` from its beginning, its middle and its end each."""
     third = characters // 3
     return text if len(text) <= characters else "\n".join((text[:third], _middle(text, third), text[len(text) - third :]))

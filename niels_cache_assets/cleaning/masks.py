@@ -1,9 +1,9 @@
-"""Masks for personal data and secrets, from the key `mask` of [cleaning]. `jo@web.org` becomes `[email]`.
+"""Masks for personal data and secrets, from the key `mask` of [cleaning]: `jo@web.org` becomes `[email]`.
 
 The masks work on normalized text, before the filters. They find forms, not meanings: a phone number without a country code, without
-separators and without a word such as "Tel." before it stays. Addresses of private and reserved networks stay, because they identify
-no machine. Each pattern looks at a bounded number of characters after each place where it may begin, so the time is linear in the length of
-the text. A text without `@`, digits and known beginnings costs about a microsecond a kilobyte for each kind.
+separators and without a word such as "Tel." before it is kept. Addresses of private and reserved networks are kept, because they identify
+no machine. Each pattern looks at a bounded number of characters after each position where it may begin, so the time is linear in the length
+of the text. A text without `@`, digits and known beginnings costs about a microsecond per kilobyte for each kind.
 
 Sources of the forms: RFC 5322 and RFC 1035 (email), RFC 5952 and the IANA registries of special-purpose addresses (ip), ITU-T E.164 and the
 North American Numbering Plan (phone), and the documentation of the services that issue keys.
@@ -82,7 +82,13 @@ Span = tuple[int, int]
 
 
 class Masked(NamedTuple):
-    """A masked place in a text. `start`, `end`: in the text before masking."""
+    """A match of a mask in a text.
+
+    Attributes:
+        kind: Kind of the mask.
+        start: Index of its first character in the text before masking.
+        end: Index after its last character in the text before masking.
+    """
 
     kind: str
     start: int
@@ -90,11 +96,15 @@ class Masked(NamedTuple):
 
 
 def mask(text: str, kinds: Sequence[str]) -> tuple[str, list[Masked]]:
-    """Return the text with `[kind]` at each place that a kind finds, and these places in order. kinds: names of config.tables.MASKS.
+    """Return the text with `[kind]` in place of each match, and the matches in order.
 
-    If places of two kinds overlap, the one that begins first counts, and the longer one if both begin together. A mask can reveal another
-    place beside it, because `[kind]` separates words. So the text is searched until nothing more is found, and masking a masked text
+    If matches of two kinds overlap, the one that begins first counts, and the longer one if both begin together. A mask can reveal another
+    match beside it, because `[kind]` separates words. So the text is searched until nothing more is found, and masking a masked text
     changes nothing.
+
+    Args:
+        text: The text.
+        kinds: Names in config.tables.MASKS.
     """
     masked, places = text, list[Masked]()
     while found := _find(masked, kinds):
@@ -104,7 +114,7 @@ def mask(text: str, kinds: Sequence[str]) -> tuple[str, list[Masked]]:
 
 
 def _find(text: str, kinds: Sequence[str]) -> list[Masked]:
-    """Return the places that the kinds find in one search, in order and without overlaps."""
+    """Return the matches of all kinds in one search, in order and without overlaps."""
     every = (Masked(kind, *span) for kind in kinds for span in _FINDERS[kind](text))
     places: list[Masked] = []
     for each in sorted(every, key=lambda each: (each.start, -each.end, each.kind)):
@@ -122,7 +132,10 @@ def _replace(text: str, places: Sequence[Masked]) -> str:
 
 
 def _merge(places: Sequence[Masked], found: Sequence[Masked]) -> list[Masked]:
-    """Return the places, and those found in the masked text, all as places of the original text. A found place takes in those it covers."""
+    """Return the given matches and those found in the masked text, all as positions in the original text.
+
+    A found match absorbs those that it covers.
+    """
     merged: list[Masked] = []
     waiting = deque(places)
     shift = 0  # what to add to a position in the masked text, before the first waiting place
@@ -145,10 +158,13 @@ def _growth(place: Masked) -> int:
 
 
 def examples(text: str, places: Sequence[Masked]) -> list[dict[str, str]]:
-    """Return what a report shows of the first place of each kind: its kind, its form, and the text around it.
+    """Return what a report shows of the first match of each kind: its kind, its form, and the text around it.
 
-    Reports are passed on. So the form has an `a` for each letter and a 9 for each digit, and the text around ends at the next place. text:
-    before masking. places: those that `mask` returned.
+    Reports are passed on. So the form has an `a` for each letter and a 9 for each digit, and the text around it ends at the next match.
+
+    Args:
+        text: The text before masking.
+        places: Matches that `mask` returned.
     """
     first: dict[str, dict[str, str]] = {}
     for number, place in enumerate(places):

@@ -1,9 +1,9 @@
-"""Measures of the filters: a histogram for each rule, over documents that pass and documents that do not, and documents near its limit.
+"""Measures of the filters: a histogram for each rule, of documents that pass and documents that do not, and documents near its limit.
 
 A rule is a limit of [cleaning], such as `min_words`. A filter stops at the first reason, and quick proofs replace most measures. So here a
-share of the documents is measured in full: the first FIRST documents, and one of EVERY after them, which a seeded hash of the place in the
-input chooses. Each of them counts for EVERY documents. The result depends on no process and on no chunk, and reports of consecutive chunks
-merge. A document in full costs about 0.1 ms a kilobyte, so a large input takes a few percent longer.
+sample of the documents is measured in full: the first FIRST documents, and one in EVERY after them, which a seeded hash of the position in
+the input chooses. Each of these counts for EVERY documents. The result depends on no process and on no chunk, and reports of consecutive
+chunks merge. Measuring a document in full costs about 0.1 ms per kilobyte, so a large input takes a few percent longer.
 
 A histogram has 81 steps around the limit, and two counts for each step: documents that no other rule drops, and all others. So the sums on
 one side of the limit are the documents that a new limit would win or lose. The memory is that of 20 excerpts on each side of each limit.
@@ -32,8 +32,14 @@ _Sample = tuple[int, int, dict[str, Any]]  # (steps from the limit, hash, row)
 
 
 class Rule(NamedTuple):
-    """A limit of [cleaning]. `key`: the setting. `reason`: the filter. `side`: on which side of the limit documents are dropped. `form`: a
-    count is a whole number, and a share is between 0 and 1.
+    """A limit of [cleaning].
+
+    Attributes:
+        key: The setting.
+        reason: The filter.
+        side: On which side of the limit documents are dropped.
+        form: A count is a whole number, and a share is between 0 and 1.
+        measure: Returns the value of a document, or None if there is nothing to measure.
     """
 
     key: str
@@ -55,14 +61,21 @@ RULES: tuple[Rule, ...] = (
     Rule("max_bigram_share", "repetitive", "above", "share", filters.pair_share),
     *(Rule(key, "repetitive", "above", "share", share) for key, share in filters.REPEATED.items()),
 )
-# The filters without a limit. A text that one of the first drops has nothing to measure. The last one asks for the language, which would
-# decide about stop words.
+# The filters without a limit. A text that one of the first drops has nothing to measure. The last one identifies the language, which would
+# select the stop words.
 _JUDGES = dict(FILTERS)
 FIRST_REASONS, NEXT_REASONS, LAST_REASONS = ("redirect", "empty"), ("disambiguation", "not_english"), ("language_error",)
 
 
 class Measured(NamedTuple):
-    """The measures of one document. `values`: by the key of the rule. `others`: how many reasons without a limit drop the document."""
+    """The measures of one document.
+
+    Attributes:
+        values: Values by the key of the rule.
+        others: How many reasons without a limit drop the document.
+        language: Code of its language, or None.
+        pair: Its most frequent pair of words, or None.
+    """
 
     values: dict[str, float]
     others: int
@@ -71,14 +84,23 @@ class Measured(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """The limit of a rule, and the width of a step of its histogram."""
+    """The limit of a rule, and the width of a step of its histogram.
+
+    Attributes:
+        limit: The limit.
+        step: Width of a step.
+        side: On which side of the limit documents are dropped.
+    """
 
     limit: float
     step: float
     side: Side
 
     def step_of(self, value: float) -> int:
-        """Return the number of the step of a value. A rule that drops above its limit keeps steps up to 0, any other steps from 0."""
+        """Return the number of the step of a value.
+
+        A rule that drops above its limit keeps steps up to 0; any other rule keeps steps from 0 on.
+        """
         steps = (value - self.limit) / self.step
         found = math.ceil(steps) if self.side == "above" else math.floor(steps)
         if self.side == "above":
@@ -92,7 +114,12 @@ class Limit(NamedTuple):
 
 
 def weight_of(ordinal: int, bits: int) -> int:
-    """Return for how many documents this one counts, or 0 if it is not measured. `bits`: 64 random bits of the document."""
+    """Return for how many documents this one counts, or 0 if it is not measured.
+
+    Args:
+        ordinal: Index of the document in the input.
+        bits: 64 random bits of the document.
+    """
     return 1 if ordinal < FIRST else EVERY if bits % EVERY == 0 else 0
 
 
@@ -107,7 +134,12 @@ def limits_of(settings: CleaningSettings) -> dict[str, Limit]:
 
 
 def measure(facts: Facts, skip: Set[str]) -> Measured:
-    """Return all measures of a document. `skip`: the filters that do not run."""
+    """Return all measures of a document.
+
+    Args:
+        facts: The document.
+        skip: Filters that do not run.
+    """
 
     def drop(reasons: tuple[str, ...]) -> int:
         return sum(reason not in skip and _JUDGES[reason](facts) is not None for reason in reasons)
@@ -127,9 +159,14 @@ def measure(facts: Facts, skip: Set[str]) -> Measured:
 class Measures:
     """Histograms and samples of a chunk of the input, or of consecutive chunks.
 
-    `measured`: the number of documents that were measured. `documents`: the number of documents that they count for. `languages`: the same
-    by language ("und": unknown). `steps`: for each rule, the documents in each step that no other rule drops ("alone"), and all others
-    ("anyway").
+    Args:
+        limits: Limits of the rules by key.
+
+    Attributes:
+        measured: Number of documents that were measured.
+        documents: Number of documents that they count for.
+        languages: The same number by language ("und": unknown).
+        steps: For each rule, the documents in each step that no other rule drops ("alone"), and all others ("anyway").
     """
 
     def __init__(self, limits: Mapping[str, Limit]) -> None:
@@ -140,7 +177,14 @@ class Measures:
         self._samples: dict[str, dict[Side, list[_Sample]]] = {key: {"below": [], "above": []} for key in self.limits}
 
     def add(self, found: Measured, facts: Facts, *, weight: int, bits: int) -> None:
-        """Count a document that stands for `weight` documents. `bits`: 64 random bits, which decide whether it becomes a sample."""
+        """Count a document.
+
+        Args:
+            found: Its measures.
+            facts: The document.
+            weight: How many documents it stands for.
+            bits: 64 random bits, which decide whether it becomes a sample.
+        """
         self.measured += 1
         self.documents += weight
         if found.language is not None:
@@ -187,11 +231,10 @@ class Measures:
                 _shorten(self._samples[key][side])
 
     def samples(self, key: str, side: Side) -> list[dict[str, Any]]:
-        """Return documents on one side of a limit that no other rule drops, those nearest to the limit first."""
+        """Return documents on one side of a limit that no other rule drops, the nearest to the limit first."""
         return [row for _, _, row in self._samples[key][side]]
 
     def state(self) -> dict[str, Any]:
-        """Return everything as JSON values for `from_state`."""
         return {
             "first": FIRST,
             "every": EVERY,
@@ -210,7 +253,6 @@ class Measures:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Return the measures that `state` describes."""
         rules = state["rules"]
         found = cls({key: Limit(rule["limit"], rule["step"], rule["side"]) for key, rule in rules.items()})
         found.measured, found.documents = state["measured"], state["documents"]

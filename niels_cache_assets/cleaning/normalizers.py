@@ -3,9 +3,11 @@
 `normalize` runs NORMALIZERS in order. Each normalizer takes a text and returns a text. It leaves its own output unchanged. Its time is
 linear in the length of the text. Brackets are matched with a stack. A pattern reads a character at most a fixed number of times. Nested
 marks are removed in a fixed number of steps; then blanks replace the remaining marks (`_settled`). For a text without markup, `normalize`
-searches only for a few single characters. One stray mark removes no prose, for two reasons. A tag must have the form of a tag. A pair of
-marks must not enclose more characters than the bound for this kind of mark. Whole wiki pages are parsed by the source `wikipedia`, which
-has its own parser. Counting and rejecting are in `filters`.
+searches only for a few single characters.
+
+One stray mark removes no prose, for two reasons. A tag must have the form of a tag. A pair of marks must not enclose more characters than
+the bound for this kind of mark. The source `wikipedia` parses whole wiki pages with a parser of its own. Counting and rejecting are in
+`filters`.
 
 Syntax: MediaWiki (https://www.mediawiki.org/wiki/Help:Formatting) and the HTML Living Standard.
 """
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     pass
 from niels_cache_runtime.format.layout import Uints
 
-# The most characters that a pair of marks removes. The longest in 63 articles of Wikipedia have 1,500, 6,500, 13,900, 1,700 and 2,100.
+# Maximum characters that a pair of marks removes. The longest in 63 Wikipedia articles have 1,500, 6,500, 13,900, 1,700 and 2,100.
 LONGEST_FILE_LINK = 5_000
 LONGEST_TEMPLATE = 10_000
 LONGEST_TABLE = 20_000
@@ -124,8 +126,9 @@ def remove_file_links(text: str) -> str:
 
 
 def remove_templates(text: str) -> str:
-    """Remove `{{...}}`, including nested templates and `{{{parameters}}}`. Unmatched braces, and braces that are not followed by a name
-    (`{{.Name}}`, `{{1, 2}, {3, 4}}`), are kept.
+    """Remove `{{...}}`, including nested templates and `{{{parameters}}}`.
+
+    Unmatched braces, and braces that are not followed by a name (`{{.Name}}`, `{{1, 2}, {3, 4}}`), are kept.
     """
     return _settle(text, "templates", "{{", lambda text: without(text, templates(text, LONGEST_TEMPLATE, _TEMPLATE_NAME)))
 
@@ -136,16 +139,18 @@ def remove_tables(text: str) -> str:
 
 
 def remove_tags(text: str) -> str:
-    """Remove HTML and MediaWiki tags, or replace them with a line break if they break lines. Comments and elements without prose (ref,
-    script, ...) are removed with their content. Text that merely looks like a tag is kept: `<stdio.h>`, `a < b`, `x <b && y> c`, and
-    `<title>` without attributes or a closing `</title>`. `10<sup>6</sup>` becomes `10^6`.
+    """Remove HTML and MediaWiki tags, or replace them with a line break if they break lines.
+
+    Comments and elements without prose (ref, script, ...) are removed with their content. Text that merely looks like a tag is kept:
+    `<stdio.h>`, `a < b`, `x <b && y> c`, and `<title>` without attributes or a closing `</title>`. `10<sup>6</sup>` becomes `10^6`.
     """
     return _settle(text, "tags", "<", _without_tags)
 
 
 def keep_link_labels(text: str) -> str:
-    """Replace `[[target|label]]` with its label, and `[[target]]` with its target, if the link is on one line. Code with double brackets
-    (`[[1], [2]]`, `x[["name"]]`, `[[ -f $x ]]`) is kept.
+    """Replace `[[target|label]]` with its label, and `[[target]]` with its target, if the link is on one line.
+
+    Code with double brackets (`[[1], [2]]`, `x[["name"]]`, `[[ -f $x ]]`) is kept.
     """
     return _settle(text, "links", "[[", lambda text: rewritten(text, _WIKI_LINK, _label))
 
@@ -156,8 +161,9 @@ def keep_external_labels(text: str) -> str:
 
 
 def unmark_headings(text: str) -> str:
-    """Replace `== Heading ==` with `Heading` if the line begins and ends with the same number of `=`. Lines that consist only
-    of `=` are kept.
+    """Replace `== Heading ==` with `Heading` if the line begins and ends with the same number of `=`.
+
+    Lines that consist only of `=` are kept.
     """
     kept, place = [], 0
     start = 0 if text.startswith("=") else _line_with_equals_sign(text, 0)
@@ -175,7 +181,7 @@ def collapse_blanks(text: str) -> str:
 
 
 def _collapsed(text: str, newlines: Iterable[str], blanks: Iterable[str]) -> str:
-    """Return the result of `collapse_blanks` for a text that holds only these newlines and blanks, beside the usual ones."""
+    """Return the result of `collapse_blanks` for a text with only these newlines and blanks besides the usual ones."""
     for newline in newlines:  # replacing a missing character is fast; a search for any of several characters costs a hundred times as much
         text = text.replace(newline, "\n")
     for blank in blanks:
@@ -203,10 +209,15 @@ MARKUP_NORMALIZERS = frozenset(NAMES) - {"unreadable", "blanks"}  # not needed f
 
 
 def normalize(text: str, skip: Collection[str] = (), *, compiled: bool = False) -> str:
-    """Run NORMALIZERS in order, without those in `skip`, until the text stays the same.
+    """Run NORMALIZERS in order until the text no longer changes.
 
     One round may not be enough, because removing one mark may reveal another mark (`&l<b></b>t;`). The time is linear in the length of the
-    text. The function is idempotent. With `compiled`, a compiled loop finds the steps that are needed. The result is the same.
+    text. The function is idempotent.
+
+    Args:
+        text: The text.
+        skip: Normalizers to leave out; by default none.
+        compiled: Whether a compiled loop finds the steps that are needed, with the same result; by default no.
     """
 
     def one_round(text: str) -> str:
@@ -244,7 +255,7 @@ _ANY = (1 << 64) - 1
 
 
 def _bits_in(text: str) -> int:
-    """Return the bits of _BITS and _RUNS for everything that the text holds."""
+    """Return the bits of _BITS and _RUNS for everything that the text contains."""
     from niels_cache_assets.cleaning.passes import bits_in
 
     return bits_in(text, _table())
@@ -266,12 +277,17 @@ def _settle(text: str, name: str, mark: str, step: Normalizer) -> str:
 
 
 def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str], *, needed: str = "") -> str:
-    """Return the text after repeating `step` until the text stays the same. At most a fixed number of steps is run. `needed`: a part of
-    each mark, if `step` changes no text without marks.
+    """Return the text after repeating a step until the text no longer changes, at most a fixed number of times.
 
     Only a text that was made for this purpose changes more than PASSES times. For such a text, blanks replace the marks in the region that
     still changes. If the text changes even then, blanks replace all marks. Without marks no markup begins, and the blanks keep the text on
     both sides apart, so two more steps are enough.
+
+    Args:
+        text: The text.
+        step: The step.
+        marks: Pattern of the marks that blanks replace.
+        needed: Part of each mark, if `step` changes no text without marks; by default unknown.
     """
     for _ in range(PASSES):
         before, text = text, step(text)
@@ -287,9 +303,7 @@ def _settled(text: str, step: Callable[[str], str], marks: re.Pattern[str], *, n
 
 
 def _changing(before: str, after: str) -> tuple[int, int]:
-    """Return (start, end) of the part of `before` that differs from `after`. The common beginning and the common end do not belong to this
-    part.
-    """
+    """Return (start, end) of the part of `before` that differs from `after`, without the common beginning and the common end."""
     shared = min(len(before), len(after))
     start = bisect_left(range(shared), True, key=lambda place: before[: place + 1] != after[: place + 1])
     behind = bisect_left(range(shared - start), True, key=lambda place: before[-place - 1 :] != after[-place - 1 :])
@@ -299,7 +313,7 @@ def _changing(before: str, after: str) -> tuple[int, int]:
 def _in_place_of_entity(found: re.Match[str]) -> str:
     """Return the character that an entity stands for.
 
-    An unknown name stays. `html.unescape` alone would read `&notit;` as `&not` and `it;`.
+    An unknown name is kept. `html.unescape` alone would read `&notit;` as `&not` and `it;`.
     """
     name = found.group(1) + ";"
     return replace_unreadable(html.unescape("&" + name)) if name[0] == "#" else html5.get(name, "&" + name)
@@ -310,7 +324,7 @@ def _without_file_links(text: str) -> str:
 
 
 def _brackets_of_files(text: str) -> Iterator[Mark]:
-    """Yield the brackets of links, but leave out those between two links to files."""
+    """Yield the brackets of links, except those between two links to files."""
     found = _FILE_LINK.search(text)
     while found:
         start = end = found.start()
@@ -333,7 +347,10 @@ def _brackets_of_files(text: str) -> Iterator[Mark]:
 
 
 def _table_marks(text: str) -> Iterator[Mark]:
-    """Yield the marks of tables. Blanks in front of a mark belong to it, and in front of an opening mark also marks of lists."""
+    """Yield the marks of tables.
+
+    Blanks before a mark belong to it, and before an opening mark also marks of lists.
+    """
     for start, end, opens, _ in occurrences(text, "{|", "|}"):
         line = start
         while line and text[line - 1] in (" \t:*" if opens else " \t"):
@@ -365,7 +382,7 @@ def _without_tags(text: str) -> str:
 
 
 def _unmatched(text: str) -> bytearray | None:
-    """Return for each character whether an opening tag begins there, and the tag has neither attribute values nor a closing tag.
+    """Return for each character whether an opening tag begins there that has neither attribute values nor a closing tag.
 
     The result is None if the text has no tags to check.
     """

@@ -1,7 +1,7 @@
 """Compiled passes over a text, for the quick proofs of `normalizers` and `proofs` that a step changes nothing.
 
-A pass reads the UTF-8 bytes of a text once (`kernels`), in 1 to 3 ms a megabyte. numba takes about a second to start, so `Cleaner` uses the
-passes only after its first WORTH_IT characters, and only with numba installed.
+A pass reads the UTF-8 bytes of a text once (`kernels`), in 1 to 3 ms per megabyte. numba takes about a second to start, so `Cleaner` uses
+the passes only after its first WORTH_IT characters, and only if numba is installed.
 """
 
 from functools import lru_cache
@@ -28,8 +28,11 @@ def bits_in(text: str, table: Uints) -> int:
 
 
 def table_of(bits: dict[int, str], *, others: int) -> Uints:
-    """Return the table for `bits_in`. `bits`: characters below `kernels.LIMIT` by their bit. `others`: the bit of all characters that are
-    neither below the limit nor pictures.
+    """Return the table for `bits_in`.
+
+    Args:
+        bits: Characters below `kernels.LIMIT` by their bit.
+        others: Bit of all characters that are neither below the limit nor pictures.
     """
     from niels_cache_assets.cleaning import kernels
 
@@ -41,4 +44,5 @@ def table_of(bits: dict[int, str], *, others: int) -> Uints:
 
 
 def bytes_of(text: str) -> Bytes:
+    """Return the UTF-8 bytes of a text as a uint8 array."""
     return np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8)

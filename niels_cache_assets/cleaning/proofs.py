@@ -1,4 +1,4 @@
-"""Quick proofs that a text passes a filter. Normal documents pass nearly all filters, so the slow code of `filters` runs for few documents.
+"""Quick proofs that a text passes a filter. Normal documents pass nearly all filters, so the slow code of `filters` runs for few.
 
 If there is no proof, the filter itself decides. So the definitions of all rules stay in `filters`, and no decision depends on this module.
 A test compares the decisions. `passes` describes the cost.
@@ -16,13 +16,13 @@ from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_runtime.format.layout import Bytes
 
 _HEAD = 4_000  # characters in which two stop words nearly always occur
-# Code points that `certain` judges, beside those below U+0E00. All others may be in a script without blanks, or change with case.
+# Code points that `certain` judges besides those below U+0E00. All others may be in a script without blanks, or change with case.
 _JUDGED = ((0x1E00, 0x2C00), (0xAC00, 0xD7A4), (0xFE0E, 0xFE10), (0xFEFF, 0xFF00), (0xFFFD, 0xFFFE))
-_CHANGES_WITH_ITS_PLACE = "\u03a3"  # the Greek capital sigma has two lower cases
+_CHANGES_WITH_ITS_PLACE = "\u03a3"  # the Greek capital sigma has two lower-case forms
 
 
 class Counts(NamedTuple):
-    """The counts of `kernels.measure`. `most`: no pair of words is more frequent than this."""
+    """The counts of `kernels.measure`. No pair of words is more frequent than `most`."""
 
     words: int
     characters: int
@@ -34,7 +34,12 @@ class Counts(NamedTuple):
 
 
 def counts(text: str, bullets: tuple[str, ...]) -> Counts | None:
-    """Return the counts of a text, or None if it holds a character that the loop does not judge. `bullets`: as in `filters`."""
+    """Return the counts of a text, or None if it contains a character that the loop does not judge.
+
+    Args:
+        text: The text.
+        bullets: Beginnings of bulleted lines, as in `filters`.
+    """
     from niels_cache_assets.cleaning import kernels
 
     out = np.empty(len(Counts._fields), dtype=np.int64)
@@ -43,7 +48,7 @@ def counts(text: str, bullets: tuple[str, ...]) -> Counts | None:
 
 
 def certain(text: str, settings: CleaningSettings, bullets: tuple[str, ...]) -> set[str]:
-    """Return the names of filters that do not reject this text. Any other filter must judge the text itself."""
+    """Return the names of filters that are certain not to reject this text. Any other filter must judge the text itself."""
     proven = set()
     if len(settings.languages) == 1 and _stop_words_in(text, settings.languages[0]) >= settings.min_stopwords:
         proven.add("no_stopwords")
@@ -70,7 +75,7 @@ def certain(text: str, settings: CleaningSettings, bullets: tuple[str, ...]) -> 
 
 
 def _stop_words_in(text: str, code: str) -> int:
-    """Return how many different stop words of a language the beginning of the text has. 0 if the language has none."""
+    """Return how many distinct stop words of a language the beginning of the text has, 0 if the language has none."""
     if code not in STOP_WORDS:
         return 0
     head = text[:_HEAD] if len(text) <= _HEAD else text[:_HEAD].rpartition(" ")[0]  # whole words

@@ -37,9 +37,13 @@ COMPLETION_VARIABLE = "_ARGCOMPLETE"  # the shell sets this variable to request 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. --help and --version raise SystemExit.
+    """Run one command and return its exit code.
 
-    If `argv` is None, use the command line of this process. In this case, an interrupted build ends the process at once.
+    Args:
+        argv: The arguments; by default the command line of this process, in which case an interrupted build ends the process at once.
+
+    Raises:
+        SystemExit: After --help and --version.
     """
     loudness: Loudness = "normal"
     _open_closed_streams()
@@ -94,7 +98,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _refusal(error: Exception) -> str | None:
-    """Return the message for an error of the disk, or None for another error. Send the rest of an output on a full disk to /dev/null."""
+    """Return the message for an error of the disk, or None for another error.
+
+    On a full disk, the rest of an output is sent to /dev/null.
+    """
     if not isinstance(error, OSError) or error.errno not in _OF_THE_DISK:
         return None
     if error.filename is None and error.errno not in _FULL:  # such as an error of TLS, whose number means something else
@@ -105,7 +112,7 @@ def _refusal(error: Exception) -> str | None:
 
 
 def _open_closed_streams() -> None:
-    """Replace a stream that the parent process has closed. Python has None for it, and everything that prints would fail."""
+    """Replace a stream that the parent process has closed, which is None in Python, so that everything that prints would fail."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open until the process ends)

@@ -1,8 +1,8 @@
 """The parts of a command, and the helpers and help texts that several commands share.
 
 The module of a command has `COMMAND`, `add_options(parser)` for the options that only it has, and `run(arguments)`, which returns the exit
-code; None is DONE. Help and completion import the module of every command, so such a
-module imports nothing heavy at the top. Its functions import everything that the command needs to run.
+code; None is DONE. Help and completion import the module of every command, so such a module imports nothing heavy at the top. Its functions
+import everything that the command needs to run.
 """
 
 from __future__ import annotations
@@ -25,23 +25,32 @@ ALL_HELP = "also list disabled data sets; without a niels_cache.toml, list the w
 SEED_HELP = "seed for a reproducible selection (default: a new seed every time)"
 
 Choice = TypeVar("Choice", bound=str)
-Offered = Callable[[argparse.Namespace], Iterable[str]]  # called with the options that are typed already
+Offered = Callable[[argparse.Namespace], Iterable[str]]  # called with the options typed so far
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Help and options of a command. The table in parser.py has its name and a one-line summary."""
+    """Help and options of a command, whose name and one-line summary are in the table in parser.py.
 
-    examples: str  # one line each, "niels-cache NAME ...   purpose"; tests parse these lines
-    usage: str = ""  # the positional arguments and required options
-    description: str | None = None  # if None, the summary in the table is used
-    offers: Mapping[str, Sequence[str] | Offered] = field(default_factory=dict)  # values for TAB, by argparse's `dest`
-    has_caches: bool = True  # takes --cache-dir, --profile and --config
-    has_json: bool = True  # takes --json
+    Attributes:
+        examples: One line each, "niels-cache NAME ...   purpose". Tests parse these lines.
+        usage: The positional arguments and required options.
+        description: Longer than the summary; by default the summary in the table.
+        offers: Values for TAB, by argparse's `dest`.
+        has_caches: Whether it takes --cache-dir, --profile and --config.
+        has_json: Whether it takes --json.
+    """
+
+    examples: str
+    usage: str = ""
+    description: str | None = None
+    offers: Mapping[str, Sequence[str] | Offered] = field(default_factory=dict)
+    has_caches: bool = True
+    has_json: bool = True
 
 
 def configured(names_of: Callable[[Registry], Iterable[str]]) -> Offered:
-    """Return a function that offers names of the configuration to TAB. If the configuration is wrong, it offers no names."""
+    """Return a function that offers names of the configuration to TAB, or no names if the configuration is wrong."""
 
     def offered(arguments: argparse.Namespace) -> list[str]:
         from niels_cache_assets.project.registry import load_registry
@@ -64,14 +73,34 @@ def catalog_names(arguments: argparse.Namespace) -> Iterable[str]:
 
 
 def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoReturn:
-    """Raise NielsCacheError for an invalid value, and suggest the nearest valid value. `option` is empty for a positional argument."""
-    from niels_cache_assets.base.choices import refuse_choice
+    """Raise an error for an invalid value that suggests the nearest valid value.
+
+    Args:
+        option: The option, empty for a positional argument.
+        problem: What is wrong with the value.
+        given: The value.
+        choices: The valid values.
+
+    Raises:
+        NielsCacheError: Always.
+    """
+    from niels_cache_assets.config.problems import refuse_choice
 
     refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
 
 
 def chosen(option: str, problem: str, given: str, choices: Sequence[Choice]) -> Choice:
-    """Return the choice that equals `given`. If there is no such choice, raise the error of `refuse`."""
+    """Return the choice that equals `given`.
+
+    Args:
+        option: The option, empty for a positional argument.
+        problem: What is wrong if there is no such choice.
+        given: The value.
+        choices: The valid values.
+
+    Raises:
+        NielsCacheError: If there is no such choice.
+    """
     for choice in choices:
         if choice == given:
             return choice
@@ -79,7 +108,11 @@ def chosen(option: str, problem: str, given: str, choices: Sequence[Choice]) -> 
 
 
 def draw_seed(given: int | None) -> int:
-    """Return the given seed, or a random one. Raise NielsCacheError for a seed outside 0..MAX_SEED."""
+    """Return the given seed, or a random one.
+
+    Raises:
+        NielsCacheError: If the seed is not in 0..MAX_SEED.
+    """
     if given is None:
         import torch
 

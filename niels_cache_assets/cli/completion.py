@@ -1,7 +1,7 @@
-"""The answer to the shell when you press TAB. argcomplete makes it, and `register-python-argcomplete niels-cache` prints the code that the
-shell reads once.
+"""The answer to the shell when the user presses TAB, made by argcomplete.
 
-Each TAB runs this program. The program loads only the typed command, and loads pydantic only to list names of the configuration.
+`register-python-argcomplete niels-cache` prints the code that the shell reads once. Each TAB runs this program. The program loads only the
+typed command, and loads pydantic only to list names of the configuration.
 """
 
 import argparse

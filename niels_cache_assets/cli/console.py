@@ -1,4 +1,4 @@
-"""The output of the command line. Results go to stdout, progress and errors go to stderr. The look of tables is defined here.
+"""The output of the command line: results on stdout, progress and errors on stderr. The look of tables is defined here.
 
 Rich prints no colours if NO_COLOR is set or the output is not a terminal. While the command runs, a context variable stores the choice of
 --quiet or --verbose.
@@ -33,14 +33,17 @@ _PIPE_WIDTH = 240  # for a file or pipe, which has no width; tables are only as 
 
 
 def print_error(message: str) -> None:
-    """Print one line on stderr. Line breaks in the message become spaces. If stderr has no reader or is on a full disk, drop the line."""
+    """Print one line on stderr, in which line breaks of the message become spaces.
+
+    If stderr has no reader or is on a full disk, the line is dropped.
+    """
     with guarded(sys.stderr):
         print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def guarded(stream: IO[str]) -> Iterator[None]:
-    """If the stream has lost its reader in the block, or is on a full disk, send everything that follows to /dev/null."""
+    """Send everything that follows to /dev/null if the stream has lost its reader in the block, or is on a full disk."""
     try:
         yield
     except OSError:
@@ -54,7 +57,7 @@ def drop(stream: IO[str]) -> None:
 
 
 def tell(console: Console, line: str, *, style: str | None = None) -> None:
-    """Print a line on stderr. A command goes on if its log is on a full disk, and ends if its log is a pipe without a reader."""
+    """Print a line on stderr. A command continues if its log is on a full disk, and ends if its log is a pipe without a reader."""
     try:
         console.print(line, style=style)
     except BrokenPipeError:
@@ -69,7 +72,7 @@ def print_json(value: Any) -> None:
 
 
 def print_facts(arguments: argparse.Namespace, facts: Mapping[str, Any]) -> bool:
-    """Print facts as JSON if --json is given. Return whether they were printed; otherwise the command prints its table."""
+    """Print facts as JSON if --json is given, and return whether they were printed; otherwise the command prints its table."""
     if arguments.json:
         print_json(facts)
     return bool(arguments.json)
@@ -90,6 +93,7 @@ def speaking(loudness: Loudness) -> Iterator[None]:
 
 
 def is_quiet() -> bool:
+    """Return whether --quiet is set."""
     return _loudness.get() == "quiet"
 
 
@@ -100,8 +104,9 @@ def explain(message: str) -> None:
 
 
 def output() -> Console:
-    """Return a console for stdout. The console highlights nothing by itself, ignores markup in names, and escapes characters that stdout
-    cannot encode.
+    """Return a console for stdout.
+
+    The console highlights nothing by itself, ignores markup in names, and escapes characters that stdout cannot encode.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -109,7 +114,7 @@ def output() -> Console:
 
 
 def diagnostics() -> Console:
-    """Return a console for progress on stderr. The console prints nothing with --quiet."""
+    """Return a console for progress on stderr, which prints nothing with --quiet."""
     return _console(stderr=True, quiet=is_quiet())
 
 
@@ -152,13 +157,13 @@ def new_table(*columns: str, right: frozenset[str] = frozenset(), shrinking: Col
 
 
 def title_of(title: str | None, file: str, row: int) -> str:
-    """Return `Title (articles.jsonl, row 12)`, or only the place if the document has no title."""
+    """Return `Title (articles.jsonl, row 12)`, or only the file and row if the document has no title."""
     place = f"{file}, row {row:,}"
     return f"{title} ({place})" if title else place
 
 
 def excerpt(text: str, characters: int) -> str:
-    """Return the beginning of a text, cut at `characters`. Line breaks stay; several blank lines become one."""
+    """Return the beginning of a text, cut at `characters`. Line breaks are kept; several blank lines become one."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     shown = re.sub(r"\n\s*\n", "\n\n", spell_controls(text[: characters + 1]).strip())

@@ -1,5 +1,6 @@
-"""The start of every command. The functions turn --config, --profile and --cache-dir into the registry (the configuration) and the cache
-root (the folder of all caches). They also find the caches in this root.
+"""The start of every command: --config, --profile and --cache-dir become the registry and the cache root, in which caches are found.
+
+The registry is the configuration, and the cache root is the folder of all caches.
 """
 
 import argparse
@@ -49,7 +50,11 @@ def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
 
 
 def _refuse_inside(root: Path) -> None:
-    """Raise NielsCacheError if the cache root is a file or is inside a cache. This keeps a build from writing into a finished cache."""
+    """Check that the cache root is no file and not inside a cache, so that no build writes into a finished cache.
+
+    Raises:
+        NielsCacheError: If it is.
+    """
     found = describe(root)
     if found.kind == "file":
         raise NielsCacheError(f"{root}: is a file; choose another --cache-dir")
@@ -58,7 +63,11 @@ def _refuse_inside(root: Path) -> None:
 
 
 def refuse_path(given: str) -> None:
-    """Raise NielsCacheError if a path is given in place of a name. The message has the right arguments. For anything else, do nothing."""
+    """Refuse a path in place of a name. For anything else, do nothing.
+
+    Raises:
+        NielsCacheError: If a path is given. The message has the right arguments.
+    """
     found = describe(given)
     if found.kind in ("missing", "nothing", "file"):
         return
@@ -69,7 +78,7 @@ def refuse_path(given: str) -> None:
 
 
 def tell_advice(registry: Registry) -> None:
-    """Print advice about the configuration on stderr, one line each. Print nothing with --quiet."""
+    """Print advice about the configuration on stderr, one line each, or nothing with --quiet."""
     for line in (*([registry.without_file] if registry.is_fallback else []), *registry.advice):
         tell(diagnostics(), line, style="yellow")
 
@@ -93,8 +102,9 @@ def left_out_words(count: int, registry: Registry) -> str:
 
 
 def find_places(registry: Registry, root: Path) -> dict[str, Place]:
-    """Return places by name. They are the tokenizer, every configured data set in order, then further data sets that are built below
-    `root`.
+    """Return the directories of caches by name.
+
+    They are the tokenizer, every configured data set in order, then further data sets that are built below `root`.
     """
     places = [Place("tokenizer", TOKENIZER, tokenizer_dir(root))]
     places += [Place(family, name, dataset_dir(root, family, name)) for family in FAMILIES for name in registry.datasets(family)]
@@ -106,10 +116,17 @@ def find_places(registry: Registry, root: Path) -> dict[str, Place]:
 
 
 def find_place(registry: Registry, root: Path, name: str, *, kinds: tuple[Kind, ...] = tuple(_WORDS)) -> Place:
-    """Return the cache with this name. The cache must exist and have one of these kinds.
+    """Return the cache with this name, which must exist.
 
-    Raise NielsCacheError for an unknown name (the message suggests the nearest name) and for a different kind. Also raise it for a cache
-    that is not built (the message gives the command to build it), and for a folder that holds a different data set.
+    Args:
+        registry: The configuration.
+        root: The cache root.
+        name: Name of the cache.
+        kinds: Kinds that it may have; by default any.
+
+    Raises:
+        NielsCacheError: If the name is unknown (the message suggests the nearest name), if the cache has a different kind, if it is not
+            built (the message gives the command that builds it), or if its folder contains a different data set.
     """
     places = find_places(registry, root)
     if name not in places:

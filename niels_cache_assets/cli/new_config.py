@@ -1,4 +1,4 @@
-"""The text of a first niels_cache.toml. Data sets that the user asks for are tables; further possible settings are comments."""
+"""The text of a first niels_cache.toml. Data sets that the user requests are tables; further possible settings are comments."""
 
 import argparse
 import os
@@ -41,16 +41,19 @@ _FORMS = {
 
 
 def render(wishes: argparse.Namespace) -> str:
-    """Return the text of the file that the arguments of `init` ask for.
+    """Return the text of the file that the arguments of `init` request.
 
-    Raises NielsCacheError for missing files, and for files that hold neither text nor conversations.
+    Raises:
+        NielsCacheError: If a file is missing, or contains neither text nor conversations.
     """
     return "\n\n".join(_sections(wishes)) + "\n"
 
 
 def catalog_table(name: str) -> str:
-    """Return the table of a shipped data set, as it would be in a configuration file. Raises NielsCacheError for a name that is not in the
-    catalog.
+    """Return the table of a shipped data set, as it would be in a configuration file.
+
+    Raises:
+        NielsCacheError: If the catalog does not have this name.
     """
     if name not in catalog():
         refuse_choice("catalog", "no data set", name, catalog())
@@ -121,7 +124,7 @@ def _tokenizer(wishes: argparse.Namespace, usual: int, proposals: Sequence[Propo
 
 
 def _end_of_text(model: str) -> str:
-    """Return the line that names the EOT of a model of another project. It is empty for a model with our special tokens."""
+    """Return the line that names the EOT of a model of another project, empty for a model with our special tokens."""
     tokenizer = open_model(Path(model).expanduser(), special_tokens={})
     eot = likely_eot(tokenizer.special_names())
     if tokenizer.token_id(defaults.SPECIAL_TOKENS["eot"]) is not None or eot is None:
@@ -131,7 +134,6 @@ def _end_of_text(model: str) -> str:
 
 
 def _has_template(model: str) -> bool:
-    """Return whether a chat template comes with a model."""
     try:
         return find_template("model", TokenizerSettings(model=str(Path(model).expanduser()))) is not None
     except NielsCacheError:
@@ -198,12 +200,11 @@ def _own_table(proposal: Proposal, name: str, wishes: argparse.Namespace, hints:
 
 
 def form_of(keys: Mapping[str, Any]) -> str:
-    """Return a note on the fields that a table reads, such as `text in 'body'`. The note is empty if the table sets no key for a field."""
+    """Return a note on the fields that a table reads, such as `text in 'body'`, empty if the table sets no key for a field."""
     return next((words.format(**keys) for key, words in _FORMS.items() if key in keys), "")
 
 
 def _name(wanted: str, taken: set[str]) -> str:
-    """Return a valid name that no other data set has."""
     base = wanted if is_valid_name(wanted) else "my_data"
     name = next(name for name in (base, *(f"{base}_{number}" for number in range(2, 1000))) if name not in taken)
     taken.add(name)

@@ -1,4 +1,4 @@
-"""The flags of build-all, and `--set`. They become nested tables that override the configuration (`load_registry`).
+"""The flags of build-all, and `--set`, which become nested tables that override the configuration (`load_registry`).
 
 A flag is one line of `FLAGS`, with an option and the key that this option sets. This module only parses values. The registry checks the
 type and range of every value.
@@ -30,8 +30,11 @@ _OF_NEW_TABLES = ("source", "weights")  # the required key of a data set, or of 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Overrides for `load_registry`. `tables`: the nested tables. `options`: for each key such as "build.seed", the option that set this
-    key.
+    """Overrides for `load_registry`.
+
+    Attributes:
+        tables: The nested tables.
+        options: For each key such as "build.seed", the option that set this key.
     """
 
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -55,9 +58,14 @@ def role_and_token(text: str) -> tuple[str, str]:
 
 
 class Flag(NamedTuple):
-    """An option of build-all that sets a key: of [build], of [tokenizer], of FAMILY.NAME, or of all data sets (`sft.*`).
+    """An option of build-all that sets a key.
 
-    `metavar` decides the type: N, SHARE, ROLE=TEXT, or text. `default` is shown in the help.
+    Attributes:
+        option: The option.
+        key: A key of [build], of [tokenizer], of FAMILY.NAME, or of all data sets (`sft.*`).
+        metavar: N, SHARE, ROLE=TEXT, or anything else for text, which determines the type.
+        help: Text in the help.
+        default: Default that the help shows.
     """
 
     option: str
@@ -68,7 +76,6 @@ class Flag(NamedTuple):
 
     @property
     def group(self) -> str:
-        """The heading of this flag in the help."""
         if self.key.startswith("tokenizer."):
             return "tokenizer"
         is_for_all = self.key.startswith("build.") or ".*." in self.key
@@ -140,9 +147,14 @@ FLAGS = (
 
 
 def collect_overrides(arguments: argparse.Namespace, registry: Registry) -> Overrides:
-    """Return the overrides of the flags and of --set; --set has priority. `registry` is the configuration without overrides.
+    """Return the overrides of the flags and of --set, of which --set has priority.
 
-    Raise NielsCacheError for a flag of a data set that is not configured, and for a --set without table, key or value.
+    Args:
+        arguments: The parsed command line.
+        registry: The configuration without overrides.
+
+    Raises:
+        NielsCacheError: If a flag is for a data set that is not configured, or if a --set lacks a table, key or value.
     """
     overrides = Overrides()
     for flag in FLAGS:
@@ -175,7 +187,8 @@ def _tables(flag: Flag, table: list[str], registry: Registry, value: Any) -> lis
 def parse_value(text: str) -> Any:
     """Return a TOML value (`true`, `0.1`, `200_000`, `["a", "b"]`, `{a = 0.5}`), or the text itself if it is not valid TOML.
 
-    Raise NielsCacheError for an integer of more than 64 bits.
+    Raises:
+        NielsCacheError: If the value is an integer of more than 64 bits.
     """
     try:
         value = parse_toml(f"value = {text}")["value"]
@@ -189,8 +202,8 @@ def parse_value(text: str) -> Any:
 def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[tuple[str, ...], Any]]:
     """Return the path and the value of each --set. A path is the table, then the data set or blend if there is one, then the key.
 
-    If the value of a key is a table, a path may select one entry, such as `pretrain.notes.cleaning.min_words`. The remaining entries of
-    this table stay unchanged.
+    If the value of a key is a table, a path may select one entry, such as `pretrain.notes.cleaning.min_words`. The other entries of this
+    table are unchanged.
     """
     from niels_cache_assets.base.choices import refuse_choice
 
@@ -222,8 +235,9 @@ def _parse_settings(settings: Iterable[str], registry: Registry) -> list[tuple[t
 
 
 def _longest_name(parts: Sequence[str], known: Container[str]) -> str:
-    """Return the longest configured name at the start of these parts. If there is none, return all parts except the last. Names may have
-    dots.
+    """Return the longest configured name at the start of these parts, or all parts except the last if there is none.
+
+    Names may have dots.
     """
     names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return next((name for name in names if name in known), ".".join(parts[:-1]))

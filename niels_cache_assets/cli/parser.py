@@ -1,6 +1,6 @@
-"""The commands by group. For wrong use, the error is one line with the nearest valid choice.
+"""The commands by group, and the parser, whose error for wrong use is one line with the nearest valid choice.
 
-The help and options of a command are in its own module, which is loaded when you type the command. The list of all commands is printed
+The help and options of a command are in its own module, which is loaded when the command is typed. The list of all commands is printed
 without loading these modules.
 """
 
@@ -82,8 +82,9 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that raises NielsCacheError for wrong use. Abbreviated options are not accepted, so the message for a typo can suggest the
-    nearest option.
+    """A parser that raises NielsCacheError for wrong use.
+
+    Abbreviated options are not accepted, so the message for a typo can suggest the nearest option.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -94,7 +95,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _TopParser(_Parser):
-    """A parser whose help lists the commands by group. argparse itself cannot do this."""
+    """A parser whose help lists the commands by group, which argparse itself cannot do."""
 
     def format_help(self) -> str:
         def listed(title: str, rows: dict[str, str]) -> str:
@@ -109,7 +110,9 @@ class _TopParser(_Parser):
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace | None:
     """Return the parsed command line; the module of its `.command` runs it. Without a command, print help and return None.
 
-    Raise NielsCacheError for wrong use, and SystemExit after --help and --version.
+    Raises:
+        NielsCacheError: If the use is wrong.
+        SystemExit: After --help and --version.
     """
     top, commands = build_parsers(argv[:1])
     if not argv:
@@ -146,7 +149,11 @@ def _meant_as_only(arguments: argparse.Namespace, given: Sequence[str]) -> str:
 
 
 def _refuse_first(argv: Sequence[str], top: argparse.ArgumentParser, commands: dict[str, argparse.ArgumentParser]) -> NoReturn:
-    """Raise NielsCacheError for an option before the command. Such an option belongs after the command or is misspelt."""
+    """Refuse an option before the command, which belongs after the command or is misspelt.
+
+    Raises:
+        NielsCacheError: If there is one.
+    """
     option = argv[0].partition("=")[0]
     name = next((word for word in argv if word in commands), None)
     if any(option in parser._option_string_actions for parser in commands.values()):
@@ -162,7 +169,8 @@ def load(name: str) -> ModuleType:
 def build_parsers(wanted: Container[str] | None = None) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Return the parser of the whole command line, and the parsers of its commands by name.
 
-    Only `wanted` commands are loaded, or all commands if `wanted` is None. A command that is not loaded has a parser without options.
+    Args:
+        wanted: Names of the commands to load; by default all. A command that is not loaded has a parser without options.
     """
     top = _TopParser(prog=PROGRAM)
     top.add_argument("--version", action=_Version)
@@ -209,7 +217,7 @@ def _add_common_options(parser: argparse.ArgumentParser, command: Command) -> No
 
 
 class _Version(argparse.Action):
-    """The option --version. importlib.metadata is imported only if the option is given."""
+    """The option --version, which imports importlib.metadata only if it is given."""
 
     def __init__(self, option_strings: Sequence[str], dest: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help="print the version and exit")

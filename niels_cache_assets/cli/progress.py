@@ -46,7 +46,7 @@ OnStep = Callable[[str, int, int], None]
 
 @contextmanager
 def build_listener(console: Console) -> Iterator[LaunchListener]:
-    """Yield the listener (the receiver of progress) that suits this console. With --quiet, yield the quiet listener."""
+    """Yield the listener (the receiver of progress) that suits this console, or the quiet listener with --quiet."""
     if is_quiet():
         yield QuietListener()
         return
@@ -59,7 +59,7 @@ def build_listener(console: Console) -> Iterator[LaunchListener]:
 
 
 def outcome_line(result: LaunchResult) -> str:
-    """Return `built in 4.2 s`. If the build failed, the message follows. The table at the end repeats the message."""
+    """Return `built in 4.2 s`, with the message if the build failed. The table at the end repeats the message."""
     state = result.state.replace("_", " ")
     if result.state == "skipped":
         return state
@@ -166,8 +166,9 @@ def transfer_progress(doing: str, clock: Clock = time.monotonic) -> Iterator[OnP
 
 
 def transfer_steps(first: str, clock: Clock = time.monotonic) -> AbstractContextManager[OnStep]:
-    """Yield a function to call with a step, such as `exporting notes`, and its number of finished bytes and of all bytes. `first` is the
-    first step.
+    """Return a context manager that yields a function to call with a step and its number of finished bytes and of all bytes.
+
+    `first` is the first step, such as `exporting notes`.
     """
 
     def amount(done: int, total: int) -> str:
@@ -177,7 +178,7 @@ def transfer_steps(first: str, clock: Clock = time.monotonic) -> AbstractContext
 
 
 def array_progress(clock: Clock = time.monotonic) -> AbstractContextManager[OnStep]:
-    """Yield a function to call with the name of the array that is being built, and its number of finished entries and of all entries."""
+    """Return a context manager that yields a function to call with the name of an array, and its number of finished and of all entries."""
     return _steps("opening", (MofNCompleteColumn(),), lambda done, total: f"{done:,} of {total:,}", clock)
 
 
@@ -215,7 +216,7 @@ def peak_memory() -> str:
 
 
 def memory_now() -> str | None:
-    """Return the memory of this process, such as `512 MB`. Return None if there is no /proc, which only Linux has."""
+    """Return the memory of this process, such as `512 MB`, or None without /proc, which only Linux has."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return file_size(int(file.read().split()[1]) * resource.getpagesize())

@@ -1,8 +1,7 @@
-"""The recognition of data in files and folders, for the command `init`. The result is a kind of source, with its keys, for each kind of
-data.
+"""The recognition of data in files and folders, for the command `init`.
 
-`sources_of` uses only the names of files. `recognize` also reads the first rows of a few files of each kind, and of all files if these few
-differ. Data that cannot become a data set is refused with advice.
+The result is a kind of source, with its keys, for each kind of data. `sources_of` uses only the names of files. `recognize` also reads the
+first rows of a few files of each kind, and of all files if these few differ. Data that cannot become a data set is refused with advice.
 """
 
 import glob
@@ -54,7 +53,7 @@ class Kind:
 
 @dataclass
 class Proposal:
-    """One table, with the places of its data as the user gave them."""
+    """A table, with the paths of its data as the user gave them."""
 
     kind: Kind
     places: list[str] = field(default_factory=list)
@@ -63,8 +62,12 @@ class Proposal:
 def recognize(paths: Sequence[str], *, text_field: str | None = None) -> list[Proposal]:
     """Return a table for each kind of data in these files, folders and globs.
 
-    `text_field`: the field of the text in rows, which are then not conversations; None applies the rule of builds. Raises NielsCacheError
-    for missing files, and for files without text or conversations.
+    Args:
+        paths: Files, folders and globs.
+        text_field: Field of the text in rows, which are then not conversations; by default the rule of builds applies.
+
+    Raises:
+        NielsCacheError: If a file is missing, or contains neither text nor conversations.
     """
     found: dict[Kind | tuple[Kind, str], Proposal] = {}
     for given in paths:
@@ -96,9 +99,9 @@ def _kinds_of(path: str, text_field: str | None) -> dict[Kind, list[str]]:
 
 
 def _sorted_by_kind(patterns: dict[str, list[str]], text_field: str | None) -> dict[Kind, list[str]]:
-    """Return the places (files, folders and globs) of the data, grouped by kind.
+    """Return the paths (files, folders and globs) of the data, grouped by kind.
 
-    If all files of a pattern are of one kind, the place is the pattern; otherwise the files of the pattern are listed one by one. A file
+    If all files of a pattern are of one kind, the path is the pattern; otherwise the files of the pattern are listed one by one. A file
     without rows may be of any kind.
     """
     kinds: dict[Kind, list[str]] = {}
@@ -119,7 +122,7 @@ def _sorted_by_kind(patterns: dict[str, list[str]], text_field: str | None) -> d
 
 
 def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
-    """Return one pattern for all files below a folder that have the same ending. The pattern also matches files that are added later."""
+    """Return one pattern for all files below a folder that have the same suffix. The pattern also matches files that are added later."""
     by_ending: dict[str, list[str]] = {}
     for file in files:
         stem, ending = os.path.splitext(file)
@@ -130,14 +133,17 @@ def _patterns(folder: str, files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _kind_inside(path: str, text_field: str | None) -> Kind | None:
-    """Return the kind of data in a file. Return None for a file of rows that has no row."""
+    """Return the kind of data in a file, or None for a file of rows that has no row."""
     if not os.path.isfile(path):
         raise NielsCacheError(f"{path}: not a regular file; write its content to a file")
     named = kind_of(path)
     if named in ("text", "wikipedia"):
         if named == "wikipedia":
             Wikipedia.model_validate({"source": "wikipedia", "files": [glob.escape(path)]}).check_input({})
-        with reading(SourceFile(path, path)), open_bytes(SourceFile(path, path), lambda damage: None):  # refuses what is never text
+        with (
+            reading(SourceFile(path, path)),
+            open_bytes(SourceFile(path, path), lambda damage: None),
+        ):  # raises an error for what is never text
             pass
         return Kind("pretrain", named)
     if path.lower().endswith(".json") and _is_roam_export(path):
@@ -166,7 +172,7 @@ def _first_rows(path: str) -> list[dict[str, Any]]:
 
 
 def _whole_json(path: str) -> Any:
-    """Return the value of a whole JSON file. Return None if the file is too large, invalid or not a regular file."""
+    """Return the value of a whole JSON file, or None if the file is too large, invalid or not a regular file."""
     if not os.path.isfile(path) or os.path.getsize(path) > _MOST_JSON:
         return None
     try:
@@ -177,15 +183,16 @@ def _whole_json(path: str) -> Any:
 
 
 def _is_roam_export(path: str) -> bool:
-    """Return whether a file is a list of pages with titles, and at least one page has blocks. Lists that are not Roam exports have no
-    blocks.
+    """Return whether a file is a list of pages with titles, of which at least one has blocks.
+
+    Lists that are not Roam exports have no blocks.
     """
     pages = _whole_json(path)
     return is_export(pages) and any(isinstance(page, dict) and isinstance(page.get("children"), list) for page in pages)
 
 
 def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
-    """Return the kind of source that makes conversations of these rows, or None if they hold no conversations."""
+    """Return the kind of source that makes conversations of these rows, or None if they contain no conversations."""
     if are_trees(rows):
         return Kind("sft", "oasst1")
     keys = keys_of_rows(rows, lambda keys: ChatJsonl.fits(rows, keys))
@@ -193,7 +200,11 @@ def _chats(rows: Sequence[dict[str, Any]]) -> Kind | None:
 
 
 def _text_field(path: str, rows: Sequence[dict[str, Any]], wanted: str | None) -> str:
-    """Return the field of the text, by the rule of builds. Raises NielsCacheError if the rows do not decide."""
+    """Return the field of the text, by the rule of builds.
+
+    Raises:
+        NielsCacheError: If the rows do not show it.
+    """
     if wanted is not None:
         require_field(wanted, (name for row in rows for name in row), path, key="--text-field")
         return wanted
@@ -208,7 +219,12 @@ def _text_field(path: str, rows: Sequence[dict[str, Any]], wanted: str | None) -
 def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[PretrainSource]:
     """Return a source for each kind of file among the paths. A folder stands for all files of a known kind in it.
 
-    Raises NielsCacheError for a missing path, a file whose name does not show its kind, and a folder without files of a known kind.
+    Args:
+        paths: Files and folders.
+        text_field: Field of the text in rows; by default the rule of builds applies.
+
+    Raises:
+        NielsCacheError: If a path is missing, if the name of a file does not show its kind, or if a folder has no files of a known kind.
     """
     by_kind: dict[str, list[str]] = {}
     for path in paths:
@@ -230,7 +246,11 @@ def sources_of(paths: Sequence[str], *, text_field: str | None = None) -> list[P
 
 
 def files_in(folder: str) -> list[str]:
-    """Return the files below a folder whose kind is known. Raises NielsCacheError if there are no such files."""
+    """Return the files below a folder whose kind is known.
+
+    Raises:
+        NielsCacheError: If there are no such files.
+    """
     files = [file.url for file in walk_folder(folder, ("",)) if kind_of(file.url) is not None]
     if not files:
         raise NielsCacheError(f"{folder}: holds no file that ends in {_ENDINGS}")

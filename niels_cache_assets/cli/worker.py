@@ -1,7 +1,7 @@
 """The work of `part`: one artifact of a data set in parts, built in this process, without Dagster.
 
-Programs read stdout, one JSON object a line (docs/cluster.md). People read stderr. If a reader ends, the build continues, and its
-lines are dropped.
+Programs read stdout, one JSON object per line (docs/cluster.md). People read stderr. If a reader ends, the build continues, and its lines
+are dropped.
 """
 
 from __future__ import annotations
@@ -42,8 +42,13 @@ class Failed(Exception):
 
 
 class Lines:
-    """The output of one build: JSON lines on stdout, and the same for people through a listener. `key`: the name of the artifact.
-    `tells`: whether the people whom [notify] names are told.
+    """The output of one build: JSON lines on stdout, and the same for people through a listener.
+
+    Args:
+        tells: Whether to send `[notify]` messages; by default yes.
+
+    Attributes:
+        key: Name of the artifact.
     """
 
     def __init__(self, *, tells: bool = True) -> None:
@@ -74,7 +79,6 @@ class Lines:
         self._tell("started", "parts")
 
     def finished(self, outcome: Outcome) -> None:
-        """Print the result."""
         from niels_cache_assets.tokenizer.checked import EngineUse
         from niels_cache_runtime.format.layout import SPLITS
 
@@ -118,9 +122,17 @@ class Lines:
 
 
 def work(chosen: Callable[[Lines], Artifact], *, wait: bool, tells: bool = True) -> int:
-    """Build the artifact that `chosen` returns, and return the exit code. wait: wait while another process builds it. tells: as `Lines`.
+    """Build an artifact, and return the exit code.
 
-    Raises NielsCacheError, Interrupted and all unexpected errors after their line on stdout.
+    Args:
+        chosen: Returns the artifact.
+        wait: Whether to wait while another process builds it.
+        tells: Whether to send `[notify]` messages; by default yes.
+
+    Raises:
+        NielsCacheError: If the use or a setting is wrong, or an input is missing.
+        Interrupted: If the build was interrupted.
+        Exception: Any unexpected error, after its line on stdout.
     """
     from niels_cache_assets.cli.progress import build_listener
     from niels_cache_assets.parts.lease import LeaseLost, Stopped
@@ -162,7 +174,6 @@ def _built(artifact: Artifact, lines: Lines, *, wait: bool, progress: Callable[[
 
 
 def _make_first(artifact: Artifact, lines: Lines, *, progress: Callable[[Any], None] | None = None) -> None:
-    """Build what another artifact needs."""
     lines.started(artifact.key)
     _built(artifact, lines, wait=True, progress=progress)
 
@@ -170,8 +181,11 @@ def _make_first(artifact: Artifact, lines: Lines, *, progress: Callable[[Any], N
 def ready(found: Graph, name: str, lines: Lines) -> Sealed:
     """Return the cache of a data set in parts whose tokenizer and plan exist. Make them if they are missing.
 
-    With `prepare`, the corpus takes the place of the plan, and must be there. Raises NielsCacheError for a data set that is unknown,
-    switched off or not in parts, and for a plan or a corpus of other settings. Raises Failed if the tokenizer or the plan cannot be made.
+    With `prepare`, the corpus takes the place of the plan, and must exist.
+
+    Raises:
+        NielsCacheError: If the data set is unknown, switched off or not in parts, or if the plan or corpus has other settings.
+        Failed: If the tokenizer or the plan cannot be made.
     """
     from niels_cache_assets.artifacts.input_problems import require_inputs
 
@@ -202,7 +216,11 @@ def ready(found: Graph, name: str, lines: Lines) -> Sealed:
 
 
 def _require_current(tokenizer: Tokenizer) -> None:
-    """Raise NielsCacheError if the tokenizer has other settings than the configuration. A part does not replace what others use."""
+    """Check that the tokenizer has the settings of the configuration. A part does not replace what others use.
+
+    Raises:
+        NielsCacheError: If it has other settings.
+    """
     if tokenizer.is_stale():
         others = listed(tokenizer.users())
         used = f", and then {others} too" if others else ""
@@ -215,7 +233,9 @@ def _require_current(tokenizer: Tokenizer) -> None:
 def ready_corpus(found: Graph, name: str, lines: Lines) -> JoinedCorpus:
     """Return the corpus of a data set in parts whose plan exists. Make the plan if it is missing.
 
-    Raises the errors of `ready`.
+    Raises:
+        NielsCacheError: As `ready` does.
+        Failed: As `ready` does.
     """
     _require_switched_on(found.registry, name)
     found.corpus(name).unavailable()
@@ -231,8 +251,14 @@ def ready_corpus(found: Graph, name: str, lines: Lines) -> JoinedCorpus:
 def ready_search(found: Graph, name: str, lines: Lines) -> Duplicates:
     """Return the search for duplicates, whose hashes exist unless its drop lists are current. Make the hashes if they are missing.
 
-    name: a data set that is searched. Raises NielsCacheError if it has no current corpus, and if the search is not in ranges. Raises Failed
-    if the hashes cannot be made.
+    Args:
+        found: The graph of artifacts.
+        name: A data set that is searched.
+        lines: Output of the build.
+
+    Raises:
+        NielsCacheError: If the data set has no current corpus, or if the search is not in ranges.
+        Failed: If the hashes cannot be made.
     """
     _require_switched_on(found.registry, name)
     origin, duplicates = found.registry.origin, found.duplicates()
@@ -250,7 +276,6 @@ def ready_search(found: Graph, name: str, lines: Lines) -> Duplicates:
 
 
 def _documents(meta: Meta) -> dict[str, int]:
-    """Return the counts of documents for the line of a result."""
     if meta["kind"] != "duplicates":
         counts: dict[str, int] = meta["documents"]
         return counts
@@ -259,7 +284,11 @@ def _documents(meta: Meta) -> dict[str, int]:
 
 
 def require_name(registry: Registry, name: str) -> None:
-    """Raise NielsCacheError if this is not the name of a pretrain data set."""
+    """Check that this is the name of a pretrain data set.
+
+    Raises:
+        NielsCacheError: If it is not.
+    """
     if name not in registry.pretrain:
         registry.refuse_data_set(WHERE, "no pretrain data set", name, list(registry.pretrain))
 

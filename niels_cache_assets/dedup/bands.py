@@ -1,4 +1,4 @@
-"""Locality-sensitive hashing (LSH) of MinHash slots. This module has the numbers of bands and rows, and the hash of each band.
+"""Locality-sensitive hashing (LSH) of MinHash slots: the numbers of bands and rows, and the hash of each band.
 
 A band consists of `rows` slots of a signature. Two documents of similarity s agree in all slots of a given band with probability s^rows.
 They agree in at least one of `bands` bands with probability 1 - (1 - s^rows)^bands. As a function of s, this is the S-curve (Leskovec,
@@ -56,10 +56,18 @@ def bands_for_recall(threshold: float, num_perm: int) -> tuple[int, int]:
 
 
 def band_hashes(slots: Uint32s, bands: int, rows: int) -> Uints:
-    """Return the hash of each band of each document, (documents, bands) uint64, from slots, (documents, num_perm) uint32.
+    """Return the hash of each band of each document.
 
-    Two documents have the same hash of a band if all slots of the band are equal. A document without shingles has the hash NO_BUCKET. Slots
-    beyond bands x rows are not used. Two different bands have the same hash with probability 2^-64.
+    Two documents have the same hash of a band if all slots of the band are equal. A document without shingles has the hash NO_BUCKET. Two
+    different bands have the same hash with probability 2^-64.
+
+    Args:
+        slots: Slots of the documents, (documents, num_perm) uint32. Slots beyond bands x rows are not used.
+        bands: Number of bands.
+        rows: Number of slots in a band.
+
+    Returns:
+        The hashes, (documents, bands) uint64.
     """
     if bands < 1 or rows < 1 or bands * rows > slots.shape[1]:
         raise NielsCacheError(f"{bands} bands of {rows} rows do not fit signatures of {slots.shape[1]} slots: choose fewer")

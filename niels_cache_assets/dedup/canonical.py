@@ -1,40 +1,39 @@
-"""The canonical text of a document, which defines "the same text". It keeps what distinguishes numbers, formulas and code, and drops what
-differs between copies of the same prose.
+"""The canonical text of a document, which defines "the same text".
 
-Exact and near duplicates, `decontaminate`, `decontaminate_against` and the check of the splits of a cache use this form, and no other. The
-rules, in order:
+It keeps what distinguishes numbers, formulas and code, and drops what differs between copies of the same prose. Exact and near duplicates,
+`decontaminate`, `decontaminate_against` and the check of the splits of a cache use this form, and no other. The rules, in order:
 
 1. The text is read as a browser shows it: HTML entities become characters, an accent that follows its letter becomes one
    character with it, and ligatures become letters. `&lt;b&gt;` is `<b>`.
 2. A code point becomes its compatible form (NFKC: full-width digits and letters, letters of formulas) and its lower case, if that is also
-   one code point. Superscripts and subscripts stay: `10²` is not `102`.
+   one code point. Superscripts and subscripts are kept: `10²` is not `102`.
 3. Removed: control characters except white space (NULs), format characters (Cf: soft hyphen, zero width blank, marks of direction),
-   variation selectors, lone surrogates, and `¡ ¿`. A mark that forms no character with its letter stays: `x̄` is not `x`.
+   variation selectors, lone surrogates, and `¡ ¿`. A mark that forms no character with its letter is kept: `x̄` is not `x`.
 4. Quotes (`"`, `'`, the backtick, the acute, primes, Pi, Pf, low quotes, letters used as apostrophes) are removed. Directly between two
    digits, they become one `'`: `5'10"` is not `510`.
 5. White space (Zs, Zl, Zp and white space among the control characters) becomes a blank. A run of blanks is one blank, and there is none at
    the beginning and at the end.
 6. Dashes (Pd, U+2212) become `-`. Two or more in a row become one between words, with a blank on both sides or on none: `a--b`, `a — b`
-   and `a - b` are the same. In `ls --all` and `i--`, both dashes stay.
+   and `a - b` are the same. In `ls --all` and `i--`, both dashes are kept.
 7. Sentence marks (`. , ; : ! ?`; those of other scripts become one of these; `…` is `...`): one mark, or several equal ones in a row, is a
    blank after a letter, a digit or a closing bracket, if white space or the end of the text follows. It is always a blank beside a
    character of a script without blanks. Anywhere else, it is a sign: `1.5`, `.5`, `a.b`, `12:30`, `x[1:]`, `!!!`.
-8. Signs (all other P*, Sm, Sc, Sk except `_`) stay. A sign begins a word, and no blank follows it: `x=y+z` and `x = y + z` are `x =y +z`.
-   So a shingle covers as much text as one of prose.
+8. Signs (all other P*, Sm, Sc, Sk except `_`) are kept. A sign begins a word, and no blank follows it: `x=y+z` and `x = y + z` are
+   `x =y +z`. So a shingle covers as much text as one of prose.
 9. A character of a script without blanks (scripts.py) is a word of its own: blanks are put around it, but none after a sign. So a shingle
    of such a text is a run of characters.
 10. All other code points are letters of words: `_`, digits, combining marks, other symbols, emoji.
 
-So these are equal: `5! = 120` and `5 = 120`, `6'` and `6"`, `x="a"` and `x=a`, `foo(1, 2)` and `foo(1 2)`, `1--2` and `1-2`. These are not,
-but are near in a longer text: `re-open` and `reopen`, `**bold**` and `bold`, `(see x)` and `see x`, `etc.,` and `etc.`. A text of which
+So these are equal: `5! = 120` and `5 = 120`, `6'` and `6"`, `x="a"` and `x=a`, `foo(1, 2)` and `foo(1 2)`, `1--2` and `1-2`. These are not
+equal, but near in a longer text: `re-open` and `reopen`, `**bold**` and `bold`, `(see x)` and `see x`, `etc.,` and `etc.`. A text of which
 nothing is left (only quotes, say) equals only an identical text (signatures.py).
 
 Rules 4 to 9 depend on a code point, the visible ones before it and those after it. All facts about code points are in one table
-(`code_points`). Categories, case and forms are those of Unicode 3.2
-(`unicodedata.ucd_3_2_0`), which every Python has. The format characters are those of Unicode 16. So digests and signatures do not depend on
-the Python version. Other code points that Unicode added after 3.2 stay unchanged.
+(`code_points`). Categories, case and forms are those of Unicode 3.2 (`unicodedata.ucd_3_2_0`), which every Python has. The format
+characters are those of Unicode 16. So digests and signatures do not depend on the Python version. Other code points that Unicode added
+after 3.2 are left unchanged.
 
-The table takes about 0.2 s, once in each process. `signatures.Signer` makes the canonical text of documents (`canonical_kernels`);
+The table takes about 0.2 s, once in each process. `signatures.Signer` computes the canonical text of documents (`canonical_kernels`);
 tests/plain_signatures.py does the same in plain Python.
 """
 
@@ -60,7 +59,7 @@ QUOTE = 6 << 24
 COMPOSE = 1 << 28  # added to an entry of the marked table: the text has to be composed first
 CODE_POINTS = 0x110000
 ELLIPSIS = 0x2026
-# Most code points are here: ideographs, Hangul, private use, unassigned. All of them stay. A test checks this.
+# Most code points are here: ideographs, Hangul, private use, unassigned. All of them are unchanged. A test checks this.
 _UNCHANGED = (
     (0x3400, 0xD800),
     (0xE000, 0xF900),
@@ -90,7 +89,7 @@ _MARKS = {mark: mark for mark in ".,;:!?"} | {
 }
 _OPENING_MARKS = "\u00a1\u00bf"
 _SYLLABLE_MARKS = "\u0f0b\u0f0c"  # Tibetan
-# Ranges (first, end) of characters that are not seen. Format characters (Cf) of Unicode 16:
+# Ranges (first, end) of invisible characters. Format characters (Cf) of Unicode 16:
 _FORMAT = (
     (0x00AD, 0x00AE),
     (0x0600, 0x0606),
@@ -122,7 +121,10 @@ TO_COMPOSE = ((0x0300, 0x034F), (0x0350, 0x0380), (0x0653, 0x0656), (0x1140, 0x1
 
 
 def canonical_code_point(code_point: int) -> int:
-    """Return what becomes of a code point: REMOVED, BLANK, or its compatible form in lower case, plus its kind (but not ALONE)."""
+    """Return the canonical form of a code point.
+
+    This is REMOVED, BLANK, or its compatible form in lower case, plus its kind (but not ALONE).
+    """
     from unicodedata import ucd_3_2_0
 
     character = chr(code_point)
@@ -152,7 +154,7 @@ def canonical_code_point(code_point: int) -> int:
 
 @lru_cache(maxsize=1)
 def code_points() -> Uint32s:
-    """Return a table with `canonical_code_point` of every code point: (0x110000,) uint32, read-only. It is computed once a process.
+    """Return a table with `canonical_code_point` of every code point, (0x110000,) uint32, read-only and computed once per process.
 
     ALONE is added to the entries that are characters of a script without blanks, except signs and marks.
     """
@@ -190,14 +192,14 @@ def composed(text: str) -> str:
 
 
 def _in_place_of_entity(found: re.Match[str]) -> str:
-    """Return the character that an entity stands for. An unknown name stays."""
+    """Return the character that an entity stands for. An unknown name is kept."""
     name = found[1] + ";"
     return html.unescape("&" + name) if name[0] == "#" else html5.get(name, found[0])
 
 
 @lru_cache(maxsize=1)
 def _spelled_out() -> dict[int, str]:
-    """Return the letters of ligatures, and the characters of full width for katakana and their marks of half width."""
+    """Return the letters of ligatures, and the full-width characters for half-width katakana and their marks."""
     from unicodedata import ucd_3_2_0
 
     return {code_point: ucd_3_2_0.normalize("NFKC", chr(code_point)) for code_point in (*range(0xFB00, 0xFB07), *range(0xFF66, 0xFFA0))}

@@ -1,10 +1,10 @@
-"""The loop that makes canonical text, which numba compiles.
+"""The loop that computes canonical text, compiled by numba.
 
 Documents are given as one array of UTF-8 bytes, and the end of each document in this array. `canonical` defines the result, and a test
 compares it with tests/plain_signatures.py. If you change a rule here, change it there too, and raise SIGNATURE_VERSION.
 
-Letters and blanks of ASCII take one look into a table, and no branch. For most punctuation in ASCII, the bytes before and after it decide.
-For everything else, the loop looks for the visible characters before and after it.
+ASCII letters and blanks take one table lookup and no branch. For most ASCII punctuation, the bytes before and after it decide. For
+everything else, the loop looks for the visible characters before and after it.
 
 Positions are unsigned integers. For signed integers, numba would check for negative positions, which count from the end. All functions
 release the GIL. `signatures.compiled` describes when the functions are compiled, and the cost.
@@ -24,7 +24,7 @@ _BLANK, _ALONE, _SIGN, _CLOSING, _DASH, _MARK, _QUOTE, _COMPOSE = (
 _ELLIPSIS, _DOT, _CODE_POINT, _REMOVED = (np.uint32(value) for value in (MARK + ELLIPSIS, MARK + ord("."), 0xFFFFFF, 0))
 # Classes of bytes. A byte above ASCII, or one that is removed, is OTHER.
 _LETTER, _DIGIT, _SPACE, _BRACKET, _OPERATOR, _HYPHEN, _STOP, _APOSTROPHE, _OTHER = range(9)
-# What becomes of punctuation in ASCII: it is removed, a blank, or a sign. SLOW: the loop has to look further than one byte.
+# The result for ASCII punctuation: it is removed, a blank, or a sign. SLOW: the loop has to look further than one byte.
 _AS_NOTHING, _AS_BLANK, _AS_SIGN, _SLOW = range(4)
 
 
@@ -52,7 +52,7 @@ def _read(source, position):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _write(canonical, write, code_point):  # type: ignore[no-untyped-def]
-    """Write a code point as UTF-8. Return the position after it."""
+    """Write a code point as UTF-8, and return the position after it."""
     if code_point < 0x80:
         canonical[write] = code_point
         return write + _ONE
@@ -74,8 +74,9 @@ def _write(canonical, write, code_point):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _next_visible(source, position, end, table):  # type: ignore[no-untyped-def]
-    """Return the entry of the next code point that is seen and is no quote, its position, and the position after it. At the end of a text,
-    the entry is a blank.
+    """Return the entry of the next code point that is visible and no quote, its position, and the position after it.
+
+    At the end of a text, the entry is a blank.
     """
     while position < end:
         code_point, after = _read(source, position)
@@ -88,8 +89,9 @@ def _next_visible(source, position, end, table):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _last_visible(source, position, begin, table):  # type: ignore[no-untyped-def]
-    """Return the entry of the last code point before a position that is seen and is no quote, and its position. At the beginning of a text,
-    the entry is a blank.
+    """Return the entry of the last code point before a position that is visible and no quote, and its position.
+
+    At the beginning of a text, the entry is a blank.
     """
     while position > begin:
         position -= _ONE
@@ -128,8 +130,9 @@ def _quote(source, position, after, begin, end, table):  # type: ignore[no-untyp
 
 @njit(cache=True, nogil=True)
 def _run(entry, source, position, after, begin, end, table):  # type: ignore[no-untyped-def]
-    """Return what is written for a run of dashes or of equal sentence marks that begins at a position: a code point (a blank for the end of
-    a sentence), how many times, and the position after the run.
+    """Return what is written for a run of dashes or of equal sentence marks that begins at a position.
+
+    This is a code point (a blank for the end of a sentence), how many times it is written, and the position after the run.
     """
     count = 1
     if entry == _ELLIPSIS:
@@ -157,8 +160,9 @@ def _run(entry, source, position, after, begin, end, table):  # type: ignore[no-
 def tables_of(table: Uint32s) -> tuple[Bytes, Bytes, Bytes]:
     """Return the tables of bytes that `canonicalize` takes, from `canonical.marked_code_points`.
 
-    plain: (256,), what becomes of letters and blanks of ASCII, and 0 for all other bytes. classes: (256,). actions: (9, 9, 9), what becomes
-    of a byte, by the classes of the byte before it, of the byte itself, and of the byte after it.
+    Returns:
+        Three tables: `plain`, (256,), the result for ASCII letters and blanks, and 0 for all other bytes; `classes`, (256,); and `actions`,
+        (9, 9, 9), the result for a byte by the classes of the byte before it, of the byte itself, and of the byte after it.
     """
     plain, classes = np.zeros(256, dtype=np.uint8), np.full(256, _OTHER, dtype=np.uint8)
     of_kind = {SIGN: _OPERATOR, CLOSING: _BRACKET, DASH: _HYPHEN, MARK: _STOP, QUOTE: _APOSTROPHE}
@@ -194,11 +198,21 @@ def canonicalize(
 ) -> None:
     """Write the canonical text of each document, with a blank after each text and PADDING more blanks after the last text.
 
-    `canonical` has room for `source` twice, a blank for each document, and PADDING. That is enough, because no code point grows (a test
-    checks this), and a blank comes before a sign of one byte, or on both sides of a character of three bytes or more. `table`:
-    `canonical.marked_code_points`. `plain`, `classes`, `actions`: `tables_of`. `to_compose` (documents,) becomes True for documents with
-    characters that `canonical.composed` changes. The time is in proportion to the bytes: what is seen before a quote or a mark is looked up
-    only once for each run of characters that are not seen, because the look ahead removes those after it.
+    The time is proportional to the number of bytes: the visible character before a quote or a mark is looked up only once for each run of
+    invisible characters, because the look ahead removes those after it.
+
+    Args:
+        source: UTF-8 bytes of the documents, one after the other.
+        ends: End of each document in `source`, (documents,).
+        table: `canonical.marked_code_points`.
+        plain: First table of `tables_of`.
+        classes: Second table of `tables_of`.
+        actions: Third table of `tables_of`.
+        canonical: Receives the canonical texts. It has room for `source` twice, a blank for each document, and PADDING. That is enough,
+            because no code point grows (a test checks this), and a blank comes before a sign of one byte, or on both sides of a character
+            of three bytes or more.
+        canonical_ends: Receives the end of each document in `canonical`, (documents,).
+        to_compose: Set to True for documents with characters that `canonical.composed` changes, (documents,).
     """
     position, write = _ZERO, _ZERO
     for document in range(len(ends)):
@@ -208,7 +222,7 @@ def canonicalize(
             byte = source[position]
             mapped = plain[byte]
             if mapped:
-                # There is no branch here, because no processor can predict which bytes are blanks.
+                # There is no branch here, because processors cannot predict which bytes are blanks.
                 canonical[write] = mapped
                 is_blank = mapped == 32
                 write += np.uint64(is_blank <= (not no_blank))

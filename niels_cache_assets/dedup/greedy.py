@@ -3,8 +3,8 @@
 Two documents match if they share a band (and, with `verify`, are similar enough), or if they have the same digest (exact duplicates). The
 result is the same as if the documents were inserted one after another into an index, but no index is needed. First, ranges.py finds which
 documents share a hash, in files. Then one pass reads the buckets of all bands, in order of the documents, window by window. The pass
-remembers the first kept document of each bucket. With `verify`, it remembers the first 64. The order of `signatures` decides which document
-is first.
+remembers the first kept document of each bucket, or the first 64 with `verify`. The order of `signatures` determines which document is
+first.
 
 The cost is that of the buckets, and one pass. No step is quadratic, even if many documents are equal. This module reads no texts: the
 caller defines the similarity. The pass holds one window of documents and its buckets, so its memory is bounded, whatever the number of
@@ -31,11 +31,14 @@ _Columns = tuple[Array, Array, Array, Array]  # the columns of Dropped, for some
 
 @dataclass(frozen=True, kw_only=True)
 class Verify:
-    """An additional condition for duplicates. Documents that share a band must also reach a similarity of `threshold`.
+    """An additional condition for duplicates: documents that share a band must also reach a similarity.
 
-    `similarity` is called once, with the ordinals (numbers) of all documents that may be compared, ascending (n,) uint32 or uint64. It
-    returns a function, and this function is then called for pairs of these ordinals. Of documents with the same digest, only the first is
-    compared, so many equal copies cost as much as two.
+    Of documents with the same digest, only the first is compared, so many equal copies cost as much as two.
+
+    Attributes:
+        similarity: Called once with the ordinals (numbers) of all documents that may be compared, ascending, (n,) uint32 or uint64. Returns
+            a function that is then called for pairs of these ordinals.
+        threshold: Minimum similarity of duplicates.
     """
 
     similarity: Callable[[Array], Callable[[int, int], float]]
@@ -46,9 +49,12 @@ class Verify:
 class Dropped:
     """The dropped documents in order, as arrays of shape (n,).
 
-    `ordinals` and `because` are uint32, or uint64 for 2^32 documents or more. `because` is the earliest kept document that is the reason.
-    `exact` is bool, and says whether the digests are equal. `similarity` is float32. It is 1 for exact duplicates, the measured value with
-    `verify`, and NaN otherwise.
+    Attributes:
+        documents: Number of all documents.
+        ordinals: Ordinals of the dropped documents, uint32, or uint64 for 2^32 documents or more.
+        because: Earliest kept document that is the reason, in the same dtype.
+        exact: Whether the digests are equal, bool.
+        similarity: float32: 1 for exact duplicates, the measured value with `verify`, and otherwise NaN.
     """
 
     documents: int
@@ -71,17 +77,27 @@ def keep_first(
     done: Steps | None = None,
     record: Record = lambda steps, files: False,
 ) -> Dropped:
-    """Return the documents to drop. The order of the signatures decides which copy is kept; `ordinals` count from 0 in this order.
+    """Return the documents to drop.
 
-    `scratch` is an existing folder; the caller removes its content. If an earlier kept document has the same digest, a document is dropped
-    even without the condition of `verify`. `done` and `record` are the arguments of `find_buckets`; steps after `done` are repeated.
-    Raises the errors of `find_buckets`.
+    If an earlier kept document has the same digest, a document is dropped even without the condition of `verify`.
+
+    Args:
+        signatures: Signatures of the documents. Their order determines which copy is kept, and ordinals count from 0 in this order.
+        bands: Number of bands.
+        rows: Number of slots in a band.
+        scratch: An existing folder for files, whose content the caller removes.
+        verify: Additional condition; by default none.
+        done: Newest progress of an earlier run (see `find_buckets`), after which steps are repeated; by default none.
+        record: Called after each step (see `find_buckets`); by default does nothing.
+
+    Raises:
+        NielsCacheError: If bands and rows do not fit the signatures.
     """
     return drop_later(find_buckets(signatures, bands=bands, rows=rows, scratch=scratch, done=done, record=record), verify=verify)
 
 
 def drop_later(buckets: Buckets, *, verify: Verify | None) -> Dropped:
-    """Return the documents to drop. The buckets are those of the whole input."""
+    """Return the documents to drop, given the buckets of the whole input."""
     found: list[_Columns] = []
     dtype = np.dtype(np.uint32 if buckets.documents <= _MOST_DOCUMENTS_OF_32_BITS else np.uint64)
     if buckets.documents:
@@ -146,12 +162,29 @@ def _next_to_compare(
     measured: NDArray[np.float32],
     candidates: Array,
 ) -> tuple[int, int]:
-    """Run the pass from a column to the next document that must be compared. Return its column, and the number of `candidates`: the kept
-    documents in its buckets, ascending. At the end of the block, the column is the number of columns.
+    """Run the pass from a column to the next document that must be compared.
 
-    `stays`: whether the document of the first column was compared and stays. `compares`: whether candidates must be compared; if not, the
-    first of them is the reason to drop a document. Documents with the digest of a kept one are written to `because`, `exact` and
-    `measured`. `limit`, `room`, `filled`, `documents`: see _Members. The loops are plain, because numba compiles them.
+    Documents with the digest of a kept one are written to `because`, `exact` and `measured`. The loops are plain, because numba compiles
+    them.
+
+    Args:
+        start: Ordinal of the first column.
+        block: Bucket numbers, (bands + 1, columns).
+        digests: Digests of all documents.
+        column: Where the pass begins.
+        stays: Whether the document of this column was compared and is kept.
+        compares: Whether candidates must be compared. If not, the first of them is the reason to drop a document.
+        limit: See _Members.
+        room: See _Members.
+        filled: See _Members.
+        documents: See _Members.
+        because: Receives the kept document for which a document is dropped, (columns,).
+        exact: Receives whether the digests are equal, (columns,).
+        measured: Receives the similarity, (columns,).
+        candidates: Receives the kept documents in the buckets of the document to compare, ascending.
+
+    Returns:
+        The column of the document to compare, or the number of columns at the end of the block, and the number of candidates.
     """
     while column < block.shape[1]:
         goes = False
@@ -195,8 +228,9 @@ def _next_to_compare(
 
 
 def _similarity(verify: Verify, buckets: Buckets, dtype: np.dtype) -> Callable[[int, int], float]:
-    """Return the function that compares two documents. The documents that may be compared are in a bucket of some band, and are the first
-    with their digest.
+    """Return the function that compares two documents.
+
+    The documents that may be compared are in a bucket of some band, and are the first with their digest.
     """
     found, has_buckets = [np.empty(0, dtype=dtype)], False
     for window in buckets.windows():
@@ -212,7 +246,7 @@ def _similarity(verify: Verify, buckets: Buckets, dtype: np.dtype) -> Callable[[
 def _drop(
     window: Window, digests: Bytes, dtype: np.dtype, similarity: Callable[[int, int], float] | None, threshold: float
 ) -> list[_Columns]:
-    """Run the pass over a window. `similarity`: None without `verify`."""
+    """Run the pass over a window; `similarity` is None without `verify`."""
     members = _Members(window, dtype, limit=1 if similarity is None else MEMBERS_COMPARED)
     first_of, none = window.first_documents(dtype), dtype.type(np.iinfo(dtype).max)
     found = []
@@ -240,9 +274,13 @@ def _drop(
 
 
 def _representatives(ordinals: Array, buckets: Uint32s, digests: Bytes, first_of: Array) -> Array:
-    """Return for each of these documents the first document with the same digest, (n,). Usually this is the document itself.
+    """Return for each of these documents the first document with the same digest, (n,), which is usually the document itself.
 
-    `buckets`: the bucket of the digest of each document. `first_of`: the first document of each bucket of digests.
+    Args:
+        ordinals: The documents.
+        buckets: Bucket of the digest of each document.
+        digests: Digests of all documents.
+        first_of: First document of each bucket of digests.
     """
     representatives = ordinals.copy()
     shared = np.flatnonzero(buckets)

@@ -1,5 +1,6 @@
-"""The definition of the numbers in a signature. `kernels` computes them, and a test compares it with a version in plain Python
-(tests/plain_signatures.py).
+"""The definition of the numbers in a signature.
+
+`kernels` computes them, and a test compares it with a version in plain Python (tests/plain_signatures.py).
 
 * word hash: the UTF-8 bytes of a word are split into little-endian blocks of eight bytes; the last block is shorter, and may be empty. The
   hash h begins as WORD_START. Each block changes it to (h ^ block) * WORD_FACTOR, and `mix` ends it. A word contains no NUL, so words of up
@@ -29,12 +30,12 @@ MIX_2 = 0x94D049BB133111EB
 SLOT_SEED = 42
 LAST_SLOT_VALUE = 0xFFFFFFFE
 NO_SHINGLE = 0xFFFFFFFF  # a text with words never has this slot value
-PADDING = 8  # number of blanks after the last canonical text, because the kernels read a word eight bytes at a time
+PADDING = 8  # blanks after the last canonical text, because the kernels read a word eight bytes at a time
 _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def mix(value: int) -> int:
-    """Return `value` after the finalizer of splitmix64. This is a bijection of 64-bit integers in which every bit depends on every bit."""
+    """Return `value` after the finalizer of splitmix64, a bijection of 64-bit integers in which every bit depends on every bit."""
     value = ((value ^ (value >> 30)) * MIX_1) & _MASK
     value = ((value ^ (value >> 27)) * MIX_2) & _MASK
     return value ^ (value >> 31)

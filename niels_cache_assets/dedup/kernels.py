@@ -1,4 +1,4 @@
-"""The loops of `signatures` over canonical text, which numba compiles. They compute shingle hashes and slots.
+"""The loops of `signatures` over canonical text, compiled by numba, which compute shingle hashes and slots.
 
 Documents are given as one array of UTF-8 bytes (canonical_kernels.py), and the end of each document in this array. A blank follows each
 text, so the next text begins at end + 1. PADDING more blanks follow the last text, because a word is read eight bytes at a time. `hashing`
@@ -48,7 +48,7 @@ def _lower_slots(values, filled, xors, factors, slots):  # type: ignore[no-untyp
 
 @njit(cache=True, nogil=True)
 def _block(canonical, position):  # type: ignore[no-untyped-def]
-    """Return eight bytes as a little-endian integer. The compiler turns this into one load instruction."""
+    """Return eight bytes as a little-endian integer, which the compiler turns into one load instruction."""
     block = np.uint64(canonical[position])
     block |= np.uint64(canonical[position + np.uint64(1)]) << np.uint64(8)
     block |= np.uint64(canonical[position + np.uint64(2)]) << np.uint64(16)
@@ -62,7 +62,7 @@ def _block(canonical, position):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, nogil=True)
 def _first_blank(block):  # type: ignore[no-untyped-def]
-    """Return an integer whose lowest set bit is the highest bit of the first blank in `block`; 0 if `block` has no blank.
+    """Return an integer whose lowest set bit is the highest bit of the first blank in `block`, or 0 if there is no blank.
 
     This is Mycroft's test for a zero byte. It has no branches.
     """
@@ -91,7 +91,12 @@ def _next_word(canonical, position):  # type: ignore[no-untyped-def]
 def _roll(rolling, word, leaving, window, leaving_power):  # type: ignore[no-untyped-def]
     """Move the polynomial one word further.
 
-    `window`: the last words, in a ring buffer (0 at the start). `leaving`: the index of the oldest word in `window`.
+    Args:
+        rolling: The polynomial.
+        word: Hash of the next word.
+        leaving: Index of the oldest word in `window`.
+        window: Hashes of the last words, in a ring buffer (0 at the start).
+        leaving_power: Power of SHINGLE_BASE by which the oldest word counts.
     """
     rolling = rolling * _BASE + word - window[leaving] * leaving_power
     window[leaving] = word
@@ -136,8 +141,9 @@ def sign(
     factors: Uint32s,
     slots: Uint32s,
 ) -> None:
-    """Write the slots (the numbers of the signatures) of canonical texts, (documents, num_perm) uint32. This needs 16 KB of memory, for
-    documents of any size.
+    """Write the slots (the numbers of the signatures) of canonical texts, (documents, num_perm) uint32.
+
+    This needs 16 KB of memory, for documents of any size.
     """
     values = np.empty(_BUFFER, dtype=np.uint32)
     window, leaving_power = np.empty(ngram, dtype=np.uint64), _power(ngram)
@@ -179,8 +185,9 @@ def hash_bands(slots: Uint32s, rows: int, hashes: Uints) -> None:
 
 @njit(cache=True, nogil=True)
 def remove_repeated(hashes: Uints, ends: Ints, new_ends: Ints) -> None:
-    """Move the different hashes of each document to the front of `hashes`, and write the new end of each document. The hashes of each
-    document are sorted.
+    """Move the distinct hashes of each document to the front of `hashes`, and write the new end of each document.
+
+    The hashes of each document are sorted.
     """
     write, start = 0, 0
     for document in range(len(ends)):

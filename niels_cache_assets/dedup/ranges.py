@@ -1,6 +1,6 @@
-"""Buckets of documents. The documents in a bucket share the hash of a band, or the digest of the text. (Digests are treated as band 0.)
+"""Buckets of documents that share the hash of a band or the digest of the text, which counts as band 0.
 
-Each band is cut by hash into ranges, so that any number of documents can be searched. One range is enough for most.
+Each band is cut by hash into ranges, so that any number of documents can be searched. One range is enough for most inputs.
 
 1. `signatures` are read once, in blocks. Each hash is written, with the number of its document, to the file of its band and range.
 2. A job for each range and band sorts the hashes of its file, and writes a row for each document that shares its hash with another one.
@@ -12,8 +12,8 @@ Each band is cut by hash into ranges, so that any number of documents can be sea
 
 Memory: a job takes at most 50 bytes for each document of its range, and a copy of a text is in the range of its first copy. A window takes
 at most about 100 bytes for each of its documents and bands, and usually a tenth of that, because most documents share no hash. A window has
-131,072 documents, or a 4,096th of all documents if that is more. It does not depend on the number of buckets. Disk: 20 + 16 x (bands + 1)
-bytes a document for the hashes, 24 bytes for each row, and 16 bytes for each bucket that a window passes on.
+131,072 documents, or a 4,096th of all documents if that is more. Its memory does not depend on the number of buckets. Disk: 20 + 16 x
+(bands + 1) bytes per document for the hashes, 24 bytes for each row, and 16 bytes for each bucket that a window passes on.
 
 The steps share nothing but files, so each range can be a job on a machine of its own (artifacts/duplicates.py). `find_buckets` runs all
 steps in one range, and a killed run resumes after the last band that was recorded.
@@ -52,8 +52,9 @@ Kept = tuple[Uint32s, Array]
 class Steps:
     """The progress of a run in one range.
 
-    `documents`: the number of documents in the files of `scratch`. `bands`: the number of bands whose rows are finished. The digests count
-    as the first band.
+    Attributes:
+        documents: Number of documents in the files of `scratch`.
+        bands: Number of bands whose rows are finished. The digests count as the first band.
     """
 
     documents: int
@@ -66,10 +67,14 @@ Record = Callable[[Steps, list[Path]], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """The buckets of `documents` in the bands 0 (the digests) to `bands`, in files for each range of hashes.
+    """The buckets of all documents in all bands, in files for each range of hashes.
 
-    scratch: a folder for the files that windows pass on. hashes: the folder with the digests. links: for each range, the folder with its
-    rows.
+    Attributes:
+        scratch: Folder for the files that windows pass on.
+        hashes: Folder with the digests.
+        links: For each range, the folder with its rows.
+        documents: Number of documents.
+        bands: Number of the last band. Band 0 is that of the digests.
     """
 
     scratch: Path
@@ -83,13 +88,12 @@ class Buckets:
         return np.memmap(self.hashes / DIGESTS, dtype=np.uint8, mode="r").reshape(-1, DIGEST_BYTES)
 
     def windows(self) -> Iterator["Window"]:
-        """Yield the windows in the order of the documents."""
         size = _window_size(self.documents)
         for number, start in enumerate(range(0, self.documents, size)):
             yield Window(self, number, start, min(start + size, self.documents))
 
     def forget(self) -> None:
-        """Remove the files that windows have passed on in an earlier pass."""
+        """Remove the files that windows passed on in an earlier pass."""
         for path in self.scratch.glob("passed_*"):
             path.unlink()
 
@@ -110,7 +114,7 @@ class Window:
         self._to = (following[leaves] // _U64(self._size)).astype(np.int64)
 
     def _rows(self, links: Sequence[Path]) -> tuple[Uints, Uints, Uints]:
-        """Return the key of the bucket, the place in the window, and the next document of each row, (n,) uint64."""
+        """Return the key of the bucket, the index in the window, and the next document of each row, (n,) uint64."""
         keys, places, following = [], [], []
         for band in range(self._bands):
             for each, folder in enumerate(links):
@@ -122,7 +126,7 @@ class Window:
 
     @property
     def count(self) -> int:
-        """The number of buckets, plus one for bucket 0."""
+        """Number of buckets, plus one for bucket 0."""
         return len(self._keys) + 1
 
     def blocks(self) -> Iterator[tuple[int, Uint32s]]:
@@ -135,7 +139,7 @@ class Window:
         return self._members
 
     def first_documents(self, dtype: np.dtype) -> Array:
-        """Return the first document of each bucket, also if it is in an earlier window, (count,)."""
+        """Return the first document of each bucket, even if it is in an earlier window, (count,)."""
         return np.concatenate([np.zeros(1, dtype), (self._keys // _U64(self._bands)).astype(dtype)])
 
     def received(self) -> Kept:
@@ -145,9 +149,10 @@ class Window:
         return (np.searchsorted(self._keys, rows[:, 0]) + 1).astype(np.uint32), rows[:, 1]
 
     def pass_on(self, kept: Callable[[], Kept]) -> None:
-        """Pass the documents that were kept on to the windows of the next documents. This is the last use of the window.
+        """Pass the kept documents on to the windows of the next documents. This is the last use of the window.
 
-        `kept` must return them ascending by bucket.
+        Args:
+            kept: Returns the documents that were kept, ascending by bucket.
         """
         buckets, documents = kept()
         first = np.searchsorted(buckets, self._leaving, side="left")
@@ -167,7 +172,7 @@ class Window:
 
 
 def fitting_ranges(documents: int, ranges: int) -> int:
-    """Return the number of ranges for so many documents."""
+    """Return the number of ranges for this many documents: the configured one, or more if one range would be too large."""
     return RANGES_OF_MANY if ranges == 1 and documents > MOST_OF_ONE_RANGE else ranges
 
 
@@ -179,8 +184,16 @@ def hashes_bytes(documents: int, *, bands: int) -> int:
 def find_buckets(signatures: Iterable[Signatures], *, bands: int, rows: int, scratch: Path, done: Steps | None, record: Record) -> Buckets:
     """Run all steps in one range, and return the buckets.
 
-    `record`: called after each step with the progress of the run, see Record. `done`: the newest progress that an earlier run recorded, or
-    None. If `done` is given, the signatures are not read again. Raises NielsCacheError if bands and rows do not fit the signatures.
+    Args:
+        signatures: Signatures of the documents.
+        bands: Number of bands.
+        rows: Number of slots in a band.
+        scratch: An existing folder for files.
+        done: Newest progress that an earlier run recorded, or None. If it is given, the signatures are not read again.
+        record: Called after each step with the progress of the run (see Record).
+
+    Raises:
+        NielsCacheError: If bands and rows do not fit the signatures.
     """
 
     def after(steps: Steps) -> bool:
@@ -202,10 +215,20 @@ def find_buckets(signatures: Iterable[Signatures], *, bands: int, rows: int, scr
 def write_hashes(
     signatures: Iterable[Signatures], *, bands: int, rows: int, ranges: int, folder: Path, wrote: Wrote = lambda name, data: None
 ) -> int:
-    """Write the digests, and for each band and range the pairs (document, hash), (n, 2) uint64. Return the number of documents.
+    """Write the digests, and for each band and range the pairs (document, hash), (n, 2) uint64.
 
-    Band 0 is that of the digests. Documents without shingles have no hash in the other bands. `wrote`: called for everything that was
-    written.
+    Band 0 is that of the digests. Documents without shingles have no hash in the other bands.
+
+    Args:
+        signatures: Signatures of the documents.
+        bands: Number of bands.
+        rows: Number of slots in a band.
+        ranges: Number of ranges.
+        folder: Folder for the files.
+        wrote: Called for everything that was written; by default does nothing.
+
+    Returns:
+        The number of documents.
     """
     for band in range(bands + 1):
         for each in range(ranges):
@@ -219,7 +242,7 @@ def write_hashes(
             digests_file.write(digests.data)
             wrote(DIGESTS, digests.data)
             ordinals = np.arange(documents, documents + len(digests), dtype=_U64)
-            # Eight bytes distinguish digests, except if somebody made a collision on purpose. greedy.py compares all twenty bytes.
+            # Eight bytes distinguish digests, except in a deliberate collision. greedy.py compares all twenty bytes.
             first_bytes = np.ascontiguousarray(digests[:, :8]).view(np.uint64)[:, 0]
             _append(folder, 0, ranges, ordinals, first_bytes, wrote)
             for band, hashes in enumerate(band_hashes(block.slots, bands, rows).T, start=1):
@@ -245,14 +268,20 @@ def _append(folder: Path, band: int, ranges: int, ordinals: Uints, hashes: Uints
 def link_range(hashes: Path, links: Path, band: int, each: int, *, documents: int) -> None:
     """Write the rows of one range of one band, sorted by document. A job for a range does this for each band.
 
-    `hashes`: the folder of `write_ranged_hashes`. `links`: the folder of the rows. The file has numbers of 64 bits: how many windows and
-    rows there are, the end of the rows of each window, and three columns with the document, the bucket and the next document of each row.
-    Memory: at most 50 bytes a document of the range.
+    The file has numbers of 64 bits: how many windows and rows there are, the end of the rows of each window, and three columns with the
+    document, the bucket and the next document of each row. Memory: at most 50 bytes per document of the range.
+
+    Args:
+        hashes: Folder of `write_hashes`.
+        links: Folder of the rows.
+        band: Number of the band.
+        each: Number of the range.
+        documents: Number of all documents.
     """
     pairs = np.fromfile(hashes / hashes_name(band, each), dtype=_U64).reshape(-1, 2)
     values, ordinals = pairs[:, 1].copy(), pairs[:, 0].copy()
     del pairs
-    order = np.argsort(values, kind="stable")  # so the documents of a hash stay in order
+    order = np.argsort(values, kind="stable")  # stable, so the documents of a hash stay in order
     values = values[order]
     equal = values[1:] == values[:-1]
     del values

@@ -1,4 +1,4 @@
-"""Signatures of texts. A signature has a SHA-1 of the canonical text for exact duplicates, and MinHash slots for near duplicates.
+"""Signatures of texts: a SHA-1 of the canonical text for exact duplicates, and MinHash slots for near duplicates.
 
     signer = Signer(num_perm=128, ngram=5)
     signer.sign(texts)  ->  Signatures(digests, slots)
@@ -34,8 +34,9 @@ _CHARACTERS_AT_ONCE = 1 << 20
 class Signatures:
     """Signatures of n documents.
 
-    digests: (n, 20) uint8, SHA-1 of the canonical text as UTF-8, or of a NUL and the text if its canonical text is empty.
-    slots: (n, num_perm) uint32, MinHash.
+    Attributes:
+        digests: (n, 20) uint8, SHA-1 of the canonical text as UTF-8, or of a NUL and the text if its canonical text is empty.
+        slots: (n, num_perm) uint32, MinHash.
     """
 
     digests: Bytes
@@ -49,9 +50,10 @@ class Signatures:
 class Shingles:
     """Shingles of n documents.
 
-    digests: (n, 20) uint8.
-    hashes: (total,) uint64, the shingle hashes of all documents, in text order with repetitions.
-    ends: (n,) int64, the end of each document in `hashes`.
+    Attributes:
+        digests: (n, 20) uint8.
+        hashes: (total,) uint64, the shingle hashes of all documents, in text order with repetitions.
+        ends: (n,) int64, the end of each document in `hashes`.
     """
 
     digests: Bytes
@@ -62,9 +64,7 @@ class Shingles:
         return len(self.ends)
 
     def of(self, index: int) -> Uints:
-        """Return the hashes of the shingles (runs of words) of the index-th document, sorted and unique, in the form that `jaccard`
-        takes.
-        """
+        """Return the hashes of the shingles (runs of words) of a document, sorted and unique, in the form that `jaccard` takes."""
         hashes = np.sort(self.hashes[self.ends[index - 1] if index else 0 : self.ends[index]])
         is_first = np.ones(len(hashes), dtype=np.bool_)
         np.not_equal(hashes[1:], hashes[:-1], out=is_first[1:])
@@ -73,13 +73,21 @@ class Shingles:
 
 @dataclass(frozen=True, kw_only=True)
 class Signer:
-    """The settings to sign texts: `num_perm` slots, and shingles of `ngram` words."""
+    """The settings for signing texts.
+
+    Attributes:
+        num_perm: Number of slots.
+        ngram: Number of words in a shingle.
+    """
 
     num_perm: int = 128
     ngram: int = 5
 
     def sign(self, texts: Sequence[str]) -> Signatures:
-        """Return signatures of texts, in order. Texts may have NULs and lone surrogates; the canonical text does not contain them."""
+        """Return signatures of texts, in order.
+
+        Texts may contain NULs and lone surrogates; the canonical text does not contain them.
+        """
         digests = np.empty((len(texts), DIGEST_BYTES), dtype=np.uint8)
         slots = np.empty((len(texts), self.num_perm), dtype=np.uint32)
         for start, end in _groups(texts):
@@ -89,7 +97,7 @@ class Signer:
         return Signatures(digests=digests, slots=slots)
 
     def shingle(self, texts: Sequence[str]) -> Shingles:
-        """Return digests and all shingle hashes of texts, in order. The hashes take 8 bytes a word."""
+        """Return digests and all shingle hashes of texts, in order. The hashes take 8 bytes per word."""
         digests = np.empty((len(texts), DIGEST_BYTES), dtype=np.uint8)
         hashes = [np.empty(0, dtype=np.uint64)]
         ends = np.zeros(len(texts), dtype=np.int64)
@@ -117,14 +125,16 @@ class Signer:
         return different if 2 * len(different) > len(shingles.hashes) else different.copy(), ends  # a copy lets the rest go
 
     def shingle_hashes(self, text: str) -> Uints:
-        """Return the hashes of the shingles (runs of words) of a text, sorted and unique, (n,) uint64. For a text without words, the result
-        is empty.
+        """Return the hashes of the shingles (runs of words) of a text, sorted and unique, (n,) uint64.
+
+        For a text without words, the result is empty.
         """
         return self.shingle([text]).of(0)
 
     def _canonical(self, texts: Sequence[str]) -> tuple[Bytes, Ints]:
-        """Return the canonical texts as UTF-8, and the end of each text. One blank follows each text, and PADDING more blanks follow the
-        last text.
+        """Return the canonical texts as UTF-8, and the end of each text.
+
+        One blank follows each text, and PADDING more blanks follow the last text.
         """
         seen = [without_entities(text) if "&" in text else text for text in texts]
         canonical, ends, to_compose = _canonicalized(seen)
@@ -167,7 +177,7 @@ def jaccard(shingles: Uints, others: Uints) -> float:
 
 
 def estimated_jaccard(slots: Uint32s, others: Uint32s) -> NDArray[np.float64]:
-    """Return the share of equal slots in each row, (n,) float64; 0 for texts without words.
+    """Return the share of equal slots in each row, (n,) float64, which is 0 for texts without words.
 
     This share estimates the Jaccard similarity J with variance J(1-J)/num_perm.
     """
@@ -177,10 +187,10 @@ def estimated_jaccard(slots: Uint32s, others: Uint32s) -> NDArray[np.float64]:
 
 @lru_cache(maxsize=64)
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the compiled function.
+    """Return a function compiled by numba.
 
     Compiled code releases the GIL. The code is cached on disk beside the module (or in the user's cache folder if the module's folder is
-    read-only). So numba compiles once for each machine and numba version. This takes about four seconds in the first process. In later
+    read-only). So numba compiles once for each machine and numba version, which takes about four seconds in the first process. In later
     processes, the import of numba and the first result take about a second. Numba is not imported before the first call.
     """
     import numba
@@ -190,7 +200,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _canonicalized(texts: Sequence[str]) -> tuple[Bytes, Ints, Bools]:
-    """Return the result of `canonical_kernels.canonicalize`: canonical texts, the end of each, and which texts are still to be composed."""
+    """Return the result of `canonical_kernels.canonicalize`: canonical texts, their ends, and which texts must still be composed."""
     from niels_cache_assets.dedup import canonical_kernels
 
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
@@ -205,14 +215,13 @@ def _canonicalized(texts: Sequence[str]) -> tuple[Bytes, Ints, Bools]:
 
 @lru_cache(maxsize=1)
 def _kernel_tables() -> tuple[Uint32s, Bytes, Bytes, Bytes]:
-    """Return the tables that `canonical_kernels.canonicalize` takes."""
     from niels_cache_assets.dedup import canonical_kernels
 
     return marked_code_points(), *canonical_kernels.tables_of(marked_code_points())
 
 
 def _groups(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield ranges of texts as (start, end). The texts of one range have about a megabyte together."""
+    """Yield ranges of texts as (start, end), each with about a megabyte of text."""
     start = size = 0
     for index, text in enumerate(texts):
         if size and size + len(text) > _CHARACTERS_AT_ONCE:

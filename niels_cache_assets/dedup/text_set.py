@@ -19,7 +19,7 @@ Three bounds save work for the first two:
 
 1. J(T, V) >= t means |T and V| >= t |T|: at most (1 - t) |T| shingles of T are in no text of the set. First only the start of T is read. If
    too many of its shingles are in no text of the set, T is rejected, however long the rest is. Otherwise all of T is read. A table of
-   bits tells whether a shingle is in the set; at most a sixteenth of the bits is set. Different shingles may share a bit. Then more of T
+   bits shows whether a shingle is in the set; at most a sixteenth of the bits is set. Different shingles may share a bit. Then more of T
    may be read, but the result is the same. Nearly all texts are rejected here.
 2. The prefix filter (Chaudhuri, Ganti and Kaushik 2006; Bayardo, Ma and Srikant 2007): sort the shingles of every set in the same order
    (here: by hash). Two sets with J >= t then have a common shingle among the first |X| - ceil(t |X|) + 1 shingles of each set X. Only
@@ -61,11 +61,16 @@ _ROUNDING = 1e-9  # 0.8 * 15 is 12.000000000000002: bounds must be wide enough
 
 
 class Match(NamedTuple):
-    """A match of a text with a text of the set: the earliest equal text, otherwise the earliest near text, otherwise the text with the
-    largest share of its 13-grams in it.
+    """A match of a text with a text of the set.
 
-    `ordinal`: the number of the matched text in the set. `similarity`: 1 if `kind` is "exact", the Jaccard similarity if "near", and the
-    share of the 13-grams of the matched text if "ngrams". `run`: the longest run of words that is in the set, for "ngrams" only.
+    This is the earliest equal text, otherwise the earliest near text, otherwise the text with the largest share of its 13-grams in the
+    text.
+
+    Attributes:
+        kind: "exact", "near" or "ngrams".
+        ordinal: Number of the matched text in the set.
+        similarity: 1 for "exact", the Jaccard similarity for "near", and the share of the 13-grams of the matched text for "ngrams".
+        run: Longest run of words that is in the set, for "ngrams" only.
     """
 
     kind: Kind
@@ -75,7 +80,12 @@ class Match(NamedTuple):
 
 
 class NGrams(NamedTuple):
-    """The limits of a match by 13-grams. A text matches if it reaches one of them."""
+    """The limits of a match by 13-grams, of which a text must reach one.
+
+    Attributes:
+        share: Minimum share of the 13-grams of a text of the set.
+        run: Minimum number of words in a run that is in the set.
+    """
 
     share: float
     run: int
@@ -95,8 +105,13 @@ class HashIndex:
         return self._hashes[np.minimum(np.searchsorted(self._hashes, asked), len(self._hashes) - 1)] == asked
 
     def find(self, asked: Array, *, most: int | None = None) -> tuple[Ints, Array]:
-        """Return (place in `asked`, owner) for each owner of each hash, (m,) each. Places ascend, and the owners of a hash are in the order
-        in which they were given. most: the number of owners of a hash that count.
+        """Return (index in `asked`, owner) for each owner of each hash, (m,) each.
+
+        Indices ascend, and the owners of a hash are in the order in which they were given.
+
+        Args:
+            asked: The hashes.
+            most: Maximum number of owners of a hash that count; by default all.
         """
         first, last = (np.searchsorted(self._hashes, asked, side=side) for side in ("left", "right"))
         counts = np.minimum(last - first, most) if most is not None else last - first
@@ -105,10 +120,14 @@ class HashIndex:
 
 
 class TextSet:
-    """A set of texts (see the module). A context manager, because it keeps a temporary file in `folder` (None: the system's folder).
+    """A set of texts (see the module). A context manager, because it keeps a temporary file.
 
-    near: the least similarity of near texts, above 0 and below 1; None: only equal texts match. ngrams: the limits of a match by 13-grams;
-    None: there is no such match. Texts get the ordinals 0, 1, 2, ... in the order in which they are added.
+    Texts get the ordinals 0, 1, 2, ... in the order in which they are added.
+
+    Args:
+        near: Minimum similarity of near texts, above 0 and below 1. If None, only equal texts match.
+        ngrams: Limits of a match by 13-grams; by default there is no such match.
+        folder: Folder of the temporary file. If None, the system's folder.
     """
 
     def __init__(self, *, near: float | None, ngrams: NGrams | None = None, folder: Path | None) -> None:
@@ -133,7 +152,6 @@ class TextSet:
         self._spool.close()
 
     def add(self, texts: Sequence[str]) -> None:
-        """Add texts."""
         self._add(texts, self._signer.shingle(texts), range(len(texts)))
 
     def add_new(self, texts: Sequence[str]) -> list[int]:
@@ -150,7 +168,7 @@ class TextSet:
         return [*new.values()]
 
     def seal(self) -> None:
-        """Close the set for additions. After that, any thread may call `find`."""
+        """Close the set. After that, no text can be added, and any thread may call `find`."""
         if self.sealed:
             return
         self._spool.flush()
@@ -168,7 +186,6 @@ class TextSet:
         self.sealed = True
 
     def find(self, texts: Sequence[str]) -> list[Match | None]:
-        """Return a Match or None for each text."""
         matches: list[Match | None] = [None] * len(texts)
         suspects = self._suspects(texts) if self._sizes else []
         if suspects:
@@ -202,7 +219,13 @@ class TextSet:
             self._spool.write(hashes.data)
 
     def _shared(self, hashes: Hashes, is_hit: Bools, limits: NGrams) -> Match | None:
-        """Return the match of a text by its 13-grams. `is_hit`: whether each of them is in the set."""
+        """Return the match of a text by its 13-grams, or None.
+
+        Args:
+            hashes: Hashes of its 13-grams, in order.
+            is_hit: Whether each of them is in the set.
+            limits: Limits of a match.
+        """
         edges = np.flatnonzero(np.diff(np.concatenate([[False], is_hit, [False]]).astype(np.int8)))
         run = int((edges[1::2] - edges[::2]).max()) + NGRAM - 1
         _, owners = self._by_ngram.find(np.unique(hashes[is_hit]))
@@ -227,7 +250,7 @@ class TextSet:
         missing_by_text = self._missing_by_text(shingles).tolist()
         for index, head, count, missing in zip(looked_at, shown, _counts(shingles), missing_by_text, strict=True):
             most = count + (most_words(texts[index][len(head) :]) if self._near else 0)
-            # The last word of the start may go on in the text, as in `- b`, so the whole text may not have the last shingle of the start. A
+            # The last word of the start may continue in the text, as in `- b`, so the whole text may lack the last shingle of the start. A
             # start with fewer words than a shingle has only this one.
             if count < 2 or missing <= self._may_miss(most) + 1:
                 suspects.append(index)
@@ -243,8 +266,7 @@ class TextSet:
         return text[:end] if end > 0 else None
 
     def _missing_by_text(self, shingles: Shingles) -> Ints:
-        """Return (n,) int64: for each text, the number of different shingles that are in no text of the set. The number may be too small,
-        rarely.
+        """Return for each text the number of distinct shingles that are in no text of the set, (n,) int64. Rarely, it is too small.
 
         Nothing is sorted. Each text has at least four times as many flags (`marks`) as shingles, and each missing shingle sets one of them.
         """
@@ -319,8 +341,11 @@ def most_words(text: str) -> int:
 
 @lru_cache(maxsize=1)
 def _weights_of_bytes() -> tuple[bytes, Bytes]:
-    """Return the bytes of ASCII that neither begin nor end a word, with all bytes above ASCII, and the weight of each pair of bytes above
-    ASCII, (65536,) uint8: that of the heaviest character that begins with this pair, and 0 if there is none.
+    """Return which bytes neither begin nor end a word, and the weight of each pair of bytes above ASCII.
+
+    Returns:
+        The ASCII bytes that neither begin nor end a word, with all bytes above ASCII, and the weights, (65536,) uint8. The weight of a pair
+        is that of the heaviest character that begins with it, and 0 if there is none.
     """
     table = code_points()
     of_kind = np.array([0, 2, 1, 1, 1, 1, 0], dtype=np.uint8)  # letters, ALONE, SIGN, CLOSING, DASH, MARK, QUOTE

@@ -1,10 +1,10 @@
-"""Everything that uses Dagster (assets, checks, jobs, resources, the instance and the launcher).
+"""Everything that uses Dagster: assets, checks, jobs, resources, the instance and the launcher.
 
     assembly --> assets/, checks/, jobs, sensors                  every definition over one registry
     keys, config, resources, progress, turns                      shared by the definitions
     launcher                                                      runs without the UI
     metadata/    the UI's view of an asset     ui/    the web UI and its guard     home/    the instance and its records
 
-Only this package and definitions.py import dagster. This package does not read, split, tokenize or write text. The package resolves
-settings, calls the modules that do this work, and reports the result.
+Only this package and definitions.py import dagster. This package does not read, split, tokenize or write text. It resolves settings, calls
+the modules that do this work, and reports the result.
 """

@@ -1,4 +1,4 @@
-"""All Dagster definitions for one registry (a loaded configuration). The import of this module loads no registry. definitions.py loads it.
+"""All Dagster definitions for one registry (a loaded configuration). Importing this module loads no registry; definitions.py loads it.
 
 Every asset shows the owners and tags of [dagster], the location of the caches, and links to the code that makes the asset. A link opens the
 local file in an editor. If `repository` is set, a link opens the same line on the web. An external asset (upstream) has no code, so its
@@ -42,11 +42,17 @@ def build_defs(
     registry: Registry | None = None,
     executor: dg.ExecutorDefinition | None = None,
 ) -> dg.Definitions:
-    """Return all definitions for a registry. By default, load the registry from the environment and the working directory.
+    """Return all definitions for a registry.
 
-    `resources` replace `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name. `executor` starts the steps of a run, for
-    example on a cluster of Dask (deploy/); the default starts processes of this machine. Raises NielsCacheError for a configuration that
-    cannot be read. If there is no configuration, the default profile is used, and a line in the log says so.
+    If there is no configuration, the default profile is used, and a line in the log says so.
+
+    Args:
+        resources: Replacements for `cache_root` (CacheRoot) and `progress_sink` (ProgressSink) by name; by default none.
+        registry: The configuration; by default it is loaded from the environment and the working directory.
+        executor: Starts the steps of a run, for example on a Dask cluster (deploy/); by default processes of this machine.
+
+    Raises:
+        NielsCacheError: If the configuration cannot be read.
     """
     if registry is None:
         registry = load_registry()
@@ -78,8 +84,9 @@ def build_defs(
 
 
 def _presented(assets: Sequence[Asset], registry: Registry) -> list[Asset]:
-    """Return the assets with owners, tags and links. In code samples of their descriptions, the real path of the cache root replaces
-    `cache`.
+    """Return the assets with owners, tags and links.
+
+    In code samples of their descriptions, the real path of the cache root replaces `cache`.
     """
     settings, root = registry.dagster, cache_root(registry).absolute().as_posix()
 

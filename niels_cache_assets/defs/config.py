@@ -1,5 +1,6 @@
-"""The run configuration that the launchpad shows. None, or -1 for a budget, stands for the value in the registry. The registry checks all
-other values.
+"""The run configuration that the launchpad shows.
+
+None, or -1 for a budget, stands for the value in the registry. The registry checks all other values.
 """
 
 from typing import Any
@@ -16,21 +17,26 @@ _BUDGET = f"{AS_CONFIGURED}: the value of niels_cache.toml or the profile"
 
 
 class BuildConfig(dg.Config):
+    """Settings of one run that every build takes."""
+
     wait: bool = Field(False, description="If another process is building the same, wait for it instead of failing")
     force: bool = Field(False, description="Build again, even if it is current")
 
 
 class PartConfig(BuildConfig):
+    """Settings of one run that builds a part."""
+
     pass_over: bool = Field(False, description="If another process is building the part, end without it, neither waiting nor failing")
 
 
 class FamilyConfig(BuildConfig):
+    """Settings of one run that builds a data set."""
+
     seed: int | None = Field(None, description=f"Seed of shuffles and splits (default {defaults.SEED}). {_REGISTRY}")
     threads: int | None = Field(None, description=f"Encoding threads; never changes the bytes. {_REGISTRY}, else every core")
     val_frac: float | None = Field(None, description=f"Share that goes to val, at least 0 and below 1. {_REGISTRY}")
 
     def run_settings(self) -> dict[str, Any]:
-        """Return the settings that this run overrides."""
         given = self.model_dump(exclude={"force", "wait"})
         return {key: value for key, value in given.items() if value is not None and not (key in _BUDGETS and value == AS_CONFIGURED)}
 

@@ -1,7 +1,7 @@
 """A sensor that records plans and parts that were built without Dagster, for example by an array job. It is off by default.
 
 Each finished part is recorded once, with the metadata and the data version that its step would record. A tick looks at every part on the
-disk, which is one system call for each. It reads and compares only parts that have changed since the last tick. Dagster's records decide
+disk, which is one system call for each. It reads and compares only parts that have changed since the last tick. Dagster's records determine
 whether a part is new, so a part that a run has recorded is not recorded again, and a lost cursor does no harm. While a run builds a part,
 the run records it. Without a run, a tick only notes a new part, and the next tick records it: `build-all` builds parts in children, and
 their runs follow some seconds later.
@@ -43,7 +43,7 @@ _STATE = "built outside of Dagster"
 
 
 class _Found(NamedTuple):
-    """Something that may be finished. id: its name in the cursor."""
+    """Something that may be finished. `id` is its name in the cursor."""
 
     id: str
     asset: dg.AssetKey
@@ -52,9 +52,10 @@ class _Found(NamedTuple):
 
 
 def finished_parts_sensor(registry: Registry) -> dg.SensorDefinition:
-    """Return the sensor. Its cursor is {next: the next id to look at, seen: {id: stamp}, pending: {id: stamp}}.
+    """Return the sensor.
 
-    A stamp is the inode and the time of a record. pending: parts that were new at the last look.
+    Its cursor is {next: the next id to look at, seen: {id: stamp}, pending: {id: stamp}}. A stamp is the inode and the time of a record.
+    Pending are parts that were new at the last look.
     """
 
     @dg.sensor(
@@ -129,7 +130,7 @@ def _everything(registry: Registry, cache_root: CacheRoot, problems: list[str]) 
 
 
 def _stamp(artifact: Artifact) -> str | None:
-    """Return what changes when the record of a build is replaced, or None if there is none."""
+    """Return a value that changes when the record of a build is replaced, or None if there is no record."""
     assert artifact.record is not None
     try:
         found = os.stat(artifact.directory / artifact.record)
@@ -139,7 +140,7 @@ def _stamp(artifact: Artifact) -> str | None:
 
 
 def _current(artifact: Artifact) -> Meta | None:
-    """Return the record of a build that is current, or None."""
+    """Return the record of a build if the build is current, or None."""
     try:
         return artifact.current()
     except NielsCacheError:
@@ -152,7 +153,6 @@ def _is_being_built(instance: dg.DagsterInstance, found: _Found) -> bool:
 
 
 def _is_recorded(instance: dg.DagsterInstance, found: _Found, meta: Meta, version: str) -> bool:
-    """Return whether the newest materialization is of this build."""
     last = last_materialization(instance, found.asset, found.partition)
     if last is None:
         return False

@@ -1,4 +1,4 @@
-"""Named jobs. There is one job for each task that a person starts. A job materializes its assets and runs their checks.
+"""Named jobs, one for each task that a person starts. A job materializes its assets and runs their checks.
 
 As examples, two jobs have nightly schedules that you can turn on or copy. The schedules are off by default.
 """
@@ -99,6 +99,7 @@ def _observe_upstream(registry: Registry) -> dg.JobDefinition:
 
 
 def build_schedules() -> list[dg.ScheduleDefinition]:
+    """Return the nightly schedules."""
     return [
         dg.ScheduleDefinition(
             name=name,

@@ -1,4 +1,4 @@
-"""Names that the definitions share (asset keys, groups, ops, jobs, pools and partitions). No definition is made here."""
+"""Names that the definitions share: asset keys, groups, ops, jobs, pools and partitions. Nothing is defined here."""
 
 from dagster import AssetKey, SpecificPartitionsPartitionMapping, StaticPartitionsDefinition
 
@@ -61,12 +61,12 @@ def corpus_partitions(registry: Registry) -> StaticPartitionsDefinition:
 
 
 def parts_of_datasets(registry: Registry) -> dict[str, list[str]]:
-    """Return for each data set in parts the names of its parts, such as NAME/part-00017. They are the partitions of `pretrain/parts`."""
+    """Return for each data set in parts the names of its parts, such as NAME/part-00017: the partitions of `pretrain/parts`."""
     return {name: [f"{name}/{part_name(number)}" for number in range(registry.pretrain[name].total_parts)] for name in registry.in_parts()}
 
 
 def parts_of_corpora(registry: Registry) -> dict[str, list[str]]:
-    """Return for each corpus in parts the names of its parts, such as NAME/part-00017. They are the partitions of `corpus/parts`."""
+    """Return for each corpus in parts the names of its parts, such as NAME/part-00017: the partitions of `corpus/parts`."""
     return {
         name: [f"{name}/{part_name(number)}" for number in range(registry.pretrain[name].corpus_parts)]
         for name in registry.corpora_in_parts()
@@ -74,7 +74,7 @@ def parts_of_corpora(registry: Registry) -> dict[str, list[str]]:
 
 
 def ranges(registry: Registry) -> list[str]:
-    """Return the names of the ranges of the search for duplicates, such as range-00003. They are the partitions of `corpus/ranges`."""
+    """Return the names of the ranges of the search for duplicates, such as range-00003: the partitions of `corpus/ranges`."""
     return [range_name(number) for number in range(registry.search_ranges)]
 
 

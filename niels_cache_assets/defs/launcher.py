@@ -1,8 +1,7 @@
-"""Builds that a program starts through Dagster. Each data set is one run in this process, and the runs are recorded for the UI.
+"""Builds that a program starts through Dagster: each data set is one run in this process, and the runs are recorded for the UI.
 
-`niels-cache build-all` uses the launcher. The launcher has the same assets, checks, jobs and instance as the UI. The launcher does not
-retry, and needs no daemon. A listener (an object that receives the events) prints lines and progress bars. Dagster itself writes nothing to
-the console here.
+`niels-cache build-all` uses the launcher, which has the same assets, checks, jobs and instance as the UI. It does not retry, and needs no
+daemon. A listener (an object that receives the events) prints lines and progress bars. Dagster itself writes nothing to the console here.
 """
 
 import time
@@ -86,22 +85,34 @@ def launch_builds(
     wait: bool = False,
     listener: LaunchListener,
 ) -> list[LaunchResult]:
-    """Build and verify the tokenizer and every data set, or only the data sets in `only`, in the order of the registry.
+    """Build and verify the tokenizer and every data set, in the order of the registry.
 
-    The steps have this order. First come the corpora of data sets with `prepare` and of their mixtures, and the search for duplicates in
-    all corpora. Then comes the tokenizer, which is trained on the corpora. Then come the corpora of mixtures that need the tokenizer, the
-    reports of corpora, the caches, and the indices of blends (`only` may also name blends). At the end, the reports about everything are
-    written, if anything was built or no report exists.
+    First come the corpora of data sets with `prepare` and of their mixtures, and the search for duplicates in all corpora. Then comes the
+    tokenizer, which is trained on the corpora. Then come the corpora of mixtures that need the tokenizer, the reports of corpora, the
+    caches, and the indices of blends. At the end, the reports about everything are written, if anything was built or no report exists.
 
     Plans, val parts and parts come before their cache. If one build fails, the remaining builds still run. A cache is skipped if the
     tokenizer or its corpus is missing. A blend is skipped if one of its data sets is missing. The tokenizer is always checked, but trained
     again only on request (`force` without `only`, or with the tokenizer in `only`). An imported tokenizer needs no corpus and comes first.
-    If a different process is building a data set, its build here fails, or waits if `wait` is set. Several processes may share a data set
-    in parts: each takes parts that no one else builds, and at the end waits for the rest, even without `wait`.
+    Several processes may share a data set in parts: each takes parts that no one else builds, and at the end waits for the rest, even
+    without `wait`.
 
-    Raises NielsCacheError for an unknown name. Raises BadInputs before a tokenizer is trained if a data set cannot be read as configured
-    (artifacts/input_problems.py). Raises KeyboardInterrupt when interrupted. Then the run ends as canceled, and no file on disk changes.
-    Raises NotWrittenError if the Dagster home cannot record a run, for example because its disk is full. This error ends the launch.
+    Args:
+        registry: The configuration.
+        root: The cache root.
+        only: Names of data sets and blends to build; by default all.
+        force: Whether to build again what is current; by default no.
+        wait: Whether to wait if a different process is building a data set; by default its build here fails.
+        listener: Receives the events.
+
+    Returns:
+        A result for each build.
+
+    Raises:
+        NielsCacheError: If a name is unknown.
+        BadInputs: Before a tokenizer is trained, if a data set cannot be read as configured (sources/inputs.py).
+        KeyboardInterrupt: When interrupted. Then the run ends as canceled, and the files on disk are unchanged.
+        NotWrittenError: If the Dagster home cannot record a run, for example because its disk is full. This error ends the launch.
     """
     found = graph(registry, root)
     order = found.order(only)
@@ -130,8 +141,11 @@ def launch_builds(
 
 
 class _ListenerSink(ProgressSink):
-    """A sink that passes everything to the listener. `ends`: the ends of parts that were built ahead of their runs, by key. `made`: the
-    keys of all artifacts that were built or found so far.
+    """A sink that passes everything to the listener.
+
+    Attributes:
+        ends: Ends of parts that were built ahead of their runs, by key.
+        made: Keys of all artifacts that were built or found so far.
     """
 
     def __init__(self, listener: LaunchListener, *, builds_parts_here: bool = True) -> None:
@@ -158,7 +172,10 @@ class _ListenerSink(ProgressSink):
 
 @dataclass(frozen=True)
 class _Step:
-    """The run that builds an artifact. The last materialization of `op` holds the result. If `op` has settings, `force` is one of them."""
+    """The run that builds an artifact.
+
+    The last materialization of `op` has the result. If `op` has settings, `force` is one of them.
+    """
 
     artifact: Artifact
     name: str
@@ -189,7 +206,10 @@ class _Launcher:
         self._defs = build_defs(resources, registry=registry)
 
     def launch_parts(self, parts: Sequence[Artifact], *, force: bool) -> None:
-        """Build parts of one data set, or ranges, in children, several at a time ([cluster]), or here. Parts of other processes wait."""
+        """Build parts of one data set, or ranges, in children, several at a time ([cluster]), or here.
+
+        Parts that other processes build are waited for.
+        """
         if self._sink.builds_parts_here or force:
             turns = FreeFirst(parts)
             while (turn := turns.take()) is not None:
@@ -209,7 +229,10 @@ class _Launcher:
                 self.launch(ready[key], force=False)
 
     def launch(self, artifact: Artifact, *, force: bool, passes_over: bool = False) -> bool:
-        """Build one artifact, or skip it if an input is missing. Return False if another process builds this part, with `passes_over`."""
+        """Build one artifact, or skip it if an input is missing.
+
+        Returns False if another process builds this part and `passes_over` is set.
+        """
         key, inputs = artifact.key, artifact.inputs()
         kind, _, name = key.partition("/")
         reasons = [self._lacking[each] for each in inputs if each in self._lacking]
@@ -253,7 +276,7 @@ class _Launcher:
             self._lacking.pop(key, None)
             self._new.add(key)
             self._sink.made.add(key)
-        if artifact.takes_what_is_there and kind != HASHES:  # the drop lists follow the hashes, and take the same
+        if artifact.takes_what_is_there and kind != HASHES:  # the drop lists follow the hashes, and use the same documents
             self._new.difference_update([*inputs, HASHES])
         return True
 
@@ -272,7 +295,7 @@ class _Launcher:
             self._listener.logged(keys.REPORTS_GROUP, f"WARNING: not written: {_why_failed(run)}")
 
     def _run(self, step: _Step, *, force: bool, passes_over: bool) -> LaunchResult | None:
-        """Execute the run of a step. Return None if another process builds this part, with `passes_over`."""
+        """Execute the run of a step. Return None if another process builds this part and `passes_over` is set."""
         started = self._started.get(step.name, time.monotonic())
         if step.name not in self._started:
             self._listener.started(step.name, step.family)
@@ -298,7 +321,11 @@ class _Launcher:
         return replace(result, seconds=time.monotonic() - started)
 
     def _finished_run(self, job: str, partition: str | None, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
-        """Execute a run and return its result. If the run was interrupted, end it as canceled, and raise KeyboardInterrupt."""
+        """Execute a run and return its result.
+
+        Raises:
+            KeyboardInterrupt: If the run was interrupted, which is then ended as canceled.
+        """
         run_id = str(uuid.uuid4())
         with recorded_run(self._instance, run_id):
             run = self._execute(self._defs.resolve_job_def(job), partition, run_id, run_config)
@@ -308,8 +335,9 @@ class _Launcher:
         return run
 
     def _execute(self, job: dg.JobDefinition, partition: str | None, run_id: str, run_config: Mapping[str, Any]) -> dg.JobExecutionResult:
-        """Execute a job in the same way as Dagster's execute_in_process, and also record the job of the run. Without this record, the UI
-        shows the run on no timeline and below no job.
+        """Execute a job in the same way as Dagster's execute_in_process, and also record the job of the run.
+
+        Without this record, the UI shows the run on no timeline and below no job.
         """
         in_process = job.as_ephemeral_job(resource_defs={}, input_values={})
         run = self._instance.create_run_for_job(
@@ -323,12 +351,12 @@ class _Launcher:
 
 
 def _shared(key: str) -> str | None:
-    """Return what the parts of one data set, or all ranges, have in common. Return None for what one process builds."""
+    """Return what the parts of one data set, or all ranges, have in common, or None for what one process builds."""
     return key.rpartition("/")[0] if key.partition("/")[0] in APART_KINDS else None
 
 
 def _step(artifact: Artifact) -> _Step:
-    """Return the run that builds an artifact. A data set is listed by its name. Every remaining artifact is listed by its key."""
+    """Return the run that builds an artifact. A data set is listed by its name, everything else by its key."""
     kind, _, name = artifact.key.partition("/")
     partition: str | None = name
     if artifact.key in (_TOKENIZER_NAME, _DUPLICATES_NAME, HASHES):  # these artifacts have no partitions
@@ -339,7 +367,7 @@ def _step(artifact: Artifact) -> _Step:
 
 
 def _what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.MetadataValue[Any]]) -> str | None:
-    """Return the warning of a run and the failures of its checks that do not block. Omit the check that covers all data sets."""
+    """Return the warning of a run and the failures of its checks that do not block, except the check that covers all data sets."""
     said = [str(metadata["warning"].value)] if "warning" in metadata else []
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.check_name != IN_SYNC:
@@ -348,21 +376,17 @@ def _what_to_know(run: dg.JobExecutionResult, metadata: Mapping[str, dg.Metadata
 
 
 def _left_out_in(metadata: Mapping[str, dg.MetadataValue[Any]]) -> dict[str, Any]:
-    """Return the fields of a LaunchResult about what a build left out."""
     said = {key: str(metadata[key].value) for key in (LEFT_OUT, DROPS) if key in metadata}
     return {"left_out": said.get(LEFT_OUT), "drop_warnings": said.get(DROPS, "").splitlines()}
 
 
 def _was_interrupted(run: dg.JobExecutionResult) -> bool:
-    """Return whether a run ended by an interrupt from the terminal."""
     causes = (event.step_failure_data.error for event in run.all_events if event.is_step_failure)
     return any(cause is not None and cause.cls_name in ("DagsterExecutionInterruptedError", "KeyboardInterrupt") for cause in causes)
 
 
 def _why_failed(run: dg.JobExecutionResult) -> str:
-    """Return the reason of a failure in one line. If a check failed, it is the failure of the check. Otherwise, it is the error of the
-    first failed step.
-    """
+    """Return the reason of a failure in one line: the failure of a check, otherwise the error of the first failed step."""
     for evaluation in run.get_asset_check_evaluations():
         if not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.ERROR:
             return f"the check {evaluation.check_name} failed: {evaluation.description}; build it again with force (--force)"
@@ -379,7 +403,7 @@ def _why_failed(run: dg.JobExecutionResult) -> str:
 
 
 def _meta_of(artifact: Artifact) -> Meta | None:
-    """Return the record of an artifact that was built or found. Return None for a plan, and for a step of a search that is finished."""
+    """Return the record of an artifact that was built or found, or None for a plan, and for a step of a search that is finished."""
     if isinstance(artifact, PartsPlan) or artifact.record is None:
         return None
     try:

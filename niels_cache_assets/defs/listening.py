@@ -14,11 +14,19 @@ LaunchState = Literal["built", "cache_hit", "disabled", "skipped", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchResult:
-    """The result of building one data set, or of one step before that. `message`: why the build failed or was skipped, or a remark.
-    `left_out`: what the settings asked to leave out, or None. `drop_warnings`: what was left out otherwise, a line for each reason.
+    """The result of building one data set, or of one step before that.
 
-    `meta`: the content of the current meta.json. For a report, it is the content of report.json. For an index, a plan, and a step of a
-    search that another process has finished, it is None.
+    Attributes:
+        name: Name of the data set, or key of the step.
+        family: Its family, or the kind of the step.
+        state: How the build ended.
+        meta: Content of the current meta.json, or of report.json for a report. None for an index, a plan, and a step of a search that
+            another process has finished.
+        directory: Folder of the build, or None.
+        seconds: Duration of the build.
+        message: Why the build failed or was skipped, or a remark.
+        left_out: What the settings requested to leave out, or None.
+        drop_warnings: What was left out otherwise, a line for each reason.
     """
 
     name: str
@@ -33,7 +41,10 @@ class LaunchResult:
 
 
 class LaunchListener:
-    """A receiver of events during a launch, which ignores them; a subclass may use them. Its methods are called in the main thread."""
+    """A receiver of events during a launch, which ignores them; a subclass may use them.
+
+    Its methods are called in the main thread.
+    """
 
     def started(self, name: str, family: LaunchFamily) -> None: ...
 

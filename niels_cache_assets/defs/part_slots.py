@@ -1,6 +1,6 @@
 """Places for the parts of data sets: how many are built at a time in one Dagster home, and on which machine.
 
-Dagster assigns the number of places itself: it is the limit of the pool `parts`. `PatientClaims` mends its wait for a place. The name of a
+Dagster assigns the number of places itself: it is the limit of the pool `parts`. `PatientClaims` fixes its wait for a place. The name of a
 machine, for `{host}` in [cluster], is a lock on a file in the home, because Dagster does not say which place of a pool a step has.
 """
 
@@ -26,7 +26,10 @@ _POLL_SECONDS = 1.0
 def limit_parts(instance: dg.DagsterInstance, registry: Registry, *, if_new: bool = False) -> None:
     """Set the limit of the pool `parts` to the number that [cluster] gives. Do nothing if nothing is in parts.
 
-    if_new: keep a limit that somebody has set.
+    Args:
+        instance: The instance with the pool.
+        registry: The configuration.
+        if_new: Whether to keep a limit that is already set; by default no.
     """
     storage = instance.event_log_storage
     if has_shared_steps(registry) and storage.supports_global_concurrency_limits:
@@ -36,14 +39,14 @@ def limit_parts(instance: dg.DagsterInstance, registry: Registry, *, if_new: boo
         if not is_set or (info.limit != limit and not if_new):
             try:
                 storage.set_concurrency_slots(PARTS_POOL, limit)
-            except IntegrityError:  # another home with the same database has made the pool since Dagster looked for it
+            except IntegrityError:  # another home with the same database has created the pool since Dagster looked for it
                 storage.set_concurrency_slots(PARTS_POOL, limit)
 
 
 class PatientClaims(InstanceConcurrencyContext):
-    """The claims of one run for places in pools. It mends two defects of Dagster 1.13 that waiting runs have.
+    """The claims of one run for places in pools, without two defects that waiting runs have in Dagster 1.13.
 
-    * A run that executes its steps in its own process asked for its turn without a pause, which took a whole core.
+    * A run that executes its steps in its own process polled for its turn without a pause, which took a whole core.
     * A step that began to wait while the last place was given back was never assigned one, unless another step gave one back later.
     """
 
@@ -56,13 +59,13 @@ class PatientClaims(InstanceConcurrencyContext):
         return False
 
     def interval_to_next_pending_claim_check(self) -> float:
-        """Return how long a run sleeps before it asks again, in seconds. It also asks then whether it was interrupted."""
+        """Return how long a run sleeps before it polls again, in seconds. It then also checks whether it was interrupted."""
         ready = min(self._pending_timeouts.values(), default=0.0)
         return max(0.0, min(_POLL_SECONDS, ready - time.time()))
 
 
 class HostPlace:
-    """A machine for one step. The step holds it from `take` to the next `take`, or to the end of the `with` block."""
+    """A machine for one step, which holds it from `take` to the next `take`, or to the end of the `with` block."""
 
     def __init__(self, folder: Path, hosts: tuple[str, ...], *, doing: str, log: Callable[[str], None]) -> None:
         self._folder, self._doing, self._log = folder / _FOLDER, doing, log
@@ -79,7 +82,8 @@ class HostPlace:
     def take(self, is_stopping: Callable[[], bool] = lambda: False) -> str | None:
         """Give back the machine that is held, and wait for a free one, if possible another one. Return None if [cluster] names none.
 
-        Raises KeyboardInterrupt if `is_stopping` is true while it waits.
+        Raises:
+            KeyboardInterrupt: If `is_stopping` is true during the wait.
         """
         if not self._places:
             return None

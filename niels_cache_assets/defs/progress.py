@@ -1,6 +1,6 @@
-"""Reports of a running build. Dagster gets a report every ten seconds and at the end. A listener in this process gets every report.
+"""Reports of a running build: Dagster gets one every ten seconds and at the end, and a listener in this process gets every report.
 
-Each log line and each observation is a row in Dagster's database. A row costs milliseconds and kilobytes, so there is a minimal time
+Each log line and each observation is a row in Dagster's database. A row costs milliseconds and kilobytes, so there is a minimum time
 between two reports to Dagster.
 """
 
@@ -22,7 +22,8 @@ _WARNING = "WARNING: "  # the code outside of defs/ marks important log lines wi
 class ProgressSink:
     """A resource that also receives the progress of a build in this process. This class ignores the progress; a subclass may use it.
 
-    `builds_parts_here`: whether the step of a part builds it in its own process, and not in a child.
+    Attributes:
+        builds_parts_here: Whether the step of a part builds it in its own process, and not in a child.
     """
 
     builds_parts_here = False
@@ -32,7 +33,7 @@ class ProgressSink:
         return False
 
     def outcome_of(self, key: str) -> Outcome | None:
-        """Return the outcome of a part that this process has built ahead of its step, or None. Raises the error of that build."""
+        """Return the outcome of a part that this process has built ahead of its step, or None. Raise the error of that build, if any."""
         return None
 
     def progressed(self, name: str, progress: HowFar) -> None:
@@ -47,8 +48,9 @@ SinkParam = dg.ResourceParam[ProgressSink]  # the parameter of an op that gets t
 
 @contextmanager
 def readable_failures(passes_on: tuple[type[NielsCacheError], ...] = ()) -> Iterator[None]:
-    """Turn NielsCacheError into a failure that shows only the message of the error, and is never retried. All other errors keep their
-    traceback. Errors of the types `passes_on` stay as they are.
+    """Turn NielsCacheError into a failure that shows only the message of the error, and is never retried.
+
+    All other errors keep their traceback. Errors of the types `passes_on` are raised unchanged.
     """
     try:
         yield
@@ -69,7 +71,12 @@ def told(metadata: Mapping[str, Any]) -> str:
 class BuildReporter:
     """A reporter that passes the callbacks of one build to Dagster and to the sink.
 
-    `observed`: the asset that gets the observations of a long build, in the partition of this run if it has one.
+    Args:
+        context: Context of the step.
+        sink: Receives the progress in this process.
+        name: Name of the build.
+        observed: Asset that gets the observations of a long build, in the partition of this run if it has one; by default none.
+        clock: Returns seconds; by default time.monotonic.
     """
 
     def __init__(

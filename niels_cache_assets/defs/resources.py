@@ -1,5 +1,4 @@
-"""The resources and the executor of every run. These are the cache root (the folder of all caches), the progress sink, and an executor that
-records runs.
+"""The resources and the executor of every run: the cache root (the folder of all caches), the progress sink, and the executor.
 
 The resources take no run configuration, because `build_defs` gets their values. So the launchpad offers only the settings of a build. The
 executor records the coordinator of a run (home/abandoned.py) before the first step begins. So every run has a record as soon as its first
@@ -31,7 +30,7 @@ from niels_cache_runtime.errors import NielsCacheError
 class CacheRoot:
     """The folder that holds tokenizer/, pretrain/ and sft/. A relative path is relative to the folder where Dagster was started.
 
-    `~` has no special meaning here. In NIELS_CACHE_ROOT, [build] cache_dir and --cache-dir, `registry.cache_root` expands `~` before.
+    `~` has no special meaning here. In NIELS_CACHE_ROOT, [build] cache_dir and --cache-dir, `registry.cache_root` expands it earlier.
     """
 
     root: str
@@ -64,7 +63,7 @@ class _Unconfigured(dg.ResourceDefinition):
 
 
 def unconfigured(value: object) -> dg.ResourceDefinition:
-    """Return a resource with this value. Every op uses the cache root. So the resource of the cache root also calls `begin_step`."""
+    """Return a resource with this value. Every op uses the cache root, so its resource also calls `begin_step`."""
 
     def provide(context: dg.InitResourceContext) -> object:
         if isinstance(value, CacheRoot) and context.run is not None and context.instance is not None and not context.instance.is_ephemeral:
@@ -79,8 +78,10 @@ in_process.InstanceConcurrencyContext = PatientClaims  # type: ignore[misc]
 
 
 class _RecordedExecutor(MultiprocessExecutor):
-    """Executes one run. If no launch has set the limit of the pool `parts`, the executor sets it. Otherwise Dagster would set its default
-    limit, and two runs that do this at the same time fail in Postgres.
+    """The executor of one run.
+
+    If no launch has set the limit of the pool `parts`, the executor sets it. Otherwise Dagster would set its default limit, and two runs
+    that do this at the same time fail in Postgres.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -101,8 +102,10 @@ class _RecordedExecutor(MultiprocessExecutor):
 
 
 def _only_attends(plan: ExecutionPlan) -> bool:
-    """Return whether a run is one step that builds a part or a range. A child of this step does the work, so the step needs no process of
-    its own. Such a process would import Dagster and the definitions again, which takes three seconds.
+    """Return whether a run is one step that builds a part or a range.
+
+    A child of this step does the work, so the step needs no process of its own. Such a process would import Dagster and the definitions
+    again, which takes three seconds.
     """
     steps = plan.get_steps_to_execute_in_topo_order()
     return len(steps) == 1 and steps[0].pool == keys.PARTS_POOL

@@ -1,5 +1,4 @@
-"""Sensors that watch upstream. The sensors compare data sets of the hub by commit, and folders of notes by content. All sensors are off by
-default.
+"""Sensors that watch upstream: data sets of the hub by commit, and folders of notes by content. All sensors are off by default.
 
 A change on the hub is recorded as an observation when a sensor sees the change. A change of notes is recorded when their build is requested
 (assets/upstream.py). Partitions that were built from a different version then show as unsynced. A build is requested only once for each
@@ -40,19 +39,21 @@ from niels_cache_runtime.format.layout import FAMILIES
 UPSTREAM_SENSOR, NOTES_SENSOR = "upstream_revision_sensor", "notes_folder_sensor"
 _UPSTREAM_SECONDS = 3600  # at least, between two checks of the hub
 _NOTES_SECONDS = 60  # at least, between two checks of the folders
-ASKING_SECONDS = 20.0  # after this time, a tick of a sensor asks no further data set; a data set without an answer takes up to 20 s more
+ASKING_SECONDS = 20.0  # after this time, a tick looks at no further data set; one that does not answer takes up to 20 s more
 UPSTREAM_TAG = "niels_cache/upstream"  # tag of a run or backfill: the version of upstream for which it was requested
 OBSERVATIONS = 1000  # observations of one data set that are searched for the last different version
 
 
 def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
+    """Return all sensors."""
     of_parts = [finished_parts_sensor(registry)] if with_plan(registry) else []
     return [upstream_revision_sensor(registry), notes_folder_sensor(registry), *of_parts]
 
 
 def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
-    """Return the sensor of the hub. The cursor of the sensor is {next: the next data set to ask, wanted: {name: the version of the last
-    request}}.
+    """Return the sensor of the hub.
+
+    Its cursor is {next: the next data set to look at, wanted: {name: the version of the last request}}.
     """
     names = [name for name in _watchable(registry) if _asks_the_hub(registry, registry.source(name))]
     builds = registry.dagster.upstream_builds
@@ -92,8 +93,10 @@ def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] =
 
 
 def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time.time) -> dg.SensorDefinition:
-    """Return the sensor of notes. For each changed data set, its cursor has {name: {version, since: the time when the version was first
-    seen, asked: whether a build was requested}}.
+    """Return the sensor of notes.
+
+    For each changed data set, its cursor has {name: {version, since: the time when the version was first seen, asked: whether a build was
+    requested}}.
     """
     names = [name for name in _watchable(registry) if isinstance(registry.source(name), MarkdownFolder | Roam)]
     quiet = registry.dagster.notes_quiet_seconds
@@ -139,10 +142,16 @@ def requestable(registry: Registry) -> dg.AssetSelection:
 
 
 def build_request(registry: Registry, name: str, version: str, definitions: dg.RepositoryDefinition, *, occasion: str) -> dg.RunRequest:
-    """Return the request to build a data set at this version of upstream. The build waits if a different process is building the same data
-    set.
+    """Return the request to build a data set at this version of upstream.
 
-    `occasion` stays the same while upstream stays at this version. If upstream changes and then returns to this version, `occasion` is new.
+    The build waits if a different process is building the same data set.
+
+    Args:
+        registry: The configuration.
+        name: Name of the data set.
+        version: Version of upstream.
+        definitions: The definitions, for a backfill.
+        occasion: A text that stays the same while upstream stays at this version, and is new if upstream changes and then returns to it.
     """
     family, tags = registry.family_of(name), {UPSTREAM_TAG: version}
     if name not in registry.prepared():
@@ -179,7 +188,7 @@ class _Look:
         self._said: list[str] = []
 
     def at(self, name: str) -> str | None:
-        """Return the current version of a data set's upstream. If upstream is not available, add a message and return None."""
+        """Return the current version of a data set's upstream, or add a message and return None if upstream is not available."""
         try:
             self._seen[name] = observe_revision(self._registry, name, root=self._root)
         except Exception as error:  # any error of one source
@@ -204,7 +213,7 @@ class _Look:
         self.say(name, "has other settings now" if same else f"is at {seen.metadata[REVISION].value} now")
 
     def left(self, name: str) -> str:
-        """Return the id of the newest observation of a version that upstream has left. Return "0" if there is no such observation.
+        """Return the id of the newest observation of a version that upstream has left, or "0".
 
         Upstream has left each version that differs from the version that `at` found. The id changes only when upstream changes. A crash
         does not change it.
@@ -231,8 +240,9 @@ class _Look:
         self._said.append(f"{name} {what}")
 
     def result(self, cursor: dict[str, Any], whole: str, *, quiet: str) -> dg.SensorResult:
-        """Return the result of the tick. If the tick requests runs, the UI shows the runs, and the messages are only in the log of the
-        tick.
+        """Return the result of the tick.
+
+        If the tick requests runs, the UI shows the runs, and the messages are only in the log of the tick.
         """
         return dg.SensorResult(
             run_requests=self._requests,
@@ -251,8 +261,15 @@ def _sensor(
     seconds: int,
     description: str,
 ) -> dg.SensorDefinition:
-    """Return a sensor. `tick` gets the look (one tick) and the cursor. If there is nothing to watch, `tick` is None. `of`: the watched kind
-    of data set.
+    """Return a sensor.
+
+    Args:
+        name: Name of the sensor.
+        registry: The configuration.
+        tick: Called with the look (one tick) and the cursor. None if there is nothing to watch.
+        of: Watched kind of data set.
+        seconds: Minimum time between two ticks.
+        description: Description for the UI.
     """
 
     @dg.sensor(

@@ -23,7 +23,14 @@ from niels_cache_runtime.format.commit import Busy
 
 
 class Event(NamedTuple):
-    """A report of one of several builds: its progress, a line of its log, or its end."""
+    """A report of one of several builds, which has one of a progress, a line and an end.
+
+    Attributes:
+        key: Key of the part.
+        progress: Its progress.
+        line: A line of its log.
+        end: Its end.
+    """
 
     key: str
     progress: Any = None
@@ -40,14 +47,22 @@ def build_part_apart(
     is_stopping: Callable[[], bool] = lambda: False,
     waits: bool = True,
 ) -> Outcome:
-    """Build a part in a child process, unless it is there already. home: the Dagster home, which holds the places of the machines.
+    """Build a part in a child process, unless it exists already.
 
-    waits: wait for another build of the part, instead of raising Busy.
-    Raises NielsCacheError if the build fails, and tells the people whom [notify] names.
+    Args:
+        part: The part.
+        home: The Dagster home, which has the places of the machines.
+        on_progress: Called with the progress.
+        log: Called with the lines of the log.
+        is_stopping: Returns whether to stop; by default never.
+        waits: Whether to wait for another build of the part; by default yes. Otherwise Busy is raised.
+
+    Raises:
+        NielsCacheError: If the build fails, of which [notify] is notified.
     """
     try:
         there = part.current()
-    except NielsCacheError:  # there is no such part yet
+    except NielsCacheError:  # the part does not exist yet
         pass
     else:
         return Outcome(key=part.key, state="cache_hit", meta=there, directory=part.directory)
@@ -66,9 +81,9 @@ def build_part_apart(
 
 
 def build_side_by_side(parts: Sequence[Apart], *, at_once: int, home: Path) -> Generator[Event]:
-    """Build parts in children, `at_once` at a time, and yield what they report, in this thread. The last event of each part is its end.
+    """Build parts in children, `at_once` at a time, and yield what they report, in this thread.
 
-    The order is that of FreeFirst. If the caller stops to read, all children are stopped.
+    The last event of each part is its end. The order is that of FreeFirst. If the caller stops reading, all children are stopped.
     """
     events: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
     stopping = threading.Event()
@@ -92,7 +107,7 @@ def build_side_by_side(parts: Sequence[Apart], *, at_once: int, home: Path) -> G
                 is_stopping=stopping.is_set,
                 waits=waits,
             )
-        except KeyboardInterrupt:  # the caller has stopped to read
+        except KeyboardInterrupt:  # the caller has stopped reading
             return
         except Busy:
             turns.put_behind(part)
@@ -128,7 +143,13 @@ def _failure(key: str, error: Exception) -> NielsCacheError:
 def told_to(
     listener: LaunchListener, events: Iterable[Event], started: dict[str, float]
 ) -> Iterator[tuple[str, Outcome | NielsCacheError]]:
-    """Pass the events to a listener, and yield the key and the end of each part. started: gets the times when the parts began."""
+    """Pass the events to a listener, and yield the key and the end of each part.
+
+    Args:
+        listener: Receives the events.
+        events: The events.
+        started: Receives the time when each part began, by key.
+    """
     for event in events:
         if event.key not in started:
             started[event.key] = time.monotonic()

@@ -1,5 +1,4 @@
-"""Turns of streams in one Dagster home. A stream is a build that reads a source. The pool `source_stream` limits the number of streams at
-the same time.
+"""Turns of streams in one Dagster home. A stream is a build that reads a source, and the pool `source_stream` limits their number.
 
 A slot is a lock on a file in the home. The kernel frees the lock when the process that holds it ends. An op takes a slot only after it
 knows that it must build, so cache hits and switched-off data sets do not wait. Dagster itself would assign a slot before the op can check
@@ -25,9 +24,14 @@ _NO_PLACE = f"waiting: the pool {STREAM_POOL} has no slots (its limit is 0)"
 
 
 class StreamPlace:
-    """A slot for one op. An op may read its source only while it holds a slot, and the pool `source_stream` limits the number of slots.
+    """A slot for one op, which may read its source only while it holds a slot. The pool `source_stream` limits the number of slots.
 
-    The op holds its slot from the first `take` to the end of the `with` block. `log` is called with the builds that the op waits for.
+    The op holds its slot from the first `take` to the end of the `with` block.
+
+    Args:
+        context: Context of the step.
+        name: Name of the build.
+        log: Called with the builds that the op waits for.
     """
 
     def __init__(self, context: dg.AssetExecutionContext, name: str, *, log: Callable[[str], None]) -> None:
@@ -42,8 +46,10 @@ class StreamPlace:
         self._stack.close()
 
     def take(self) -> bool:
-        """Wait for a slot, unless this op already holds a slot. If the op had to wait, return True, because earlier decisions may be
-        outdated.
+        """Wait for a slot, unless this op already holds one.
+
+        Returns:
+            Whether the op had to wait, so that earlier decisions may be outdated.
         """
         if self._held or self._context.instance.is_ephemeral:  # only this process can see an instance in memory
             return False
@@ -75,8 +81,9 @@ class StreamPlace:
 
 
 def stream_limit(instance: dg.DagsterInstance) -> int | None:
-    """Return the maximum number of streams, or None if there is no limit. The pool's own limit counts first, then the default of
-    dagster.yaml.
+    """Return the maximum number of streams, or None if there is no limit.
+
+    The pool's own limit takes precedence over the default of dagster.yaml.
     """
     storage = instance.event_log_storage
     if storage.supports_global_concurrency_limits:

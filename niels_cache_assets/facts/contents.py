@@ -1,9 +1,8 @@
-"""The content of a finished folder according to its meta.json. This is counts, bytes, the content hash, and token budgets that the build
-missed.
+"""The content of a finished folder according to its meta.json: counts, bytes, the content hash, and missed token budgets.
 
 This module also makes the table cells that show this content. It reads no file. meta.json records the token budgets of a build only in
-`split_rule`. Budgets that were set for one run are included. A build that reaches a token budget holds
-exactly that many tokens (streaming/splits.py).
+`split_rule`, including budgets that were set for one run. A build that reaches a token budget has exactly that many tokens
+(streaming/splits.py).
 """
 
 import re
@@ -17,11 +16,11 @@ from niels_cache_runtime.format.meta import Meta, content_sha256
 
 _COUNTS = ("train_tokens", "val_tokens", "train_examples", "val_examples", "vocab_size")
 _RULE = re.compile(r"val until (\d+) tokens, then train until (?:(\d+)(?: tokens)?|the source ends)")  # the public builders omit "tokens"
-_MOST = 0.999  # a missed budget is never shown as 100%
+_MOST = 0.999  # so that a missed budget is never shown as 100%
 
 
 def counts_of(meta: Meta) -> dict[str, int]:
-    """Return the counts in a meta.json. The result is empty for a data set that is switched off."""
+    """Return the counts in a meta.json, none for a data set that is switched off."""
     if not meta.get("built", True):
         return {}
     return {key: int(meta[key]) for key in _COUNTS if meta.get(key) is not None}  # imported tokens may have no known vocabulary
@@ -30,8 +29,8 @@ def counts_of(meta: Meta) -> dict[str, int]:
 def all_counts(meta: Meta) -> dict[str, int]:
     """Return `counts_of`, plus `documents` or `duplicates` if meta.json has them.
 
-    `documents`: the number of kept documents of a data set, corpus or corpus report.
-    `duplicates`: the number of documents that drop lists name as duplicates.
+    `documents` is the number of kept documents of a data set, corpus or corpus report, and `duplicates` the number of documents that drop
+    lists name as duplicates.
     """
     counts = counts_of(meta)
     documents = meta.get("documents", {}) if meta.get("built", True) else {}
@@ -45,8 +44,10 @@ def all_counts(meta: Meta) -> dict[str, int]:
 def contents(counts: Mapping[str, int], shares: Mapping[Split, str] | None = None) -> tuple[str, str]:
     """Return the table cells for train and val. A count without splits is in the first cell.
 
-    `shares`: the share of the token budget that was reached, for each split that missed its budget. The cell shows this share after the
-    count.
+    Args:
+        counts: Counts in a meta.json.
+        shares: For each split that missed its token budget, the share that was reached, which the cell shows after the count; by default
+            none.
     """
     noted = {split: f" ({share})" for split, share in (shares or {}).items()}
     for unit in ("example", "token"):
@@ -66,9 +67,9 @@ def total_bytes(files: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 def content_hash(meta: Meta) -> str | None:
-    """Return the sha256 of the content, or None if meta.json has none. For a tokenizer, this is the hash of the model.
+    """Return the sha256 of the content, or None if meta.json has none.
 
-    For everything except a tokenizer, the result is `content_sha256`. `content_sha256` covers tokens and offsets, documents, drop lists or
+    For a tokenizer, this is the hash of the model, otherwise `content_sha256`, which covers tokens and offsets, documents, drop lists or
     arrays. It is not the hash of a single file.
     """
     found = meta.get("sha256", meta.get("content_sha256"))
@@ -84,9 +85,7 @@ def budget_rule(*, train_tokens: int | None, val_tokens: int) -> str:
 
 
 def shares_met(meta: Meta) -> dict[Split, str]:
-    """Return the reached share of each split that missed its budget, such as `{"train": "0.5%"}`. Return an empty dict if no budget was
-    missed.
-    """
+    """Return the reached share of each split that missed its token budget, such as `{"train": "0.5%"}`."""
     rule = _RULE.fullmatch(str(meta.get("split_rule") or ""))
     if rule is None or meta.get("kind") != "pretrain" or not meta.get("built"):
         return {}

@@ -1,8 +1,8 @@
-"""The drops of a build in words: one neutral line about those that the settings ask for, and a warning for each other reason.
+"""The drops of a build in words: a neutral line about those that the settings request, and a warning for each other reason.
 
-A reason is worth a warning if it takes more than 1% of the items, or if all unasked reasons together take more than 5%. Items of val count
-on their own as far as their split is known, because a val of few documents may lose most of them unseen. A file that gave nothing is always
-said. All of it comes from meta.json.
+A reason is worth a warning if it takes more than 1% of the items, or if all unrequested reasons together take more than 5%. Items of val
+count on their own as far as their split is known, because a val of few documents could lose most of them unnoticed. A file that gave
+nothing is always reported. All of it comes from meta.json.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,12 @@ _NOUNS = {"sft": "conversation"}
 
 @dataclass(frozen=True, kw_only=True)
 class DropSummary:
-    """The drops of a build. asked: one line about those that the settings ask for, or None. warnings: a line for each unasked reason."""
+    """The drops of a build.
+
+    Attributes:
+        asked: A line about those that the settings request, or None.
+        warnings: A line for each other reason.
+    """
 
     asked: str | None = None
     warnings: tuple[str, ...] = ()
@@ -33,9 +38,11 @@ NO_DROPS = DropSummary()
 
 
 def summary_of_drops(meta: Meta, *, said: Mapping[str, int] | None = None) -> DropSummary:
-    """Return what the build with this meta.json left out. Nothing for a folder that is no data set or corpus.
+    """Return what the build with this meta.json left out, which is nothing for a folder that is no data set or corpus.
 
-    said: the counts of which another build has warned, such as the corpus of a data set.
+    Args:
+        meta: The meta.json.
+        said: Counts of which another build has already warned, such as the corpus of a data set; by default none.
     """
     kept = _kept(meta)
     if kept is None or not isinstance(meta.get("dropped"), Mapping):

@@ -26,12 +26,19 @@ ALL = "all pretrain data sets"
 
 @dataclass(frozen=True, kw_only=True)
 class MixedSource:
-    """One data set of a mixture. Shares are from 0 to 1, and the shares of all data sets of a mixture add up to 1.
+    """A data set of a mixture. Shares are from 0 to 1, and add up to 1 over all data sets of a mixture.
 
-    weight: the configured weight, or the number of samples if the mixture is by size. configured: the share of this data set by weight.
-    tokens: the tokens of its train split. available: its share by `tokens`. samples, tokens_read: the samples and tokens that the run reads
-    from it. actual: its share by `samples`. epochs: how often the run reads its train split. repeats_from: the step after which the run has
-    read this data set more than max_epochs times, or None.
+    Attributes:
+        name: Name of the data set.
+        weight: Configured weight, or the number of samples if the mixture is by size.
+        configured: Its share by weight.
+        tokens: Number of tokens of its train split.
+        available: Its share by `tokens`.
+        samples: Number of samples that the run reads from it.
+        tokens_read: Number of tokens that the run reads from it.
+        actual: Its share by `samples`.
+        epochs: How often the run reads its train split.
+        repeats_from: Step after which the run has read this data set more than max_epochs times, or None.
     """
 
     name: str
@@ -48,7 +55,18 @@ class MixedSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """A planned run. left_out: the reason for each data set that cannot be read. A blend with such a data set has no sources."""
+    """A planned run.
+
+    Attributes:
+        name: Name of the blend.
+        samples: Number of samples in the run.
+        batch_size: Number of samples per step.
+        sequence_length: Number of tokens per sample.
+        max_epochs: Number of epochs of a data set above which a warning is given.
+        sources: Its data sets. A blend with a data set that cannot be read has none.
+        left_out: Reason for each data set that cannot be read.
+        note: Remark about the mixture.
+    """
 
     name: str
     samples: int
@@ -69,7 +87,7 @@ class Mixture:
 
     @property
     def plan(self) -> str:
-        """The size of the run, such as `3,125 steps of 32 samples of 1,024 tokens: 102,400,000 tokens`."""
+        """Size of the run, such as `3,125 steps of 32 samples of 1,024 tokens: 102,400,000 tokens`."""
         total = self.samples * self.sequence_length
         of = f"{self.steps:,} steps of {self.batch_size:,} samples" if self.samples > self.batch_size else f"{self.samples:,} samples"
         return f"{of} of {self.sequence_length:,} tokens: {total:,} tokens"
@@ -84,8 +102,9 @@ def share(part: float) -> str:
 
 
 def all_mixtures(registry: Registry, *, root: Path) -> list[Mixture]:
-    """Return a mixture for each [blend.NAME]. Without blends, return one mixture of all pretrain data sets by size, or none if there are no
-    pretrain data sets.
+    """Return a mixture for each [blend.NAME].
+
+    Without blends, return one mixture of all pretrain data sets by size, or none if there are no pretrain data sets.
     """
     if not registry.blend:
         return [_by_size(registry, root=root)] if registry.partition_keys("pretrain") else []

@@ -16,24 +16,34 @@ class HowFar(Protocol):
 
     @property
     def share(self) -> float | None:
-        """The finished share from 0 to 1, or None if the total is unknown."""
+        """Finished share from 0 to 1, or None if the total is unknown."""
 
 
 class Estimate(NamedTuple):
-    """The speed and the remaining time. Both are None before the second report. `seconds_left` is also None if the share is unknown."""
+    """The speed and the remaining time, both None before the second report.
+
+    Attributes:
+        per_second: Speed in the last unit of the counts.
+        seconds_left: Remaining time, also None if the share is unknown.
+    """
 
     per_second: float | None
     seconds_left: float | None
 
 
 class Pace:
-    """The speed of one build. The measurement starts with the first chunk, so that the time before encoding does not count."""
+    """The speed of one build, measured from the first chunk on, so that the time before encoding does not count."""
 
     def __init__(self) -> None:
         self._first: tuple[float, int, float] | None = None  # time, count and share of the first chunk
 
     def estimate(self, progress: HowFar, now: float) -> Estimate:
-        """Return the estimate. `now`: seconds of any monotonic clock. The first call only starts the measurement."""
+        """Return the estimate. The first call only starts the measurement.
+
+        Args:
+            progress: Progress of the build.
+            now: Seconds of any monotonic clock.
+        """
         (_, done), share = [*progress.counts.items()][-1], progress.share or 0.0
         first_time, first_done, first_share = self._first = self._first or (now, done, share)
         elapsed = now - first_time
@@ -46,7 +56,7 @@ class Pace:
 
 
 class Throttle:
-    """A limit of one event in PROGRESS_SECONDS. The first event is due PROGRESS_SECONDS after `began`."""
+    """A limit of one event in PROGRESS_SECONDS, the first of them PROGRESS_SECONDS after `began`."""
 
     def __init__(self, began: float) -> None:
         self._last = began

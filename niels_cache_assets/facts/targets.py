@@ -16,8 +16,15 @@ from niels_cache_runtime.format.meta_keys import is_count
 class ExampleTargets:
     """The targets of the examples of one split.
 
-    token_count: the number of tokens of the split. ids: the ids of sentinels by role, if not those of meta.json. Raises NielsCacheError if
-    the spans of the split cannot be read, and if meta.json names no assistant sentinel for a cache without spans.
+    Args:
+        directory: Folder of the data set.
+        split: The split.
+        meta: The meta.json of the data set.
+        token_count: Number of tokens of the split.
+        ids: Ids of sentinels by role; by default those in meta.json.
+
+    Raises:
+        NielsCacheError: If the spans of the split cannot be read, or if meta.json names no assistant sentinel for a cache without spans.
     """
 
     def __init__(self, directory: Path, split: Split, meta: Meta, *, token_count: int, ids: Mapping[str, int] | None = None) -> None:
@@ -32,7 +39,10 @@ class ExampleTargets:
     def of_example(self, tokens: Tokens, example: int, begin: int) -> Bools:
         """Return which of the first tokens of an example are targets, (n,) bool.
 
-        begin: where the example begins in the split. For a side of a preference pair, where the side begins.
+        Args:
+            tokens: Tokens from the beginning of the example on, (n,).
+            example: Number of the example.
+            begin: Where the example begins in the split; for a side of a preference pair, where the side begins.
         """
         if self._starts is not None:
             example = int(np.searchsorted(self._starts, begin))  # the entry of the side in the index
@@ -41,8 +51,11 @@ class ExampleTargets:
     def mask(self, tokens: Tokens, starts: Ints, *, first: int, begin: int) -> Bools:
         """Return which tokens are targets, (n,) bool.
 
-        tokens: (n,), the tokens of whole examples from example `first` on; the last one may be cut. starts: where each example begins in
-        `tokens`. begin: where `tokens` begin in the split.
+        Args:
+            tokens: Tokens of whole examples, (n,), of which the last may be cut.
+            starts: Where each example begins in `tokens`.
+            first: Number of the first example.
+            begin: Where `tokens` begin in the split.
         """
         if self._spans is None:
             from niels_cache_runtime.cache.sft import example_target_mask  # imports torch

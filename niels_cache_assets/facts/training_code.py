@@ -1,4 +1,4 @@
-"""Python lines that open a cache for training. `build-all` prints these lines, and an asset shows the lines in the UI."""
+"""Python code that opens a cache for training, which `build-all` prints and an asset shows in the UI."""
 
 import json
 from pathlib import Path
@@ -18,9 +18,14 @@ def training_code(directory: Path, family: Family, meta: Meta) -> str:
 
 
 def loader_code(quoted_split: str, family: Family, *, T: int, B: int, pairs: bool = False) -> str:
-    """Return Python that reads one batch of a split. `quoted_split`: the path of the split, in quotes, as it stands in Python code.
+    """Return Python that reads one batch of a split.
 
-    pairs: whether the split has preference pairs.
+    Args:
+        quoted_split: Path of the split in quotes, as in Python code.
+        family: Family of the data set.
+        T: Number of tokens per row.
+        B: Number of rows.
+        pairs: Whether the split has preference pairs; by default no.
     """
     targets = "batch.y" if family == "pretrain" else "batch.y_masked"
     read = f"batch.x, {targets}"

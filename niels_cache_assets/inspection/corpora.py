@@ -1,8 +1,8 @@
-"""Facts about corpora for the commands (folder, state, duplicates, single rows, and a sample of the remaining documents).
+"""Facts about corpora for the commands: folder, state, duplicates, single rows, and a sample of the remaining documents.
 
 A corpus is the cleaned documents of one data set. Drop lists name the duplicates in all corpora. Finding the state takes one or two small
-reads and contacts no upstream. Finding rows reads the footers of the files and the row groups that hold a requested row, one row group at a
-time. A sample needs 17 bytes of memory per document.
+reads and contacts no upstream. Finding rows reads the footers of the files and the row groups that contain a requested row, one row group
+at a time. A sample needs 17 bytes of memory per document.
 """
 
 import os
@@ -44,8 +44,9 @@ def duplicates_of(root: Path, name: str, meta: Meta) -> Meta | None:
 def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
     """Return the folder and meta.json of a finished corpus.
 
-    Raise NielsCacheError if the name is unknown (the message suggests the nearest name). Also raise it if the corpus is missing (the
-    message gives the command to build it), or if the folder holds the corpus of a different data set.
+    Raises:
+        NielsCacheError: If the name is unknown (the message suggests the nearest name), if the corpus is missing (the message gives the
+            command that builds it), or if the folder contains the corpus of a different data set.
     """
     directory = corpus_dir(root, name)
     if (directory / META_NAME).exists():
@@ -66,8 +67,10 @@ def find_corpus(registry: Registry, root: Path, name: str) -> tuple[Path, Meta]:
 
 
 def find_drop_lists(registry: Registry, root: Path) -> Meta:
-    """Return the meta.json of the drop lists (lists of duplicates) of all data sets. Raise NielsCacheError if there are no drop lists. The
-    message says how to make them.
+    """Return the meta.json of the drop lists (lists of duplicates) of all data sets.
+
+    Raises:
+        NielsCacheError: If there are no drop lists. The message says how to make them.
     """
     path = duplicates_dir(root) / META_NAME
     if path.exists():
@@ -78,7 +81,11 @@ def find_drop_lists(registry: Registry, root: Path) -> Meta:
 
 
 def find_drop_list(registry: Registry, root: Path, name: str) -> Meta:
-    """Return the meta.json of the drop lists. Raise NielsCacheError unless the drop lists cover the current corpus of this data set."""
+    """Return the meta.json of the drop lists, which must cover the current corpus of a data set.
+
+    Raises:
+        NielsCacheError: If there are no drop lists, or if they do not cover this corpus.
+    """
     _, corpus = find_corpus(registry, root, name)
     source = registry.pretrain.get(name)
     if source is not None and "dedup" not in source.prepare:
@@ -89,13 +96,21 @@ def find_drop_list(registry: Registry, root: Path, name: str) -> Meta:
 
 
 def require_same_corpus(duplicates: Meta, name: str, corpus: Meta) -> None:
-    """Raise NielsCacheError unless the drop lists were made from this corpus. Outdated drop lists select wrong documents."""
+    """Check that the drop lists were made from this corpus, because outdated drop lists select wrong documents.
+
+    Raises:
+        NielsCacheError: If they were not.
+    """
     if duplicates["inputs"].get(name) != corpus["content_sha256"]:
         raise NielsCacheError(f"{name}: its corpus changed after the last deduplication; update the duplicates: niels-cache build-all")
 
 
 def rows_at(paths: Sequence[Path], positions: Iterable[int], columns: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """Return the rows at these positions. Positions count the rows of all files in order. Raise NielsCacheError for a missing row."""
+    """Return the rows at these positions, which count the rows of all files in order.
+
+    Raises:
+        NielsCacheError: If a row is missing.
+    """
     wanted = np.unique(np.fromiter(positions, dtype=np.int64))
     found: dict[int, dict[str, Any]] = {}
     for inside, rows in document_rows(paths, wanted, columns):
@@ -111,7 +126,10 @@ def column(path: Path, name: str) -> np.ndarray:
 
 
 def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
-    """Return min(wanted, count) different numbers below `count` as ascending int64, drawn uniformly. The draw needs 8 * `count` bytes."""
+    """Return min(wanted, count) different numbers below `count` as ascending int64, drawn uniformly.
+
+    The draw needs 8 * `count` bytes.
+    """
     import torch
 
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:wanted]
@@ -121,8 +139,13 @@ def seeded_choice(count: int, wanted: int, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusSample:
-    """A sample of a corpus. `documents`: pairs of ordinal in the corpus and document, by ascending ordinal. The remaining fields describe
-    all `kept` documents, not only the sample.
+    """A sample of a corpus.
+
+    Attributes:
+        documents: Pairs of the ordinal in the corpus and the document, by ascending ordinal.
+        kept: Number of all documents that can be drawn.
+        mean_characters: Mean number of characters of all these documents.
+        estimated_tokens: Estimated number of tokens of all these documents.
     """
 
     documents: list[tuple[int, Document]]
@@ -132,9 +155,18 @@ class CorpusSample:
 
 
 def sample_corpus(registry: Registry, name: str, *, root: Path, count: int, seed: int, minus_duplicates: bool = True) -> CorpusSample:
-    """Return a uniform sample of `count` remaining documents, or all if fewer remain. The same seed and corpus give the same sample.
+    """Return a uniform sample of the remaining documents. The same seed and corpus give the same sample.
 
-    If `minus_duplicates` is False, sample from all cleaned documents, including duplicates. Raise the errors of `open_prepared`.
+    Args:
+        registry: The configuration.
+        name: Name of the data set.
+        root: The cache root.
+        count: Number of documents; all are returned if fewer remain.
+        seed: Seed of the draw.
+        minus_duplicates: Whether to leave out duplicates; by default yes. Otherwise all cleaned documents are drawn from.
+
+    Raises:
+        NielsCacheError: As `open_prepared` does.
     """
     if count < 1:
         raise NielsCacheError(f"a sample needs at least 1 document, not {count}")

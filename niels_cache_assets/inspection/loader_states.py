@@ -1,4 +1,4 @@
-"""The state of a loader, read from a JSON file or torch checkpoint of a training run. The state may be nested at any level.
+"""The state of a loader, read from a JSON file or torch checkpoint of a training run, in which it may be nested at any level.
 
 A checkpoint is not trusted. So torch reads the checkpoint with `weights_only`, and runs no code from the file. Tensors are mapped, but not
 read. This module looks only at the `format` of a state. The loader interprets the rest of the state.
@@ -19,10 +19,10 @@ _POSITION = frozenset({"samples", "step", "pass_start", "worker"})  # keys that 
 
 
 def read_loader_state(path: str | Path) -> dict[str, Any]:
-    """Return the loader state in a file. If the file has the states of several DataLoader workers of one loader, return the state that is
-    furthest.
+    """Return the loader state in a file, or the furthest one if the file has the states of several DataLoader workers of one loader.
 
-    Raise NielsCacheError if the file is missing, has an unknown format, has no state, or has states of different loaders.
+    Raises:
+        NielsCacheError: If the file is missing, has an unknown format, has no state, or has states of different loaders.
     """
     content = _read(Path(path))
     states = dict(_find_states(content))
@@ -72,8 +72,9 @@ def _read_checkpoint(path: Path) -> Any:
 
 
 def _find_states(content: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the place of each state in the file, such as `trainer.loader`, and the state. An object that contains itself is visited
-    once.
+    """Yield where each state is in the file, such as `trainer.loader`, and the state.
+
+    An object that contains itself is visited once.
     """
     waiting: list[tuple[str, Any]] = [("", content)]
     seen: set[int] = set()

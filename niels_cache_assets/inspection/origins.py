@@ -1,5 +1,4 @@
-"""The origin of the tokens in a row of a batch. It is the documents in the row, with their lineage (source id, file and row) and their
-text.
+"""The origin of the tokens in a row of a batch: the documents in the row, with their lineage (source id, file and row) and text.
 
 The runtime traces every token of a batch, and `row_of` makes a `Row` from this trace. Source ids come from the lineage parquet file. Text
 comes from the tokenizer of the cache root. Both are opened once per data set. If the lineage or the tokenizer is missing, a note reports
@@ -37,7 +36,7 @@ UNKNOWN = -1  # as a file, this value means padding; as a document, it means tha
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Columns first..last-1 of a row. They are consecutive tokens of one document in one file, or padding if `file` is UNKNOWN."""
+    """Columns first..last-1 of a row: consecutive tokens of one document in one file, or padding if `file` is UNKNOWN."""
 
     first: int
     last: int
@@ -52,13 +51,12 @@ class Segment:
 
     @property
     def is_in_document(self) -> bool:
-        """Whether the document is known."""
         return self.document != UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row of a batch. It has the number of its sample, its T+1 tokens, and the origin of each token as in `source.Origins`."""
+    """A row of a batch: the number of its sample, its T+1 tokens, and the origin of each token as in `source.Origins`."""
 
     number: int
     dataset: str
@@ -72,7 +70,7 @@ class Row:
 
     @property
     def segments(self) -> list[Segment]:
-        """The segments of the row. A new segment starts at each change of document or file."""
+        """Segments of the row. A new segment starts at each change of document or file."""
         changes = (np.diff(self.documents) != 0) | (np.diff(self.files) != 0)
         edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(self.tokens)]
         return [
@@ -104,15 +102,19 @@ def row_of(trace: BatchTrace, number: int) -> Row:
 
 
 class Cache:
-    """The lineage and the tokenizer of one data set. `notes` report a missing lineage or tokenizer."""
+    """The lineage and the tokenizer of one data set. `notes` report a missing lineage or tokenizer.
+
+    Args:
+        name: Name of the data set.
+        folder: Folder of the split on this machine.
+        files: Token files of the split.
+        documents: Ordinals of the documents to look up.
+
+    Raises:
+        NielsCacheError: If a lineage or tokenizer exists but cannot be read.
+    """
 
     def __init__(self, name: str, folder: str | Path, files: tuple[str, ...], documents: Ints) -> None:
-        """Open the data set.
-
-        folder: the folder of the split on this machine. files: the token files of the split. documents: ordinals to look up.
-
-        Raise NielsCacheError for a lineage or tokenizer that exists but cannot be read.
-        """
         self.name, self.folder, self._files = name, str(folder), files
         self._split = Path(folder).absolute()
         split = cast(Split, self._split.name)  # a bare folder may have any name
@@ -143,7 +145,7 @@ class Cache:
         return None
 
     def text(self, row: Row, first: int, last: int) -> str:
-        """Return columns first..last-1 of a row as text. Without a tokenizer, return token ids."""
+        """Return columns first..last-1 of a row as text, or as token ids without a tokenizer."""
         tokens = row.tokens[first:last].tolist()
         if self.tokenizer is None:
             return " ".join(map(str, tokens))
@@ -158,9 +160,12 @@ class Cache:
 
 
 def caches_of(trace: BatchTrace, numbers: Sequence[int], *, beside: Callable[[str], Path] = Path) -> dict[str, Cache]:
-    """Open the data sets that these rows of a batch come from. Return the data sets by name.
+    """Open the data sets that these rows of a batch come from, and return them by name.
 
-    beside: takes the folder or the address of a split, and returns its folder on this machine. Lineage and tokenizer are beside it.
+    Args:
+        trace: Trace of the batch.
+        numbers: Numbers of the rows.
+        beside: Returns the folder of a split on this machine, given its folder or address. Lineage and tokenizer are beside it.
     """
     shown = trace.dataset_ids[list(numbers)]
     return {

@@ -1,4 +1,4 @@
-"""Samples of a finished cache. They are notable documents or examples, and random samples in the form that training reads.
+"""Samples of a finished cache: notable documents or examples, and random samples in the form that training reads.
 
 `niels-cache sample` prints the results of `windows`, `examples` and `notable`. These functions mark a target or document that is cut.
 `notable` reads 8 bytes for each document or example of the split, and the shown tokens.
@@ -43,7 +43,9 @@ _BLOCK_OFFSETS = 1 << 20
 def notable_numbers(ends: Offsets, meta: Meta) -> dict[int, str]:
     """Return the numbers of at most four different documents or examples, each with the reason why it was picked.
 
-    `ends`: where each document or example of the split ends, in tokens.
+    Args:
+        ends: Where each document or example of the split ends, in tokens.
+        meta: The meta.json.
     """
     if not len(ends):
         return {}
@@ -56,7 +58,7 @@ def notable_numbers(ends: Offsets, meta: Meta) -> dict[int, str]:
 
 
 def _extremes(ends: Offsets) -> tuple[int, int]:
-    """Return the number of the longest and of the shortest document or example. If several have this length, return the first."""
+    """Return the number of the longest and of the shortest document or example, each the first of its length."""
     longest = shortest = (0, int(ends[0]))
     for first in range(0, len(ends), _BLOCK_OFFSETS):
         before = int(ends[first - 1]) if first else 0
@@ -69,7 +71,12 @@ def _extremes(ends: Offsets) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """The marking of a text that is cut. mark: printed at the end of the text. explanation: printed once for all samples."""
+    """The marking of a text that is cut.
+
+    Attributes:
+        mark: Printed at the end of the text.
+        explanation: Printed once for all samples.
+    """
 
     mark: str
     explanation: str
@@ -77,8 +84,16 @@ class Cut:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """A window, an example or a document to show. tokens: (n,), as in the cache. is_target: (n,) bool. hidden_tokens, hidden_targets: the
-    number of tokens and targets that are not shown. is_cut_by_budget: whether the token budget cut the document."""
+    """A window, an example or a document to show.
+
+    Attributes:
+        title: Its title.
+        tokens: Its tokens as in the cache, (n,).
+        is_target: Whether each token is a target, (n,) bool.
+        hidden_tokens: Number of tokens that are not shown.
+        hidden_targets: Number of targets that are not shown.
+        is_cut_by_budget: Whether the token budget cut the document.
+    """
 
     title: str
     tokens: Tokens
@@ -108,12 +123,17 @@ def _drawn(
 ) -> Iterator[Drawn]:
     """Yield documents or examples, or both sides of each preference pair, cut after `length` tokens.
 
-    `titles`: the titles by number. `targets`: None for documents. `cut_by_budget`: the numbers of documents that the token budget cut.
+    Args:
+        tokens: Tokens of the split.
+        titles: Titles by number.
+        targets: Targets of the split, or None for documents.
+        length: Maximum number of tokens.
+        cut_by_budget: Numbers of documents that the token budget cut; by default none.
     """
     for number, title in titles.items():
         for side, start, end in tokens.sides(number):
             count = end - start
-            shown = tokens.read(start, count if targets else min(count, length))  # an example is read whole, to count its hidden targets
+            shown = tokens.read(start, count if targets else min(count, length))  # an example is read in full, to count its hidden targets
             is_target = targets.of_example(shown, number, start) if targets else np.zeros(len(shown), dtype=np.bool_)
             note = f", the first {length:,} of them shown" if count > length else ""
             yield Drawn(
@@ -143,7 +163,13 @@ def fetched_windows(
 ) -> Iterator[Drawn]:
     """Yield the windows that `windows` yields, of a cache of which only the meta.json is here.
 
-    fetch: fetches files by their path in the data set, and returns its folder. Only shards with a drawn window are fetched.
+    Args:
+        meta: The meta.json.
+        split: The split.
+        count: Number of windows.
+        length: Number of tokens of a window.
+        generator: Draws the windows.
+        fetch: Fetches files by their path in the data set, and returns its folder. Only shards with a drawn window are fetched.
     """
     from niels_cache_runtime.cache.gather import draw  # torch
     from niels_cache_runtime.samplers.pretrain_dataset import count_windows
@@ -192,7 +218,11 @@ def examples(
 
 
 def _open(directory: Path, family: Family, split: Split) -> tuple[Meta, SplitTokens, str]:
-    """Return meta.json, the tokens, and what an item is called. Raise NielsCacheError if the split is empty."""
+    """Return meta.json, the tokens, and what an item is called.
+
+    Raises:
+        NielsCacheError: If the split is empty.
+    """
     meta = load_meta(str(directory / META_NAME))
     tokens = SplitTokens(directory, family, split, dtype=token_dtype_of(meta), entries=entries_per_example(meta))
     noun = "document" if family == "pretrain" else "pair" if has_pairs(meta) else "example"
@@ -204,7 +234,8 @@ def _open(directory: Path, family: Family, split: Split) -> tuple[Meta, SplitTok
 def targets_of(directory: Path, split: Split, meta: Meta, tokenizer: TextTokenizer | None) -> ExampleTargets:
     """Return the targets of a split. Without a tokenizer, the ids that mark them are those in meta.json.
 
-    Raises the errors of ExampleTargets.
+    Raises:
+        NielsCacheError: As ExampleTargets does.
     """
     total = len(SplitTokens(directory, "sft", split, dtype=token_dtype_of(meta)))
     return ExampleTargets(directory, split, meta, token_count=total, ids=tokenizer.special_token_ids() if tokenizer else None)

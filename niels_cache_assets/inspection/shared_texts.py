@@ -1,9 +1,9 @@
 """Documents of train whose text is also in the val of another data set, by the hashes in the lineage of pretrain caches.
 
-Reads 8 bytes of each document, and no token. Memory: 24 bytes for each document of val, and a row group of lineage. A billion documents
-take minutes. Only equal texts count (after the conversion of newlines), and no empty texts. So this promises less than
-`inspection/disjoint.py`, which compares the canonical texts of train and val of one cache. A cache that was made from tokens has no
-hashes, and is not checked.
+Cost: a read of 8 bytes per document, and of no token. Memory: 24 bytes for each document of val, and a row group of lineage. A billion
+documents take minutes. Only equal texts count (after the conversion of newlines), and no empty texts. So this promises less than
+`streaming/disjoint.py`, which compares the canonical texts of train and val of one cache. A cache that was made from tokens has no hashes,
+and is not checked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,14 @@ class Origin(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedText:
-    """How many documents in the train of `train` have the text of a document in the val of `val`. first: the first of them in train."""
+    """How many documents in the train of one data set have the text of a document in the val of another.
+
+    Attributes:
+        train: Data set of the train split.
+        val: Data set of the val split.
+        documents: Number of documents.
+        first: The first of them in train.
+    """
 
     train: str
     val: str
@@ -47,7 +54,12 @@ class SharedText:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedTexts:
-    """The result for several caches. not_checked: the names of the caches whose train or val has no hashes, or broken lineage."""
+    """The result for several caches.
+
+    Attributes:
+        found: A result for each pair of caches that share texts.
+        not_checked: Names of the caches whose train or val has no hashes, or broken lineage.
+    """
 
     found: tuple[SharedText, ...] = ()
     not_checked: tuple[str, ...] = ()
@@ -80,7 +92,9 @@ class _Vals:
 def shared_texts(folders: Mapping[str, Path], *, trains: Collection[str] | None = None) -> SharedTexts:
     """Compare the train of each pretrain cache with the val of every other one.
 
-    `folders`: the folders of the caches by name. `trains`: the names of the caches whose train is compared; None: all.
+    Args:
+        folders: Folders of the caches by name.
+        trains: Names of the caches whose train is compared; by default all.
     """
     vals = _Vals.of(folders)
     found, not_checked = list[SharedText](), [*vals.not_checked]
@@ -116,7 +130,11 @@ def _shared(name: str, folder: Path, vals: _Vals) -> Iterator[SharedText]:
 
 
 def _hashes(folder: Path, split: Split) -> Iterator[tuple[tuple[Path, int], Ints]]:
-    """Yield (file, number of the row group) and the hashes of this row group. Raises NielsCacheError if the lineage has none."""
+    """Yield (file, number of the row group) and the hashes of this row group.
+
+    Raises:
+        NielsCacheError: If the lineage has none.
+    """
     import pyarrow
 
     for table in tables(folder / documents_name(split)):

@@ -1,7 +1,7 @@
-"""The places that hold text of documents, for a takedown: what to look at after documents have left a data set.
+"""Where text of documents is stored, for a takedown: what to look at after documents have left a data set.
 
-Below the cache directory, each folder of a build is one place, also an unfinished one. Tokens count as text, because they decode to it.
-Of the pages of reports, only those of `report NAME` hold any. Dagster's home and its logs have names, ids, places and counts. Files are
+Below the cache directory, each folder of a build is one place, even an unfinished one. Tokens count as text, because they decode to it. Of
+the pages of reports, only those of `report NAME` contain any. Dagster's home and its logs have names, ids, positions and counts. Files are
 listed and never opened.
 """
 
@@ -34,7 +34,13 @@ _FOLDERS = {"/reports/tune/": "excerpts of documents", ".partial": "an unfinishe
 
 @dataclass(frozen=True, kw_only=True)
 class TextPlace:
-    """A place. where: a folder, a pattern of files, or an address. what: the kinds of text there. bytes: None if they were not counted."""
+    """A place where text is stored.
+
+    Attributes:
+        where: A folder, a pattern of files, or an address.
+        what: Kinds of text there.
+        bytes: Size, or None if it was not counted.
+    """
 
     where: str
     what: str
@@ -61,7 +67,7 @@ def text_places(registry: Registry, root: Path) -> Iterator[TextPlace]:
 
 
 def _in_caches(root: Path) -> Iterator[TextPlace]:
-    """Yield the folders below the cache directory with a file that holds text. Links to one file count once for each name."""
+    """Yield the folders below the cache directory with a file that contains text. Links to one file count once for each name."""
     found: dict[str, tuple[set[str], int]] = {}
     for path in sorted(root.rglob("*")):
         if path.is_symlink() or not path.is_file():

@@ -1,8 +1,8 @@
 """Pictures as data, and the two ways to draw them: SVG for pages, PNG for Dagster's UI, which shows no SVG.
 
-A picture has one panel, or several side by side. `_layout` turns it into boxes, lines and texts in units of the drawing, and both
-renderers draw only these. So a picture is the same everywhere. SVG takes its colors from plots.css, and is light or dark like the reader's
-system. PNG has a background that suits light and dark pages; equal pictures give equal bytes in a pinned environment.
+A picture has one panel, or several side by side. `_layout` turns it into boxes, lines and texts in units of the drawing, and both renderers
+draw only these. So a picture is the same everywhere. SVG takes its colors from plots.css, and is light or dark like the reader's system.
+PNG has a background that suits light and dark pages; equal pictures give equal bytes in a pinned environment.
 
 Only `as_png` imports matplotlib, which takes a second. No build calls it unless `[dagster] plots` is set.
 """
@@ -41,7 +41,13 @@ _FONT = 7.9  # points, which are 11 units
 
 
 class Series(NamedTuple):
-    """The values of the columns or bars. tones: a key of COLORS, or one for each value. said: what the values count."""
+    """The values of the columns or bars.
+
+    Attributes:
+        values: The values.
+        tones: A key of COLORS, or one for each value.
+        said: What the values count.
+    """
 
     values: Sequence[float]
     tones: str | Sequence[str] = "main"
@@ -52,8 +58,18 @@ class Series(NamedTuple):
 class Panel:
     """Columns (drawn over one another), or horizontal bars (of several series, side by side).
 
-    names: of the columns or bars. labels: texts at the ends of bars. ticks: (place, text) below columns; a column has the width 1. limit:
-    (place, text) of a vertical line, in columns or in values of bars. legend: texts by tone. nothing: what stands there without values.
+    Attributes:
+        kind: "columns" or "bars".
+        title: Title of the panel.
+        series: The values.
+        names: Names of the columns or bars.
+        labels: Texts at the ends of bars.
+        ticks: (position, text) below columns; a column has the width 1.
+        limit: (position, text) of a vertical line, in columns or in values of bars.
+        across: Label of the horizontal axis.
+        legend: Texts by tone.
+        is_logarithmic: Whether the vertical axis is logarithmic.
+        nothing: Text to show without values.
     """
 
     kind: Literal["columns", "bars"]
@@ -71,7 +87,14 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A picture. title: its short name. alternative: what it shows, for readers who cannot see it. shares: the widths of the panels."""
+    """A picture.
+
+    Attributes:
+        title: Its short name.
+        alternative: What it shows, for readers who cannot see it.
+        panels: Its panels, side by side.
+        shares: Relative widths of the panels; by default equal.
+    """
 
     title: str
     alternative: str
@@ -83,7 +106,7 @@ Anchor = Literal["start", "middle", "end"]
 
 
 class Box(NamedTuple):
-    """A filled rectangle. said: its tooltip."""
+    """A filled rectangle. `said` is its tooltip."""
 
     x: float
     y: float
@@ -94,7 +117,7 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line. tone: a key of COLORS; a line of tone `warn` is dashed."""
+    """A line. `tone` is a key of COLORS; a line of tone `warn` is dashed."""
 
     x1: float
     y1: float
@@ -117,7 +140,7 @@ Mark = Box | Line | Text
 
 
 def short(value: float) -> str:
-    """Return a number such as `1,234`. From ten thousand, return a form such as `12.3k` or `4.6M`."""
+    """Return a number such as `1,234`, from ten thousand on in a form such as `12.3k` or `4.6M`."""
     return f"{value:,.0f}" if value < 10_000 else abbreviated(value)
 
 
@@ -134,7 +157,12 @@ _FORMS = {
 
 
 def as_svg(picture: Picture, of: str = "") -> Markup:
-    """Return an SVG element. All texts are escaped. of: what the picture is of, for its alternative text."""
+    """Return an SVG element in which all texts are escaped.
+
+    Args:
+        picture: The picture.
+        of: What the picture is of, for its alternative text; by default nothing.
+    """
     height, marks = _layout(picture)
     said = f"{of}. {picture.alternative}" if of else picture.alternative
     start = Markup('<svg class="plot" viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">').format(WIDTH, height, said)
@@ -142,7 +170,7 @@ def as_svg(picture: Picture, of: str = "") -> Markup:
 
 
 def as_png(picture: Picture) -> bytes:
-    """Return a PNG. It uses matplotlib's Agg canvas without pyplot, which needs no global state and no display."""
+    """Return a PNG, drawn on matplotlib's Agg canvas without pyplot, which needs no global state and no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
@@ -167,7 +195,7 @@ def as_png(picture: Picture) -> bytes:
 
 
 def _layout(picture: Picture) -> tuple[float, list[Mark]]:
-    """Return the height of the drawing, and its marks in the order to draw them."""
+    """Return the height of the drawing, and its marks in drawing order."""
     shares = picture.shares or [1.0] * len(picture.panels)
     row = 8 + _BAR * max(len(panel.series) for panel in picture.panels)
     left, height, marks = _GAP / 2, 0.0, list[Mark]()
@@ -179,7 +207,7 @@ def _layout(picture: Picture) -> tuple[float, list[Mark]]:
 
 
 def _draw(panel: Panel, left: float, right: float, row: float, marks: list[Mark]) -> float:
-    """Append the marks of a panel, and return where it ends. row: the height of a row of bars."""
+    """Append the marks of a panel, and return where it ends. `row` is the height of a row of bars."""
     marks.append(Text(left, 20, panel.title, tone="ink"))
     top = 46.0 if panel.limit else 34.0
     count = max((len(each.values) for each in panel.series), default=0)
@@ -188,8 +216,8 @@ def _draw(panel: Panel, left: float, right: float, row: float, marks: list[Mark]
         bottom = top + max(1, count) * row
         unit = _draw_bars(panel, left, right, top, row, marks)
     else:
-        left, right, bottom = left + _NUMBERS, right - 12, top + _HEIGHT  # half of the last tick stands at the right
-        unit = (right - left) / max(count, 5)  # a few columns stay narrow
+        left, right, bottom = left + _NUMBERS, right - 12, top + _HEIGHT  # leaves room for half of the last tick
+        unit = (right - left) / max(count, 5)  # a few columns remain narrow
         _draw_columns(panel, left, right, bottom, unit, marks)
     if panel.limit:
         x = left + panel.limit[0] * unit
@@ -228,7 +256,7 @@ def _draw_columns(panel: Panel, left: float, right: float, bottom: float, unit: 
 
 
 def _draw_bars(panel: Panel, left: float, right: float, top: float, row: float, marks: list[Mark]) -> float:
-    """Append the marks of bars with the names of their rows. Return the length of the value 1."""
+    """Append the marks of bars with the names of their rows, and return the length of the value 1."""
     places = [panel.limit[0]] if panel.limit else []
     unit = (right - left - _LABELS) / (max([*(value for each in panel.series for value in each.values), *places], default=0) or 1)
     thick = min((row - 8) / len(panel.series), 2 * _BAR)

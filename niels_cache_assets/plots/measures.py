@@ -1,4 +1,4 @@
-"""The counts for the plots of a cache. They take one pass over the cache in blocks, so that memory stays constant.
+"""The counts for the plots of a cache, taken in one pass over the cache in blocks, so that memory stays constant.
 
 A pass costs about 2 ns per token for pretrain or 20 ns per token for SFT, and a read of 8 bytes per document. If a cache is larger than
 MAX_TOKENS, only evenly spaced blocks are counted. So every cache takes at most a second or two. Lengths always cover every document.
@@ -34,7 +34,7 @@ from niels_cache_runtime.format.layout import (
 from niels_cache_runtime.format.meta import Meta
 
 MAX_TOKENS = 1 << 28
-MAX_IDS = 1 << 24  # all larger ids count as one; no tokenizer has so many
+MAX_IDS = 1 << 24  # all larger ids count as one; no tokenizer has this many
 CONTEXT = 1024  # tokens: the T of the examples
 MAX_TURNS = 20  # examples with more turns count as examples with this many
 SHARE_BINS = 20
@@ -49,9 +49,12 @@ _BLOCK_OFFSETS = 1 << 20
 class ConversationMeasures:
     """The counts over the examples that were read.
 
-    `counted`: what counts as a turn, `turns` (messages from user and assistant) or `replies` (spans of targets, in a cache with a chat
-    template). `turns`: the number of examples for each number of turns. `target_shares`: a histogram of examples by their share of target
-    tokens, with SHARE_BINS bins from 0 to 1.
+    Attributes:
+        counted: What counts as a turn: `turns` (messages from user and assistant), or `replies` (spans of targets, in a cache with a chat
+            template).
+        turns: Number of examples for each number of turns.
+        target_shares: Histogram of examples by their share of target tokens, with SHARE_BINS bins from 0 to 1.
+        target_tokens: Number of target tokens.
     """
 
     counted: str
@@ -60,7 +63,13 @@ class ConversationMeasures:
     target_tokens: int = 0
 
     def add(self, is_target: Bools, starts: Ints, turns: Ints) -> None:
-        """Count the examples of a block. is_target: (n,), of each token. starts, turns: (examples,)."""
+        """Count the examples of a block.
+
+        Args:
+            is_target: Whether each token is a target, (n,).
+            starts: Where each example begins, (examples,).
+            turns: Number of turns of each example, (examples,).
+        """
         targets = np.add.reduceat(is_target, starts, dtype=np.int64)
         self.turns.update(np.minimum(turns, MAX_TURNS).tolist())
         bins = targets * SHARE_BINS // np.diff(starts, append=len(is_target))
@@ -70,11 +79,19 @@ class ConversationMeasures:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheMeasures:
-    """The counts of one cache. `items`: the number of documents, examples, or sides of pairs (`noun`). `lengths`: a histogram of items
-    by length, with one count for each of LENGTH_EDGES. `tokens`: the number of all tokens. `counted`: the number of tokens that were
-    counted. `token_counts`: how often each id below MAX_IDS occurs in the counted tokens. `vocab_size`: None if unknown; then
-    `token_counts` ends at the largest id. `cut`: the number of items that are too long for a row of CONTEXT tokens with targets.
-    `conversations`: None unless the cache is SFT.
+    """The counts of one cache.
+
+    Attributes:
+        lengths: Histogram of items by length, with one count for each of LENGTH_EDGES.
+        items: Number of documents, examples, or sides of pairs (`noun`).
+        cut: Number of items that are too long for a row of CONTEXT tokens with targets.
+        token_counts: How often each id below MAX_IDS occurs in the counted tokens. It ends at the largest id if the vocabulary size is
+            unknown.
+        vocab_size: Size of the vocabulary, or None if unknown.
+        counted: Number of tokens that were counted.
+        tokens: Number of all tokens.
+        conversations: Counts of conversations, or None unless the cache is SFT.
+        noun: What an item is called.
     """
 
     lengths: Ints
@@ -93,14 +110,18 @@ class CacheMeasures:
 
     @property
     def said_of_pieces(self) -> str:
-        """The number of used pieces in words: `380 of 400 pieces`, or `380 ids` for an unknown vocabulary."""
+        """Number of used pieces in words: `380 of 400 pieces`, or `380 ids` for an unknown vocabulary."""
         if self.vocab_size is None:  # imported tokens
             return counted(self.pieces_used, "id")
         return f"{self.pieces_used:,} of {counted(self.vocab_size, 'piece')}"
 
 
 def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: int = MAX_TOKENS) -> CacheMeasures:
-    """Return the counts of both splits of a finished cache. Raise NielsCacheError for missing or unreadable files."""
+    """Return the counts of both splits of a finished cache.
+
+    Raises:
+        NielsCacheError: If a file is missing or unreadable.
+    """
     lengths = np.zeros(len(LENGTH_EDGES), dtype=np.int64)
     vocab_size, dtype = meta["vocab_size"], token_dtype_of(meta)
     token_counts = np.zeros(min(vocab_size or 0, MAX_IDS), dtype=np.int64)
@@ -168,7 +189,6 @@ def _examples(directory: Path, split: Split, dtype: np.dtype) -> Iterator[Block]
 
 
 def _lengths(directory: Path, family: Family, split: Split, dtype: np.dtype) -> Iterator[Ints]:
-    """Yield the lengths of documents or examples in tokens, block by block."""
     if family == "pretrain":
         ends = map_offsets(directory / doc_ends_name(split), DOC_ENDS_DTYPE)
         for first in range(0, len(ends), _BLOCK_OFFSETS):

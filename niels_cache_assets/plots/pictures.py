@@ -1,4 +1,4 @@
-"""The pictures of caches, tokenizers, corpora, mixtures and limits, as data (drawing.py), each from facts that are already computed."""
+"""The pictures of caches, tokenizers, corpora, mixtures and limits, as data (drawing.py), from facts that are already computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ _STAGE_TONES = {"source": "rest", "cleaning": "main", "duplicates": "warn"}
 
 
 def cache_pictures(measures: CacheMeasures, family: Family, *, dropped: Mapping[str, int]) -> list[Picture]:
-    """Return the pictures of one cache. `dropped`: the number of dropped documents or examples for each reason, from meta.json."""
+    """Return the pictures of one cache.
+
+    Args:
+        measures: Counts of the cache.
+        family: Its family.
+        dropped: Number of dropped documents or examples for each reason, from meta.json.
+    """
     pictures = [_lengths(measures, cut=family == "sft")]
     if measures.conversations is not None:
         pictures.append(_conversations(measures.conversations, measures))
@@ -35,8 +41,9 @@ def cache_pictures(measures: CacheMeasures, family: Family, *, dropped: Mapping[
 
 
 def _lengths(measures: CacheMeasures, *, cut: bool) -> Picture:
-    """Return a histogram of items by length in tokens, with half an octave per column. Items that are too long for a row of CONTEXT tokens
-    have a color of their own.
+    """Return a histogram of items by length in tokens, with half an octave per column.
+
+    Items that are too long for a row of CONTEXT tokens have a color of their own.
     """
     filled, row = np.flatnonzero(measures.lengths).tolist(), int(np.searchsorted(LENGTH_EDGES, CONTEXT))
     around = [row - 2, row + 1] if cut else []
@@ -59,7 +66,10 @@ def _lengths(measures: CacheMeasures, *, cut: bool) -> Picture:
 
 
 def _frequency(measures: CacheMeasures) -> Picture:
-    """Return how often the vocabulary piece of each rank 1, 2, 4, ... is used, on logarithmic axes. Zipf's law is a straight line."""
+    """Return how often the vocabulary piece of each rank 1, 2, 4, ... is used, on logarithmic axes.
+
+    Zipf's law is a straight line on these axes.
+    """
     counts = np.sort(measures.token_counts)[::-1]
     ranks = [2**power for power in range(measures.pieces_used.bit_length())]
     part = "" if measures.counted == measures.tokens else f" (of {share_of(measures.counted / measures.tokens)} of the tokens)"
@@ -80,7 +90,7 @@ def _frequency(measures: CacheMeasures) -> Picture:
 
 
 def _conversations(conversations: ConversationMeasures, measures: CacheMeasures) -> Picture:
-    """Return two panels. One shows examples (or sides of pairs) by number of turns, the other by their share of target tokens."""
+    """Return two panels: examples (or sides of pairs) by number of turns, and by their share of target tokens."""
     most = max(conversations.turns, default=1)
     turns = [*map(str, range(1, most + 1))]
     if most == MAX_TURNS:
@@ -128,8 +138,9 @@ def _reasons(title: str, reasons: Sequence[tuple[str, int, str]], given: int, no
 
 
 def ratios_picture(characters_per_token: Mapping[str, float]) -> Picture:
-    """Return the characters per token of each source. A short bar means that the tokenizer suits the source badly. If there are many
-    sources, the shortest bars are shown.
+    """Return the characters per token of each source, of which the lowest are shown if there are many.
+
+    A short bar means that the tokenizer suits the source badly.
     """
     rows = sorted(characters_per_token.items(), key=lambda row: (-row[1], row[0]))[-MAX_SOURCES:]
     of = f", the {len(rows)} lowest of {len(characters_per_token):,}" if len(rows) < len(characters_per_token) else ""
@@ -194,8 +205,9 @@ def corpus_pictures(report: Mapping[str, Any]) -> list[Picture]:
 
 
 def _binned(sizes: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
-    """Return (label, count) of each bin of cluster sizes. Sizes 2, 3 and 4 have their own bins. The bins of larger sizes end at powers of
-    two, so that the axis stays legible.
+    """Return (label, count) of each bin of cluster sizes.
+
+    Sizes 2, 3 and 4 have their own bins. The bins of larger sizes end at powers of two, so that the axis stays legible.
     """
     bins: dict[tuple[int, int], int] = {}
     for size, count in sizes:
@@ -206,8 +218,9 @@ def _binned(sizes: Sequence[tuple[int, int]]) -> list[tuple[str, int]]:
 
 
 def mixture_picture(mixture: Mixture) -> Picture:
-    """Return three bars of shares and a bar of epochs for each source. If there are more than MAX_MIXED sources, show those that repeat too
-    often, then the largest ones.
+    """Return three bars of shares and a bar of epochs for each source.
+
+    If there are more than MAX_MIXED sources, those that repeat too often are shown, then the largest ones.
     """
     shown = sorted(mixture.sources, key=lambda source: (source.repeats_from is None, -source.actual))[:MAX_MIXED]
     shown = sorted(shown, key=mixture.sources.index)

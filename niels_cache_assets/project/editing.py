@@ -1,4 +1,4 @@
-"""Changes to the user's niels_cache.toml by commands. Comments, order and formatting stay."""
+"""Changes to the user's niels_cache.toml by commands, which keep comments, order and formatting."""
 
 import fcntl
 import os
@@ -24,7 +24,12 @@ def added_tables(path: Path, name: str) -> list[Any]:
 
 
 class NotAddedError(NielsCacheError):
-    """A table could not be written. toml: what the user can write into the file instead."""
+    """The error for a table that could not be written.
+
+    Args:
+        message: The message.
+        toml: What the user can write into the file instead.
+    """
 
     def __init__(self, message: str, toml: str) -> None:
         super().__init__(message)
@@ -33,10 +38,13 @@ class NotAddedError(NielsCacheError):
 
 @contextmanager
 def locked_config(path: Path, *, log: Callable[[str], None]) -> Iterator[None]:
-    """Keep other commands from changing a file of settings in the block. Read the file again in the block, not before.
+    """Keep other commands from changing a configuration file during the block. Read the file again in the block, not before.
 
-    log: gets one line if this function has to wait. The lock is on the file itself, so no other file is left. Without locks in the file
-    system, the block runs without one.
+    The lock is on the file itself, so no other file is left behind. Without locks in the file system, the block runs without one.
+
+    Args:
+        path: The file.
+        log: Called with one line if this function has to wait.
     """
     descriptor = open_to_lock(path)  # None if there is no such file: the caller reads the file, and says why it cannot
     while descriptor is not None and _lock(descriptor, path, log) and not is_still(path, descriptor):
@@ -50,7 +58,7 @@ def locked_config(path: Path, *, log: Callable[[str], None]) -> Iterator[None]:
 
 
 def _lock(descriptor: int, path: Path, log: Callable[[str], None]) -> bool:
-    """Take the lock of a file, and wait for it. Return False if the file system has no locks."""
+    """Take the lock of a file, waiting for it if necessary. Return False if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -62,10 +70,20 @@ def _lock(descriptor: int, path: Path, log: Callable[[str], None]) -> bool:
 
 
 def add_table(path: Path, name: str, entry: Mapping[str, Any], *, keys: Mapping[str, Any]) -> Path:
-    """Append a table `[[pretrain.NAME.added]]` to a file, and set other keys of `[pretrain.NAME]`. Return the file that was written.
+    """Append a table `[[pretrain.NAME.added]]` to a file, and set other keys of `[pretrain.NAME]`.
 
-    A link to a file stays a link. Raises NotAddedError if the file cannot be written, if it has several hard links, or if the result
-    would change anything else; the file then stays unchanged.
+    Args:
+        path: The file. A link to a file is kept.
+        name: Name of the data set.
+        entry: Keys of the new table.
+        keys: Other keys to set in `[pretrain.NAME]`.
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        NotAddedError: If the file cannot be written, if it has several hard links, or if the result would change anything else. The file is
+            then unchanged.
     """
     real = Path(os.path.realpath(path))
     before = read_tables(real, "make it readable")
@@ -98,7 +116,7 @@ def _by_hand(path: Path, before: Tables, name: str, entry: Mapping[str, Any], ke
 
 
 def _has_inline_tables(path: Path, name: str) -> bool:
-    """Return whether `added` is a list of tables in one value, and not one [[table]] after the other."""
+    """Return whether `added` is a list of tables in one value, and not a sequence of [[table]]."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
     from tomlkit.items import AoT
@@ -140,7 +158,7 @@ def _edited(text: str, name: str, entry: Mapping[str, Any], keys: Mapping[str, A
 
 
 def _is_only_this(before: Tables, text: str, edited: str, name: str, entry: Mapping[str, Any], keys: Mapping[str, Any]) -> bool:
-    """Return whether the edited text has every old line, and only the new values beside the old ones."""
+    """Return whether the edited text has every old line, and only the new values besides the old ones."""
     pretrain = before.get("pretrain", {})
     table = {**pretrain.get(name, {}), **keys}
     table["added"] = [*table.get("added", []), dict(entry)]
@@ -154,7 +172,7 @@ def _is_only_this(before: Tables, text: str, edited: str, name: str, entry: Mapp
 
 
 def _replace(path: Path, text: str) -> None:
-    """Replace a file in one step. Its mode stays."""
+    """Replace a file in one step, and keep its mode."""
     mode = os.stat(path).st_mode & 0o7777
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -1,7 +1,6 @@
-"""The merging of tables. The user's file overrides a profile (a configuration that ships with the package), and flags override both. The
-keys of the catalog (the list of shipped data sets) have the lowest priority.
+"""The merging of tables: the user's file overrides a profile (a configuration that ships with the package), and flags override both.
 
-No value is checked here.
+The keys of the catalog (the list of shipped data sets) have the lowest priority. No value is checked here.
 """
 
 import os
@@ -27,9 +26,15 @@ Tables = dict[str, Any]
 
 
 def with_catalog(user: Tables, shipped: Tables, where: str, advice: list[str]) -> Tables:
-    """Return the user's tables. Add the keys of the catalog to each table that names a shipped data set.
+    """Return the user's tables with the keys of the catalog added to tables that name a shipped data set.
 
-    A table gets these keys if it has no `source` and the profile has no table of this name. For each such table, `advice` gets a line.
+    A table gets these keys if it has no `source` and the profile has no table of this name.
+
+    Args:
+        user: The user's tables.
+        shipped: Tables of the profile.
+        where: The user's file, for the advice.
+        advice: Receives a line for each table to which keys were added.
     """
     found = dict(user)
     for family in FAMILIES:
@@ -50,6 +55,7 @@ def with_catalog(user: Tables, shipped: Tables, where: str, advice: list[str]) -
 
 
 def read_tables(path: Path, remedy: str) -> Tables:
+    """Return the tables of a TOML file. `remedy` is what the message for an unreadable file advises."""
     try:
         return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -63,7 +69,7 @@ def read_tables(path: Path, remedy: str) -> Tables:
 
 
 def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables:
-    """Return both layers, merged key by key, so a user can set one key of a shipped data set.
+    """Return both layers, merged key by key, so that a user can set one key of a shipped data set.
 
     If `source` of a data set differs between the layers, the table in `above` replaces the whole table in `below`.
     """
@@ -89,14 +95,14 @@ def merged_tables(below: Tables, above: Mapping[str, Any], where: str) -> Tables
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Tables:
     """Return the old table with the keys of the new table added or replaced.
 
-    `files` and `path` both name the place of the data. So if the new table has one of these keys, the old table loses both.
+    `files` and `path` both name where the data is. So if the new table has one of these keys, the old table loses both.
     """
     gone = ONE_KEY - new.keys() if new.keys() & ONE_KEY else set()
     return {**{key: value for key, value in old.items() if key not in gone}, **new}
 
 
 def absolute_paths(tables: Tables) -> Tables:
-    """Resolve paths from the command line. They are relative to the working directory, not to the folder of the configuration file."""
+    """Resolve paths from the command line relative to the working directory, not to the folder of the configuration file."""
 
     def resolve(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -1,5 +1,6 @@
-"""The registry, which holds all data sets and settings as typed objects. They come from the user's niels_cache.toml and, if the user chose
-a profile, from this profile (a configuration that ships with the package).
+"""The registry, which contains all data sets and settings as typed objects.
+
+They come from the user's niels_cache.toml and, if the user chose one, from a profile (a configuration that ships with the package).
 
 A project consists of the data sets that its file names. Settings come in layers, and a later layer overrides keys of an earlier layer: the
 chosen profile, the user's file, `--set` and flags. Without a file, the default profile is used. A table that names a shipped data set and
@@ -44,7 +45,7 @@ FALLBACK_PROFILE = PROFILES[0]
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 _LONGEST_NAME = 200  # file names contain this name, and can have at most 255 bytes
 _ON_THE_COMMAND_LINE = "command line: "
-_MOST_PROBLEMS = 3  # the most problems of a table in one message
+_MOST_PROBLEMS = 3  # maximum number of a table's problems in one message
 
 _SCHEMAS: Mapping[str, type[BaseModel]] = {  # of the tables that have no names below them
     "build": BuildSettings,
@@ -62,15 +63,22 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, kw_only=True)
 class _Origin:
-    """The origin of tables, for messages. Relative paths refer to the folder `base_dir`. `options`: keys that a command-line option set."""
+    """The origin of tables, for messages.
+
+    Attributes:
+        where: The file or profile.
+        base_dir: Folder to which relative paths refer.
+        options: Command-line options by the key that they set.
+    """
 
     where: str
     base_dir: str = "."
     options: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, label: str, key: str) -> str:
-        """Return the file or option that a message about a key must name. If `key` is None, the message is about several keys of the
-        table.
+        """Return the file or option that a message about a key must name.
+
+        If `key` is empty, the message is about several keys of the table.
         """
         keys = ONE_KEY if key in ONE_KEY else (key,)
         for said, option in self.options.items():
@@ -83,11 +91,24 @@ class _Origin:
 class Registry:
     """The whole configuration.
 
-    origin: the file or profile that messages name.
-    profile: the profile whose tables the file overrides; None if there is no profile.
-    is_fallback: True if neither a file nor a profile was named, so the default profile is used.
-    overrides: the keys that options of the command line have changed, by table. Another process that reads the file has other settings.
-    advice: a line for each table that should be more explicit.
+    Attributes:
+        build: Settings in [build].
+        tokenizer: Settings in [tokenizer].
+        cleaning: Settings in [cleaning].
+        dedup: Settings in [dedup].
+        pretrain: Pretrain data sets by name.
+        sft: SFT data sets by name.
+        blend: Blends by name.
+        reports: Settings in [reports].
+        dagster: Settings in [dagster].
+        publish: Settings in [publish], or None without that table.
+        cluster: Settings in [cluster].
+        notify: Settings in [notify].
+        origin: The file or profile that messages name.
+        profile: The profile whose tables the file overrides, or None if there is no profile.
+        is_fallback: Whether neither a file nor a profile was named, so that the default profile is used.
+        overrides: The keys that command-line options have changed, by table. Another process that reads the file has other settings.
+        advice: A line for each table that should be more explicit.
     """
 
     build: BuildSettings
@@ -110,13 +131,13 @@ class Registry:
 
     @property
     def settings_origin(self) -> str:
-        """The origin and the profile as text: `profile quickstart`, `niels_cache.toml` or `niels_cache.toml on profile default`."""
+        """Origin and profile as text: `profile quickstart`, `niels_cache.toml` or `niels_cache.toml on profile default`."""
         below = f"profile {self.profile}"
         return self.origin if self.profile is None or self.origin == below else f"{self.origin} on {below}"
 
     @property
     def without_file(self) -> str:
-        """The message if `is_fallback` is set: there is no configuration file, so the default profile is used."""
+        """Message if `is_fallback` is set: there is no configuration file, so the default profile is used."""
         names = ", ".join(name for family in FAMILIES for name in self.partition_keys(family))
         above = _file_above()
         mend = f"use the one above with --config {above}, or write one" if above else "write a file of your own"
@@ -124,8 +145,9 @@ class Registry:
 
     @property
     def elsewhere(self) -> str:
-        """The text to add to the message for an unknown name. If `is_fallback` is set, the text says that the right file may be elsewhere.
-        Otherwise it is empty.
+        """Text to add to the message for an unknown name.
+
+        If `is_fallback` is set, it says that the right file may be elsewhere. Otherwise it is empty.
         """
         if not self.is_fallback:
             return ""
@@ -136,11 +158,11 @@ class Registry:
         return self.pretrain if family == "pretrain" else self.sft
 
     def partition_keys(self, family: Family) -> list[str]:
-        """Return the names of the data sets that can be built, in order. They are enabled and have all required settings."""
+        """Return the names of the data sets that can be built (enabled, with all required settings), in order."""
         return [name for name, source in self.datasets(family).items() if source.enabled and source.missing_setting() is None]
 
     def published(self, family: Family) -> list[str]:
-        """Return the names of the data sets that [publish] publishes, in order. The list is empty without that table."""
+        """Return the names of the data sets that [publish] publishes, in order; none without that table."""
         if self.publish is None or self.publish.address is None:
             return []
         chosen = self.publish.data_sets
@@ -151,7 +173,11 @@ class Registry:
         return [name for family in FAMILIES for name, source in self.datasets(family).items() if not source.enabled]
 
     def prepared(self, step: Literal["clean", "dedup"] | None = None) -> list[str]:
-        """Return the pretrain data sets that can be built and have a corpus, in order. `step`: only those with this step in `prepare`."""
+        """Return the pretrain data sets that can be built and have a corpus, in order.
+
+        Args:
+            step: Step that must be in `prepare`; by default any.
+        """
         return [
             name
             for name in self.partition_keys("pretrain")
@@ -173,7 +199,7 @@ class Registry:
 
     @property
     def search_ranges(self) -> int:
-        """The number of ranges of the search for duplicates that the file asks for. It is 0 if the search is made in one piece."""
+        """Number of ranges of the search for duplicates, or 0 if the search is one step."""
         return self.dedup.ranges if self.dedup.ranges > 1 and self.prepared("dedup") else 0
 
     def blend_keys(self) -> list[str]:
@@ -182,7 +208,7 @@ class Registry:
         return [name for name, settings in self.blend.items() if buildable.issuperset(settings.weights)]
 
     def cleaning_of(self, name: str) -> CleaningSettings:
-        """Return the thresholds for a pretrain data set. They are those of [cleaning], changed by the key `cleaning` of the data set."""
+        """Return the thresholds for a pretrain data set: those of [cleaning], changed by the key `cleaning` of the data set."""
         return self.cleaning.with_changes(self.pretrain[name].cleaning or {})
 
     def unconfigured(self) -> dict[str, str]:
@@ -192,8 +218,10 @@ class Registry:
         return {name: reason for name, reason in missing.items() if reason is not None}
 
     def family_of(self, name: str) -> Family:
-        """Return the family of a configured data set. Raises NielsCacheError for an unknown name; the message suggests the nearest valid
-        name.
+        """Return the family of a configured data set.
+
+        Raises:
+            NielsCacheError: If the name is unknown. The message suggests the nearest valid name.
         """
         for family in FAMILIES:
             if name in self.datasets(family):
@@ -201,16 +229,31 @@ class Registry:
         self.refuse_data_set(self.origin, "no data set", name)
 
     def refuse_data_set(self, where: str, problem: str, given: str, choices: Iterable[str] | None = None) -> NoReturn:
-        """Raise NielsCacheError for a name that is not configured.
+        """Raise an error for a name that is not configured.
 
-        If the catalog has this data set, the message gives the table to add. Otherwise, the message gives the nearest of `choices`.
+        If the catalog has this data set, the message gives the table to add. Otherwise, the message gives the nearest choice.
+
+        Args:
+            where: What the message begins with: the place that the name comes from.
+            problem: What is wrong with the name, such as "no data set".
+            given: The name.
+            choices: The names that are valid here; by default all configured names.
+
+        Raises:
+            NielsCacheError: Always.
         """
         names = [*self.pretrain, *self.sft]
         choices = names if choices is None else choices
         refuse_unknown(where, problem, given, choices, names=names, origin=self.origin, elsewhere=self.elsewhere)
 
     def build_command(self, name: str, root: Path, *settings: str) -> str:
-        """Return the command that builds one data set with this configuration, for a shell. settings: further values of --set."""
+        """Return the command that builds one data set with this configuration, for a shell.
+
+        Args:
+            name: Name of the data set.
+            root: The cache root.
+            *settings: Further values of --set.
+        """
         file = Path(self.origin)
         named = {f"{family}.{each}": table for family in (*FAMILIES, "blend") for each, table in self.overrides.get(family, {}).items()}
         tables = {**{section: table for section, table in self.overrides.items() if section not in (*FAMILIES, "blend")}, **named}
@@ -235,14 +278,21 @@ def load_registry(
     overrides: Mapping[str, Any] | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Registry:
-    """Read the user's file and the profile, and apply `overrides` (nested tables; their paths are relative to the working directory).
+    """Read the user's file and the profile, and apply overrides.
 
     The file is `config`, else NIELS_CACHE_CONFIG, else ./niels_cache.toml if it exists. The quickstart profile reads a file only if
     `config` or NIELS_CACHE_CONFIG names it. The profile is `profile`, else NIELS_CACHE_PROFILE, else the top-level key `profile` of the
     file. If none of these is set, the profile is "default" without a file, and with a file there is no profile.
 
-    Raises NielsCacheError for a wrong configuration. The message names the file, the table, the key and the nearest valid choice. If the
-    key (such as "build.seed") is in `options`, the message names that option instead of the file.
+    Args:
+        profile: Name of the profile.
+        config: Path of the file.
+        overrides: Nested tables that override both, with paths relative to the working directory; by default none.
+        options: Command-line options by the key that they set (such as "build.seed"), which messages name instead of the file; by default
+            none.
+
+    Raises:
+        NielsCacheError: If the configuration is wrong. The message names the file, the table, the key and the nearest valid choice.
     """
     chosen = profile or os.environ.get(PROFILE_VARIABLE)
     named = config or os.environ.get(CONFIG_VARIABLE)
@@ -268,7 +318,7 @@ def load_registry(
 
 
 def apply_run_settings(table: Model, settings: Mapping[str, Any]) -> Model:
-    """Return a copy of a table with the given keys replaced, and validate it again. The value None keeps the value of the registry."""
+    """Return a copy of a table with the given keys replaced, and validate it again. The value None keeps the registry's value."""
     given = {key: value for key, value in settings.items() if value is not None}
     if not given:
         return table
@@ -284,7 +334,7 @@ def cache_root(registry: Registry, flag: str | None = None) -> Path:
 
 
 def is_valid_name(name: str) -> bool:
-    """Return whether a data set may have this name. The name becomes the name of a folder, and a part of asset keys and addresses."""
+    """Return whether a data set may have this name, which becomes the name of a folder and part of asset keys and addresses."""
     return _NAME.fullmatch(name) is not None and ".." not in name and len(name) <= _LONGEST_NAME
 
 
@@ -317,7 +367,7 @@ def _typed(tables: Tables, origin: _Origin, *, profile: str | None, is_fallback:
             if table["source"] not in SOURCES[family]:
                 refuse_choice(origin.of(label, "source"), f"[{label}] has an unknown source", table["source"], SOURCES[family])
             typed[family][name] = _validate(SOURCES[family][table["source"]], table, origin, label)
-    if getattr(typed["pretrain"].get("duplicates"), "prepare", ()):  # its corpus would have the key of the drop lists
+    if getattr(typed["pretrain"].get("duplicates"), "prepare", ()):  # its corpus would take the key of the drop lists
         raise NielsCacheError(f"{where}: [pretrain.duplicates] is not a valid name: it is reserved for lists of duplicates; choose another")
     twice = set(typed["pretrain"]) & set(typed["sft"])
     if twice:
@@ -359,8 +409,12 @@ def _catalog_hint(name: str) -> str:
 
 
 def _refuse_dedup_twice(registry: Registry, name: str) -> None:
-    """Raise NielsCacheError if an interleave and its member both use dedup. Both have the same documents, and each would lose the documents
-    that the other one keeps.
+    """Check that an interleave and its member do not both use dedup.
+
+    Both have the same documents, and each would lose the documents that the other one keeps.
+
+    Raises:
+        NielsCacheError: If both do.
     """
     source = registry.pretrain[name]
     if not isinstance(source, Interleave) or "dedup" not in source.prepare:

@@ -1,4 +1,4 @@
-"""The schemas of the tables that say how builds run and where they go: [notify], [cluster] and [publish]. No key here changes a byte."""
+"""Schemas of the tables that say how builds run and where they go: [notify], [cluster] and [publish]. No key here changes a byte."""
 
 import re
 import shlex
@@ -12,7 +12,7 @@ from niels_cache_runtime.remote.store import check_address
 
 HOST = "{host}"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@%\[\]-]*")
-_LEAST_RENEWALS = 3  # a lease ends after so many missed renewals at the earliest
+_LEAST_RENEWALS = 3  # a lease ends after this many missed renewals at the earliest
 _CORES_OF_A_PART = 8  # above this number, more threads in one process gain little (docs/cluster.md)
 
 
@@ -97,7 +97,7 @@ class ClusterSettings(Table):
         return self
 
     def parts_at_once(self, cores: int) -> int:
-        """Return how many parts are built at a time. cores: those of this machine."""
+        """Return how many parts are built at a time on a machine with this many cores."""
         return self.at_once or len(self.hosts) or max(1, cores // _CORES_OF_A_PART)
 
 
@@ -107,7 +107,7 @@ class PublishSettings(Table):
     model_config = ConfigDict(hide_input_in_errors=True)
     address: str | None = Field(
         None,
-        repr=False,  # not in messages, because it may hold a password by mistake
+        repr=False,  # not in messages, because it may contain a password by mistake
         description="Target address, such as `s3://bucket/caches`; caches are uploaded to ADDRESS/pretrain/NAME and ADDRESS/sft/NAME",
     )
     data_sets: Words | None = Field(None, description="The data sets to publish; by default all")
@@ -119,5 +119,4 @@ class PublishSettings(Table):
         return None if value is None else check_address(value)
 
     def address_of(self, family: Family, name: str) -> str:
-        """Return the address of the cache of a data set."""
         return f"{self.address}/{family}/{name}"

@@ -1,7 +1,7 @@
-"""The data sets that ship with the package. A profile is a whole configuration, and the catalog lists all data sets of the profiles.
+"""The data sets that ship with the package: a profile is a whole configuration, and the catalog lists all data sets of the profiles.
 
 A profile is a file profiles/NAME.toml. In the catalog every data set is enabled, because a user adds it by name. This module also has the
-descriptions that `init --list` shows. This module does not read a user's file.
+descriptions that `init --list` shows. It does not read a user's file.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,13 @@ PROFILES = ("default", "quickstart")
 
 
 class About(NamedTuple):
-    """The description of a shipped data set. `size`: approximate size of the download. `licence`: as upstream states it."""
+    """The description of a shipped data set.
+
+    Attributes:
+        what: What it contains.
+        size: Approximate size of the download.
+        licence: Licence as stated upstream.
+    """
 
     what: str
     size: str

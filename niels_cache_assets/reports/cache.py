@@ -1,6 +1,6 @@
-"""The report `reports/cache` about all caches below a cache root. It has the records of Dagster, and the mixtures that runs would read.
+"""The report `reports/cache` about all caches below a cache root, with Dagster's records and the mixtures that runs would read.
 
-A report costs the small reads of artifacts/state.py and mixture.py, and reads 8 bytes for each document of pretrain caches
+A report takes the small reads of artifacts/state.py and mixture.py, and reads 8 bytes for each document of pretrain caches
 (shared_texts.py). No file is hashed, and the network is not used. markdown.py and page.py write the report as text.
 """
 
@@ -34,7 +34,7 @@ CODE_VERSION = "1"  # raise this by hand when a report changes for the same cach
 
 @dataclass(frozen=True, kw_only=True)
 class SplitCount:
-    """A count for each split. unit: the counted thing, such as "tokens"."""
+    """A count for each split, of a unit such as "tokens"."""
 
     unit: str
     train: int
@@ -47,8 +47,11 @@ class SplitCount:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """One folder of the cache, which may not be built yet. meta: the content of its meta.json, or empty if the file is missing or
-    unreadable.
+    """A folder of the cache, which may not be built yet.
+
+    Attributes:
+        state: State of the folder.
+        meta: Content of its meta.json, empty if the file is missing or unreadable.
     """
 
     state: CacheState
@@ -60,7 +63,7 @@ class Item:
 
     @property
     def status(self) -> str:
-        """The condition with its cause, such as `complete` or `stale: other settings`."""
+        """Condition with its cause, such as `complete` or `stale: other settings`."""
         state = self.state
         plain = state.condition in ("complete", "missing") or state.state == state.condition
         return state.condition if plain else f"{state.condition}: {state.state}"
@@ -76,7 +79,6 @@ class Item:
 
     @property
     def bytes(self) -> int:
-        """The size of all files that meta.json lists."""
         return total_bytes(self.meta.get("files", {}))
 
     @property
@@ -89,12 +91,12 @@ class Item:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The counts in meta.json, such as `train_tokens` and `documents`."""
+        """Counts in meta.json, such as `train_tokens` and `documents`."""
         return all_counts(self.meta) if self.is_built else {}
 
     @property
     def splits(self) -> list[SplitCount]:
-        """The counts that meta.json has for both splits: documents or examples, tokens, characters."""
+        """Counts that meta.json has for both splits: documents or examples, tokens, characters."""
         found = []
         for unit in ("documents", "examples", "tokens", "characters"):
             table = self.meta.get(unit, {f"{split}": self.meta.get(f"{split}_{unit}") for split in SPLITS})
@@ -114,24 +116,28 @@ class Item:
 
     @property
     def drops(self) -> DropSummary:
-        """The drops of the build in words."""
         return summary_of_drops(self.meta) if self.is_built else DropSummary()
 
     @property
     def duplicates(self) -> list[dict[str, Any]]:
-        """The rows of `duplicates_matrix` if the folder has the drop lists. Otherwise the list is empty."""
+        """Rows of `duplicates_matrix` if the folder has the drop lists, otherwise empty."""
         return duplicates_matrix(self.meta["datasets"]) if self.is_built and self.meta.get("kind") == "duplicates" else []
 
     @property
     def dropped(self) -> dict[str, int]:
-        """The number of dropped documents or examples for each reason, most frequent reason first."""
+        """Number of dropped documents or examples for each reason, most frequent reason first."""
         found = self.meta.get("dropped", {}) if self.is_built else {}
         return dict(sorted(found.items(), key=lambda row: (-row[1], row[0])))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """A problem that needs attention. `name`: the item or mixture with this problem."""
+    """A problem that needs attention.
+
+    Attributes:
+        name: The item or mixture with this problem.
+        text: The problem.
+    """
 
     name: str
     text: str
@@ -139,8 +145,16 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheReport:
-    """The report about everything below `root`, in build order. settings: the configuration that the caches are compared with. shared: the
-    texts of train that are in the val of another data set. mends: by the name of such a data set, what keeps these texts out.
+    """The report about everything below a cache root, in build order.
+
+    Attributes:
+        root: The cache root.
+        settings: Configuration that the caches are compared with.
+        items: The folders.
+        mixtures: The planned runs.
+        history: Records of Dagster.
+        shared: Texts of train that are in the val of another data set.
+        mends: By the name of such a data set, what keeps these texts out.
     """
 
     root: Path
@@ -157,7 +171,7 @@ class CacheReport:
 
     @property
     def wanted(self) -> list[Item]:
-        """All items, except items that are switched off or lack a setting."""
+        """All items, except those that are switched off or lack a setting."""
         return [item for item in self.items if item.is_wanted]
 
     @property
@@ -165,8 +179,9 @@ class CacheReport:
         return sum(item.state.condition == "complete" for item in self.items)
 
     def recorded(self, item: Item) -> Recorded:
-        """Return the records of an item. The checks of an item that is switched off are left out, because they pass without verifying
-        anything.
+        """Return the records of an item.
+
+        The checks of an item that is switched off are left out, because they pass without verifying anything.
         """
         found = self.history.of(item.state.directory)
         return found if item.is_wanted else replace(found, checks=())
@@ -177,13 +192,13 @@ class CacheReport:
 
     @property
     def outcomes(self) -> Counter[str]:
-        """The number of checks of each outcome, of every wanted folder and of all data sets of a family."""
+        """Number of checks of each outcome, of every wanted folder and of all data sets of a family."""
         every = [*(self.recorded(item).checks for item in self.items), self.history.checks]
         return Counter(check.outcome for checks in every for check in checks)
 
     @property
     def outcome_counts(self) -> str:
-        """The number of checks for each outcome, such as `12 passed, 1 warning`."""
+        """Number of checks for each outcome, such as `12 passed, 1 warning`."""
         outcomes = self.outcomes
         return ", ".join(f"{outcomes[each]:,} {each}" for each in get_args(Outcome) if outcomes[each]) or "none recorded"
 
@@ -206,12 +221,14 @@ class CacheReport:
 
     @cached_property
     def noticed(self) -> frozenset[str]:
-        """The names of all items and mixtures with a notice."""
         return frozenset(notice.name for notice in self.notices)
 
     def _of_item(self, item: Item, *, has_corpus: bool) -> list[str]:
-        """Return the problems of an item. `has_corpus`: whether the item has a corpus. If so, the notices of the corpus report the revision
-        and the encoding.
+        """Return the problems of an item.
+
+        Args:
+            item: The item.
+            has_corpus: Whether the item has a corpus, whose notices then report the revision and the encoding.
         """
         recorded = self.recorded(item)
         texts = [f"{item.status}; {item.state.advice}"] if item.state.needs_build else []
@@ -221,7 +238,7 @@ class CacheReport:
         short = shortfall(item.meta) if item.is_wanted else None
         texts += (
             [short] if short is not None and all(check.said != short for check in recorded.checks) else []
-        )  # if the cache is older than the check, no check reports this
+        )  # no check reports this if the cache is older than the check
         newest = recorded.newest_revision
         if item.revision is not None and newest not in (None, item.revision) and not has_corpus:
             texts.append(f"built from revision {item.revision}; upstream was last observed at {newest}")
@@ -268,12 +285,12 @@ class CacheReport:
 def find_items(registry: Registry, *, root: Path) -> list[Item]:
     """Return all items in build order, with the indices of blends last."""
     states = [state for state in graph(registry, root).states() if state.state != "disabled" and state.kind != "index"]
-    indices = [index_state(index_folder(root) / name) for name in built_names(index_folder(root))]  # each folder is an item
+    indices = [index_state(index_folder(root) / name) for name in built_names(index_folder(root))]  # one item per folder
     return [_item(state) for state in (*states, *indices)]
 
 
 def cache_report(registry: Registry, items: Sequence[Item], *, root: Path, history: History) -> CacheReport:
-    """Return the report of `items` (from `find_items`) and `history`."""
+    """Return the report about items (from `find_items`) with Dagster's records."""
     mixtures = tuple(all_mixtures(registry, root=root))
     shared = shared_texts({item.name: item.state.directory for item in items if item.state.kind == "pretrain" and item.is_built})
     others: dict[str, list[str]] = {}

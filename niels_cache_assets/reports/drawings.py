@@ -16,7 +16,13 @@ Drawings = dict[Path, Sequence[Picture] | str]
 
 
 def draw_report(registry: Registry, report: CacheReport, *, progress: Callable[[str], None] = lambda name: None) -> Drawings:
-    """Return the pictures of each directory, or the reason why it has none. `progress` gets the name of each item before it is read."""
+    """Return the pictures of each folder, or the reason why it has none.
+
+    Args:
+        registry: The configuration.
+        report: The report.
+        progress: Called with the name of each item before it is read; by default does nothing.
+    """
     found: Drawings = {}
     for item in report.items:
         if item.is_built and item.state.condition != "broken":

@@ -1,7 +1,6 @@
-"""The records of Dagster about caches, as plain data and as text for reports. defs/home/history.py reads the records. A report without
-records gives the reason.
+"""The records of Dagster about caches, as plain data and as text for reports. defs/home/history.py reads the records.
 
-Times are seconds since 1970 from Dagster's clock. No file of a cache contains these times.
+A report without records gives the reason. Times are seconds since 1970 from Dagster's clock. No file of a cache contains these times.
 """
 
 from collections.abc import Mapping
@@ -17,7 +16,14 @@ Outcome = Literal["passed", "warning", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The newest result of a check of the current cache. `said`: the finding of the check, or an empty text."""
+    """The newest result of a check of the current cache.
+
+    Attributes:
+        name: Name of the check.
+        outcome: Its outcome.
+        said: What the check found, or an empty text.
+        when: When it ran, in seconds since 1970.
+    """
 
     name: str
     outcome: Outcome
@@ -27,23 +33,31 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The records of one folder. newest_revision: the revision of its upstream at the last observation, or None."""
+    """The records of one folder.
+
+    Attributes:
+        newest_revision: Revision of its upstream at the last observation, or None.
+        checks: Results of its checks.
+    """
 
     newest_revision: str | None = None
     checks: tuple[Check, ...] = ()
 
     @property
     def passed(self) -> str:
-        """The number of passed checks and of all checks, such as `4 of 4`."""
+        """Number of passed checks and of all checks, such as `4 of 4`."""
         passed = sum(check.outcome == "passed" for check in self.checks)
         return f"{passed} of {len(self.checks)}" if self.checks else UNKNOWN
 
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """All records for a report. `source`: a text with the place of the records, or with the reason why there are no records. `folders`: the
-    records of
-    each folder, by absolute path. `checks`: the checks of whole families.
+    """All records for a report.
+
+    Attributes:
+        source: Where the records come from, or why there are none.
+        folders: Records of each folder, by absolute path.
+        checks: Checks of whole families.
     """
 
     source: str

@@ -42,7 +42,13 @@ def tuning_path(root: Path, name: str) -> Path:
 
 
 def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
-    """Return the page. `now`: the current time in seconds since 1970. The page shows this time."""
+    """Return the page.
+
+    Args:
+        report: The report.
+        drawings: Pictures of each folder.
+        now: Current time in seconds since 1970, which the page shows.
+    """
     return _rendered(
         "page.html",
         report=report,
@@ -60,7 +66,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
 
 
 def render_tuning(found: Mapping[str, Any]) -> str:
-    """Return the page of a data set with a corpus. found: what `tuning` of reports/tuning.py returned."""
+    """Return the page of a data set with a corpus, given the result of `tuning` in corpus/tuning.py."""
     cleaning, duplicates = found["cleaning"], found["duplicates"]
     languages = sorted(cleaning["languages"].items(), key=lambda each: (-each[1], each[0])) if cleaning else []
     others = sum(count for _, count in languages[_LANGUAGES:])
@@ -77,7 +83,12 @@ def render_tuning(found: Mapping[str, Any]) -> str:
 
 
 def _rendered(template: str, **values: Any) -> str:
-    """Return a page. template: the name of a file beside this module. The style sheets are in the page, and nothing else is allowed."""
+    """Return a page that includes its style sheets and allows nothing else.
+
+    Args:
+        template: Name of a file beside this module.
+        **values: Values for the template.
+    """
     style = "".join(map(_text, _STYLES))
     environment = Environment(
         loader=FunctionLoader(_text), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -94,17 +105,20 @@ def _rendered(template: str, **values: Any) -> str:
 
 
 def _is_open(report: CacheReport, item: Item) -> bool:
-    """Return whether the page shows this item open. If there are few items, all items are open. Otherwise only items that need attention
-    are open.
+    """Return whether the page shows this item open.
+
+    If there are few items, all items are open. Otherwise only items that need attention are open.
     """
     return len(report.items) <= _FEW or item.name in report.noticed
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write the page in one step, so that readers always see a complete page. Raise NielsCacheError if it cannot be written, or would
-    replace a file that is no page.
+    """Write the page in one step, so that readers always see a complete page.
 
     Bytes of file names that are not UTF-8 are escaped.
+
+    Raises:
+        NielsCacheError: If it cannot be written, or would replace a file that is no page.
     """
     spare = path.parent / f".{path.name}.{os.getpid()}"
     try:

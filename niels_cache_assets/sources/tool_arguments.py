@@ -1,9 +1,9 @@
-"""Arguments of calls of tools, in the one form that a chat template expects: JSON values, or JSON in a text as OpenAI's files have it.
+"""Arguments of tool calls, in the form that a chat template expects: JSON values, or JSON in a string as in OpenAI's files.
 
-A template that writes `arguments | tojson`, or that goes through the keys, expects an object, and would encode a text a second time. A
-template that joins arguments with other strings expects a text. Many accept both, and write the two differently. So each template is tried
-once with a call whose arguments are an object. If it writes key and value, it gets values, and otherwise texts. So the form in the data
-never changes the tokens. Nothing is rendered here, and this module imports no other of this package.
+A template that writes `arguments | tojson`, or that iterates over the keys, expects an object, and would encode a string a second time. A
+template that joins arguments with other strings expects a string. Many accept both, and write the two differently. So each template is
+tried once with a call whose arguments are an object. If it writes key and value, it gets values, and otherwise strings. So the form in the
+data never changes the tokens. Nothing is rendered here, and this module imports no other of this package.
 """
 
 import json
@@ -22,9 +22,9 @@ Try = Callable[[Messages, list[Any] | None], str | None]
 
 
 def json_value(arguments: Any) -> Any:
-    """Return the JSON value of arguments. None, null and a text without characters mean no arguments: an empty object.
+    """Return the JSON value of arguments. None, null and an empty string mean no arguments: an empty object.
 
-    A text that is not JSON is returned unchanged.
+    A string that is not JSON is returned unchanged.
     """
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):
@@ -33,7 +33,7 @@ def json_value(arguments: Any) -> Any:
 
 
 def with_arguments(message: Mapping[str, Any], form: Callable[[Any], Any]) -> Mapping[str, Any]:
-    """Return the message with `form` of the arguments of each call. A message without calls is returned unchanged."""
+    """Return the message with `form` applied to the arguments of each call; a message without calls is returned unchanged."""
     calls = message.get("tool_calls")
     return {**message, "tool_calls": [_call(call, form) for call in calls]} if isinstance(calls, list) and calls else message
 
@@ -47,14 +47,15 @@ def _call(call: Any, form: Callable[[Any], Any]) -> Any:
 
 
 def json_text(arguments: Any) -> str:
-    """Return the JSON text of arguments in either form, as `tojson` would write it."""
+    """Return the arguments, in either form, as JSON text, as `tojson` would write it."""
     return json.dumps(json_value(arguments), ensure_ascii=False, default=str)
 
 
 def form_of(render: Try) -> Callable[[Any], Any]:
-    """Return the form of arguments that a template expects: `json_value` or `json_text`. This is `json_value` if it writes no arguments.
+    """Return the form of arguments that a template expects: `json_text`, or `json_value`, also if it writes no arguments.
 
-    render: returns the text of messages and tools, or None if the template cannot render them.
+    Args:
+        render: Returns the text of messages and tools, or None if the template cannot render them.
     """
     with_values = (text for probe in _probes(_PROBE) if (text := render(*probe)) is not None)
     if any(_KEY in text and _VALUE in text and _AS_PYTHON not in text for text in with_values):

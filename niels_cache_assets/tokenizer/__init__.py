@@ -1,1 +1,1 @@
-"""The tokenizer: kinds of tokenizers, training, measures of quality, and tokens as readable text."""
+"""Tokenizers: their kinds, training, measures of quality, and the conversion of tokens to readable text."""

@@ -1,4 +1,4 @@
-"""The part that all kinds of tokenizers share: checks for special ids, batches on threads, tensors, and pickling by path.
+"""The base class of all kinds of tokenizers: checks for special ids, batches on threads, tensors, and pickling by path.
 
 A kind implements `encode_unchecked`, `decode`, `piece_bytes`, `vocab_size` and `save`. It loads its library when a model is opened, and not
 at import.
@@ -28,22 +28,30 @@ TEXTS_PER_TASK = 64
 Span = tuple[int, int]
 """The first place and the place past the last one."""
 
-_EXCERPT = 60  # characters of a text in a message
-_MOST_NAMED = 5  # the most special tokens that one message names
+_EXCERPT = 60  # characters of a text that a message shows
+_MOST_NAMED = 5  # maximum number of special tokens that one message names
 IN_ORDER = ("eot", *(role for role in ROLE_KEYS if role != "eot"), BOS)
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>", "</s>", "<eos>", "<EOT>", "<|im_end|>", "[EOS]")  # names of models
 
 
 class TextTokenizer(ABC):
-    """A tokenizer that a file describes. The kinds are SentencePieceTokenizer, HuggingFaceTokenizer and TiktokenTokenizer.
+    """A tokenizer that a file describes: the base class of SentencePieceTokenizer, HuggingFaceTokenizer and TiktokenTokenizer.
 
-    model_path: the file. special_tokens: the strings of special tokens, by role. model_sha256: the sha256 that caches record as
-    `tokenizer_sha256`; None before the file is loaded. Pickling stores the path, not the content.
+    Pickling stores the path of the file, not its content.
+
+    Args:
+        model_path: Path of the file.
+        special_tokens: String of each special token, by role.
+
+    Attributes:
+        model_path: Path of the file.
+        special_tokens: String of each special token, by role.
+        model_sha256: The sha256 that caches record as `tokenizer_sha256`. None before the file is loaded.
     """
 
     kind: ClassVar[ModelKind]
-    engine: Literal["auto", "reference"] = "auto"  # whether builders may encode with a fast engine that gave the same ids (engines.py)
-    proofs: Path | None = None  # the file with the proofs of engines for the tokenizer of a cache root
+    engine: Literal["auto", "reference"] = "auto"  # whether builders may encode with a proven fast engine (engines.py)
+    proofs: Path | None = None  # file with the results of proofs of engines, beside the tokenizer of a cache root
     _loaded: ClassVar[Collection[str]] = ()  # attributes that are loaded from the file, so they are not pickled
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str]) -> None:
@@ -58,58 +66,91 @@ class TextTokenizer(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """The highest id plus one, special tokens included. Some ids below it may have no piece."""
+        """Highest id plus one, special tokens included. Some ids below it may have no piece."""
 
     @abstractmethod
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text as 1-D integer arrays. If a text yields special ids, they are included; the caller must check for
-        them.
+        """Return the ids of each text, without a check for special ids.
+
+        Args:
+            texts: Texts to encode.
+
+        Returns:
+            One 1-D integer array per text. If a text yields special ids, they are included, and the caller must check for them.
         """
 
     @abstractmethod
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of `ids`; a special id becomes its string. Bytes that are not UTF-8 become U+FFFD.
+        """Return the text of some ids.
 
-        Raises NielsCacheError for an id that is not in the vocabulary.
+        Args:
+            ids: Ids to decode, (n,).
+
+        Returns:
+            The text. A special id becomes its string, and bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            NielsCacheError: If an id is not in the vocabulary.
         """
 
     @abstractmethod
     def piece_bytes(self) -> list[bytes]:
-        """Return the text of each id as UTF-8 bytes, which may be a part of a character. An id without a piece has no bytes."""
+        """Return the text of each id as UTF-8 bytes, which may be part of a character; an id without a piece has no bytes."""
 
     @abstractmethod
     def token_id(self, token: str) -> int | None:
-        """Return the id of a special token or a piece by its string, or None."""
+        """Return the id of a special token or a piece, given its string, or None."""
 
     @abstractmethod
     def special_names(self) -> list[str]:
-        """Return the strings of tokens that may be special: those that the file marks, and added tokens. Those that it marks come first."""
+        """Return the strings of tokens that may be special: those that the file marks as special, then other added tokens."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write the files that a cache keeps of this tokenizer into a folder. They decode every id without the configuration."""
+        """Write the files that a cache keeps of this tokenizer into a folder.
+
+        These files decode every id without the configuration.
+        """
 
     @property
     def prepends_bos(self) -> bool:
-        """Whether each document of a pretrain cache begins with the BOS of the model: only if the special tokens name it."""
+        """Whether each document of a pretrain cache begins with the model's BOS, which is so only if the special tokens name it."""
         return BOS in self.special_tokens
 
     def special_token_ids(self) -> dict[str, int]:
-        """Return the ids of the special tokens by role, such as {"eot": 50256}."""
+        """Return the id of each special token by role, such as {"eot": 50256}."""
         return dict(self._special_ids)
 
     def reserved_ids(self) -> list[int]:
-        """Return the ids that no text may yield: those of `special_token_ids`, and of tokens that the model's file marks as special."""
+        """Return the ids that no text may yield: those of `special_token_ids`, and those of tokens that the file marks as special."""
         return sorted(set(self._special_ids.values()))
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of `text`, without any special token. Raises NielsCacheError if the text itself would yield a special id."""
+        """Return the ids of a text, without any special token.
+
+        Args:
+            text: The text to encode.
+
+        Returns:
+            The ids.
+
+        Raises:
+            NielsCacheError: If the text itself would yield a special id, or if the library cannot encode it.
+        """
         return self.encode_batch([text], threads=1)[0].tolist()
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """Return the ids of each text as 1-D arrays, in the order of `texts`. Uses `threads` threads.
+        """Return the ids of each text, in the order of the texts.
 
-        The dtype is uint16 for a vocabulary of at most 65,536 ids, and uint32 for a larger one. Raises the errors of `encode`.
+        Args:
+            texts: Texts to encode.
+            threads: Number of threads; by default 1.
+
+        Returns:
+            One 1-D array per text: uint16 for a vocabulary of at most 65,536 ids, otherwise uint32.
+
+        Raises:
+            NielsCacheError: If a text would yield a special id, or if the library cannot encode it.
         """
         arrays = self._encode_on_threads(texts, threads)
         special, dtype = np.array(self.reserved_ids(), dtype=np.int64), TOKEN_DTYPES[token_dtype_name(self.vocab_size)]
@@ -120,11 +161,17 @@ class TextTokenizer(ABC):
 
     @abstractmethod
     def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the ids of rendered texts, and where the spans of their characters are among the ids.
+        """Return the ids of rendered texts, and the spans of ids that belong to spans of characters.
 
-        The string of a special token in a text yields this token. `spans`: for each text, pairs of the first character and the character
-        past the last one. The result has for each text its ids, (n,), and the spans of ids, (m, 2) int64. A token that is partly in a span
-        belongs to it. A span without a token is empty.
+        In these texts, the string of a special token yields that token.
+
+        Args:
+            texts: Texts to encode.
+            spans: For each text, pairs of the index of a first character and the index after the last character.
+
+        Returns:
+            For each text its ids, (n,), and its spans of ids, (m, 2) int64. A token that is partly in a span belongs to it. A span without
+            a token is empty.
         """
 
     def yields_special(self, texts: Sequence[str]) -> list[bool]:
@@ -133,7 +180,12 @@ class TextTokenizer(ABC):
         return [bool(np.isin(ids, special).any()) for ids, _ in self.encode_rendered(texts, [()] * len(texts))]
 
     def count_tokens(self, texts: Sequence[str], threads: int = 1) -> int:
-        """Return the number of ids of all texts. Special ids count too."""
+        """Return the number of ids of all texts, special ids included.
+
+        Args:
+            texts: Texts to count.
+            threads: Number of threads; by default 1.
+        """
         return sum(map(len, self._encode_on_threads(texts, threads)))
 
     def _encode_on_threads(self, texts: Sequence[str], threads: int) -> list[np.ndarray]:
@@ -146,18 +198,22 @@ class TextTokenizer(ABC):
     def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts back to back, and the number of ids of each text, int64.
 
-        Like `encode_unchecked`, it does not check for special ids.
+        Like `encode_unchecked`, this does not check for special ids.
         """
         return flat(self.encode_unchecked(texts))
 
     def encode_torch(self, text: str) -> torch.Tensor:
-        """Return the ids of `text` as a 1-D int64 tensor on the CPU. Raises the errors of `encode`."""
+        """Return the ids of a text as a 1-D int64 tensor on the CPU.
+
+        Raises:
+            NielsCacheError: As `encode` does.
+        """
         import torch
 
         return torch.from_numpy(self.encode_batch([text])[0].astype(np.int64))
 
     def decode_continued(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` that follow other ids: a blank at their start is a part of the text."""
+        """Return the text of ids that follow other ids: a blank at their start is part of the text."""
         return self.decode(ids)
 
     def _unencodable(self, text: str, error: Exception) -> NielsCacheError:
@@ -172,21 +228,38 @@ class TextTokenizer(ABC):
         return known
 
     def _require_same(self, sha256: str) -> None:
-        """Record the sha256 of the loaded model. Raises NielsCacheError if this object was pickled with another model."""
+        """Record the sha256 of the loaded model.
+
+        Raises:
+            NielsCacheError: If this object was pickled with another model.
+        """
         if self.model_sha256 not in (None, sha256):
             raise NielsCacheError(f"{self.model_path}: the tokenizer has changed since this object was pickled; create it again")
         self.model_sha256 = sha256
 
 
 def flat(encoded: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of all texts back to back, and the number of ids of each text, int64. Each text is an array or a list of ids."""
+    """Return the ids of all texts back to back, and the number of ids of each text, int64.
+
+    Args:
+        encoded: An array or a list of ids for each text.
+    """
     arrays = [ids if isinstance(ids, np.ndarray) else np.array(ids, dtype=np.int64) for ids in encoded]
     lengths = np.fromiter(map(len, arrays), np.int64, len(arrays))
     return np.concatenate(arrays) if arrays else np.empty(0, np.int32), lengths
 
 
 def places_of_spans(begins: np.ndarray, ends: np.ndarray, spans: Sequence[Span]) -> np.ndarray:
-    """Return the tokens that overlap each span, (m, 2) int64. begins, ends: (n,), the place of each token; both never decrease."""
+    """Return the range of tokens that overlap each span of characters.
+
+    Args:
+        begins: Where each token begins, (n,), which never decreases.
+        ends: Where each token ends, (n,), which never decreases.
+        spans: Spans of characters.
+
+    Returns:
+        The first token of each span and the one after its last, (m, 2) int64.
+    """
     bounds = np.array(spans, dtype=np.int64).reshape(-1, 2)
     return np.stack([np.searchsorted(ends, bounds[:, 0], side="right"), np.searchsorted(begins, bounds[:, 1], side="left")], axis=1)
 
@@ -196,8 +269,14 @@ def find_special_ids(
 ) -> dict[str, int]:
     """Return the id of each special token, by role.
 
-    `id_of` returns the id of a string, or None. `candidates`: returns the special tokens of the model, from which messages name the
-    nearest. Raises NielsCacheError for a token that the model does not have, and for two roles with the same id.
+    Args:
+        special_tokens: String of each special token, by role.
+        id_of: Returns the id of a string, or None.
+        candidates: Returns the special tokens of the model, of which messages name the nearest.
+        where: What messages begin with.
+
+    Raises:
+        NielsCacheError: If the model lacks a token, or if two roles have the same id.
     """
     ids: dict[str, int] = {}
     for role in IN_ORDER:
@@ -215,18 +294,19 @@ def find_special_ids(
 
 
 def likely_eot(candidates: Collection[str]) -> str | None:
-    """Return the token that probably ends a document, judged by its name; None if no token has such a name."""
+    """Return the token that probably ends a document, judged by its name, or None."""
     return next((token for token in _ENDS if token in candidates), None)
 
 
 def missing_token(role: str, token: str, candidates: Collection[str], where: str) -> NielsCacheError:
-    """Return the error for a special token that a model does not have. It names the nearest of `candidates`."""
+    """Return the error for a special token that a model does not have, which names the nearest candidate."""
     near = difflib.get_close_matches(token, [*candidates], n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"its special tokens: {_named(candidates)}"
     return NielsCacheError(f"{where}: has no token {token!r}, which [tokenizer] special_tokens names as {role}; {hint}")
 
 
 def no_eot_is_named(candidates: Collection[str], where: str) -> NielsCacheError:
+    """Return the error for special tokens without an eot, with the token of the model that is probably one."""
     likely = likely_eot(candidates) or next(iter(candidates), "<|endoftext|>")
     add = f"add special_tokens = {{ eot = {as_toml(likely)} }} to [tokenizer]"
     return NielsCacheError(f"{where}: no eot is named, the token after each document; {add} (its special tokens: {_named(candidates)})")

@@ -1,8 +1,8 @@
-"""Byte-level BPE: the characters that stand for bytes, and its training with the library `tokenizers`, which gives a tokenizer.json.
+"""Byte-level BPE: the characters that stand for bytes, and training with the library `tokenizers`, which yields a tokenizer.json.
 
-Text is cut into words in the way of GPT-2, and each byte is a piece, so every text survives a round trip. The same sample gives the same
-bytes: `tokenizers` orders pairs of equal frequency by their ids, and the ids do not depend on its threads. Memory holds the different words
-of the sample.
+Text is split into words as in GPT-2, and each byte is a piece, so every text survives a round trip. The same sample gives the same bytes:
+`tokenizers` orders pairs of equal frequency by their ids, and the ids do not depend on its threads. The distinct words of the sample are
+held in memory.
 """
 
 from collections.abc import Iterator
@@ -34,9 +34,10 @@ def sample_lines(sample: str) -> Iterator[str]:
 
 
 def train_byte_level(spec: dict[str, Any]) -> None:
-    """Train on the lines of the file `sample`, and write the file `model`. The special tokens have the lowest ids.
+    """Train on the lines of the file `sample`, and write the file `model`. The special tokens get the lowest ids.
 
-    Raises NielsCacheError if the sample has too few pairs for `vocab_size` pieces, and if `vocab_size` is too small for all bytes.
+    Raises:
+        NielsCacheError: If the sample has too few pairs for `vocab_size` pieces, or if `vocab_size` is too small for all bytes.
     """
     import tokenizers
 

@@ -1,15 +1,17 @@
 """The encoder of a build: a fast engine that is proven first, and compared with the reference again while the build runs.
 
-Before it encodes the first text of a build, the engine must give the ids of the reference for the fixed set of difficult texts (proof.py).
-A build that encodes no text with it, such as one with a chat template, does not load it. During a build, the reference also encodes the
-first batches whole, which are a sample of the data set, and then one text of 512: one of 64 in every eighth batch. So no batch waits long
-for the reference. A batch is compared before it is written. If ids differ, EngineDiffers ends the build, and the proof of this version of
-the engine counts as failed from then on. If the engine cannot encode a batch, or if a text of the batch has more than 16 million
-characters, the reference encodes it. A text that the reference cannot encode has no ids to compare with, so it is not compared. Cost: about
-a tenth of the build, because the reference is far slower.
+Before an engine encodes the first text of a build, it must give the reference's ids for the fixed set of difficult texts (proof.py). A
+build that encodes no text with it, such as one with a chat template, does not load it. During a build, the reference also encodes the first
+batches in full, which are a sample of the data set, and then one text in 512: one in 64 of every eighth batch. So no batch waits long for
+the reference.
 
-For a model of SentencePiece, the reference encodes the first megabytes, because loading and proving the engine would cost a small build
-more than it gains. Then the first batch of the engine is compared whole. If the engine of this model is still loaded, it is used at once.
+A batch is compared before it is written. If ids differ, EngineDiffers ends the build, and this version of the engine counts as disproven
+from then on. If the engine cannot encode a batch, or if a text of the batch has more than 16 million characters, the reference encodes it.
+A text that the reference cannot encode has no ids to compare with, so it is not compared. Cost: about a tenth of the build, because the
+reference is far slower.
+
+For a SentencePiece model, the reference encodes the first megabytes, because loading and proving the engine would cost a small build more
+than it gains. Then the first batch of the engine is compared in full. If the engine of this model is still loaded, it is used at once.
 """
 
 from __future__ import annotations
@@ -37,21 +39,25 @@ from niels_cache_assets.tokenizer.kinds import BuildTokenizer, SentencePieceToke
 from niels_cache_assets.tokenizer.proof import compare_encoded
 from niels_cache_runtime.errors import NielsCacheError
 
-FIRST_BATCHES = 8  # batches that are compared whole, of 256 documents each
-_FIRST_CHARACTERS = 1 << 20  # about the most characters in them; the first batch is compared in any case
+FIRST_BATCHES = 8  # batches that are compared in full, of 256 documents each
+_FIRST_CHARACTERS = 1 << 20  # about the maximum number of characters in them; the first batch is compared in any case
 BATCHES_PER_CHECK = 8
 TEXTS_PER_CHECK = 64
 
-WORTH_CHARACTERS = 64_000_000  # after so much text, an engine for SentencePiece is loaded, which takes some core-seconds
-MOST_CHARACTERS = 16_000_000  # an engine gets no longer texts: to compare one would take as much memory as the whole build
+WORTH_CHARACTERS = 64_000_000  # after this much text, an engine for SentencePiece is loaded, which takes some core-seconds
+MOST_CHARACTERS = 16_000_000  # an engine gets no longer texts: comparing one would take as much memory as the whole build
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineUse:
-    """The use of an engine, or of the reference, in a build. The journal records it, and Dagster's metadata show it.
+    """The use of an engine or of the reference in a build, for the journal and for Dagster's metadata.
 
-    name, version: of the library. texts: the number of texts that it encoded. checked: how many of them the reference also encoded.
-    is_reference: whether the library is the reference.
+    Attributes:
+        name: Name of the library.
+        version: Version of the library.
+        texts: Number of texts that it encoded.
+        checked: How many of them the reference also encoded.
+        is_reference: Whether the library is the reference.
     """
 
     name: str
@@ -62,7 +68,7 @@ class EngineUse:
 
     @classmethod
     def recorded(cls, notes: Mapping[str, Any] | None) -> list[EngineUse]:
-        """Return the uses in the notes of a journal. Entries of another form are left out."""
+        """Return the uses in the notes of a journal, without entries in another form."""
         uses = []
         for each in (notes or {}).get("engines", ()):
             with suppress(TypeError):
@@ -71,7 +77,6 @@ class EngineUse:
 
     @staticmethod
     def notes(uses: Sequence[EngineUse]) -> dict[str, Any]:
-        """Return the uses as notes for a journal."""
         return {"engines": [asdict(use) for use in uses]} if uses else {}
 
     def said(self) -> str:
@@ -84,9 +89,13 @@ class EngineUse:
 
 
 class EngineDiffers(NielsCacheError):
-    """A fast engine gave other ids than the reference while a build ran. Nothing of the text is in the message.
+    """An error for a fast engine that gave other ids than the reference while a build ran. The message quotes no text.
 
-    engine, reference: the libraries with their versions. text: the text, with line feeds. where: its place in the source.
+    Args:
+        engine: The engine with its version.
+        reference: The reference with its version.
+        text: The text, with line feeds.
+        where: Where the text is in the source; by default unknown.
     """
 
     def __init__(self, engine: str, reference: str, text: str, where: str = "a text") -> None:
@@ -94,14 +103,18 @@ class EngineDiffers(NielsCacheError):
         self.engine, self.reference, self.text = engine, reference, text
 
     def at(self, where: str) -> EngineDiffers:
-        """Return the same error with the place of the text."""
+        """Return the same error with the text's position in the source."""
         return EngineDiffers(self.engine, self.reference, self.text, where)
 
 
 def why_not_resumed(notes: Mapping[str, Any] | None, tokenizer: Any) -> str | None:
-    """Return why a build with this tokenizer cannot go on with an unfinished one whose journal has these notes, or None.
+    """Return why a build with this tokenizer cannot resume an unfinished one, or None.
 
-    The tokens of an engine that is not used any more stay only if each of its texts was compared with the reference.
+    The tokens of an engine that is no longer used are kept only if each of its texts was compared with the reference.
+
+    Args:
+        notes: Notes in the journal of the unfinished build.
+        tokenizer: The tokenizer of this build.
     """
     wrong = [
         f"{use.name} {use.version}"
@@ -114,8 +127,9 @@ def why_not_resumed(notes: Mapping[str, Any] | None, tokenizer: Any) -> str | No
 class Encoder:
     """The encoder of one build. Its methods may be called from several threads.
 
-    view: the tokenizer as the builders see it. tokenizer: the object that was given to the builder; its attribute `engine` decides whether
-    an engine may encode.
+    Args:
+        view: The tokenizer as the builders see it.
+        tokenizer: The object that was given to the builder. Its attribute `engine` decides whether an engine may encode.
     """
 
     def __init__(self, view: BuildTokenizer, tokenizer: Any) -> None:
@@ -129,14 +143,16 @@ class Encoder:
         self._waits = False  # whether an engine is loaded later
         self._worth = 0  # characters after which it is loaded
         self._characters = 0  # of the texts that came before it was loaded
-        self._compares_next = False  # whether the next batch of the engine is compared whole
+        self._compares_next = False  # whether the next batch of the engine is compared in full
         self._has_failed = False
         self._log: Callable[[str], None] = lambda message: None
 
     def start(self, before: Sequence[EngineUse], log: Callable[[str], None]) -> None:
-        """Begin a build. The first text to encode chooses the engine. This takes some seconds if the engine must be proven.
+        """Begin a build. The first text to encode chooses the engine, which takes some seconds if the engine must be proven.
 
-        before: the uses that the journal of an interrupted build records.
+        Args:
+            before: Uses that the journal of an interrupted build records.
+            log: Called with messages about the choice.
         """
         if self._reference is None:
             return
@@ -155,7 +171,7 @@ class Encoder:
             self._engine = engine
 
     def _wait(self, size: int) -> None:
-        """Count the characters that come while an engine waits. Load it after enough of them.
+        """Count the characters that arrive while an engine is not loaded, and load it after enough of them.
 
         At the beginning of a build, other threads wait for the engine. Later, they encode with the reference meanwhile.
         """
@@ -173,14 +189,19 @@ class Encoder:
     def encode_flat(self, texts: Sequence[str] | Strings, batch: int | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the ids of all texts back to back, and the number of ids of each text, int64.
 
-        batch: the number of this batch in its pass over the source, which decides what is compared. A batch without a number is not
-        compared; use this only for texts that have been encoded before. Raises EngineDiffers.
+        Args:
+            texts: Texts to encode.
+            batch: Number of this batch in its pass over the source, which decides what is compared. A batch without a number is not
+                compared; use None only for texts that have been encoded before.
+
+        Raises:
+            EngineDiffers: If the engine and the reference give different ids.
         """
         found, sizes = None, _sizes(texts)
         if sizes.max(initial=0) <= MOST_CHARACTERS:
             if self._waits:
                 self._wait(int(sizes.sum()))
-            if self._engine is not None and not (batch is None and self._compares_next):  # that would not be compared
+            if self._engine is not None and not (batch is None and self._compares_next):  # it would not be compared
                 found = self._with_engine(self._engine, texts)
         if found is None:
             with self._lock:
@@ -196,9 +217,15 @@ class Encoder:
         return found
 
     def _compare(self, texts: Sequence[str], found: tuple[np.ndarray, np.ndarray], chosen: slice) -> int:
-        """Compare the ids of some texts of a batch. Return how many were compared: those that the reference can encode.
+        """Compare the ids of some texts of a batch, and return how many were compared: those that the reference can encode.
 
-        found: the ids of the batch. chosen: the places of the texts in the batch.
+        Args:
+            texts: Texts of the batch.
+            found: Ids of the batch.
+            chosen: Which texts to compare.
+
+        Raises:
+            EngineDiffers: If ids differ.
         """
         ids, lengths = found
         try:
@@ -230,17 +257,17 @@ class Encoder:
             why = type(error).__name__  # its message may quote the text
         with self._lock:
             is_first, self._has_failed = not self._has_failed, True
-        if is_first:  # say it once for each build
+        if is_first:  # log it once per build
             model = self._tokenizer.model_path
             self._log(f"{model}: {engine.name} {engine.version} failed ({why}); {self._reference} encodes each batch for which it fails")
         return None
 
     @property
     def uses(self) -> list[EngineUse]:
-        """All uses for this cache, one for each library and version: those of an interrupted build, the engine, the reference.
+        """All uses for this cache, one per library and version: those of an interrupted build, the engine, the reference.
 
-        A library that encoded no text is left out. Empty if there are no engines for this kind of tokenizer, and for a model of
-        SentencePiece that no engine has encoded.
+        A library that encoded no text is left out. Empty if there are no engines for this kind of tokenizer, and for a SentencePiece model
+        that no engine has encoded.
         """
         added: dict[tuple[str, str], EngineUse] = {}
         for use in (*self._before, self._use, self._own):
@@ -253,12 +280,10 @@ class Encoder:
         return uses
 
     def notes(self) -> dict[str, Any]:
-        """Return the notes for the journal."""
         return EngineUse.notes(self.uses)
 
 
 def _counted(use: EngineUse | None, texts: int, *, checked: int) -> EngineUse | None:
-    """Return a use with further texts."""
     return None if use is None else replace(use, texts=use.texts + texts, checked=use.checked + checked)
 
 
@@ -272,10 +297,13 @@ def _sizes(texts: Sequence[str] | Strings) -> np.ndarray:
 
 
 def _compared(batch: int | None, size: int) -> slice:
-    """Return which texts of a batch are compared with the reference: all texts of the first batches, then one of 64 in every eighth batch.
+    """Return which texts of a batch are compared with the reference: all of the first batches, then one in 64 of every eighth.
 
-    The place of the first text changes from batch to batch, so that batches of few long texts are compared at the same rate. size: the
-    characters or bytes of the batch.
+    The index of the first text changes from batch to batch, so that batches of few long texts are compared at the same rate.
+
+    Args:
+        batch: Number of the batch, or None.
+        size: Characters or bytes of the batch.
     """
     if batch == 0 or (batch is not None and batch < FIRST_BATCHES and (batch + 1) * size <= _FIRST_CHARACTERS):
         return slice(None)

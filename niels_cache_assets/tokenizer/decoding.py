@@ -1,6 +1,6 @@
-"""The conversion of tokens to readable text. Special tokens become short labels (<|asst|>), and control characters are escaped.
+"""The conversion of tokens to readable text: special tokens become short labels (<|asst|>), and control characters are escaped.
 
-Control characters are escaped because the text is not trusted, and control characters could drive a terminal.
+Control characters are escaped because the text is not trusted, and they could drive a terminal.
 """
 
 import re
@@ -20,7 +20,13 @@ def open_tokenizer(root: str | Path) -> TextTokenizer:
 
 
 def as_text(tokens: Iterable[int], tokenizer: TextTokenizer, *, continues: bool = False) -> str:
-    """Return tokens as readable text. `continues`: True if these tokens follow other tokens, so an initial blank is part of the text."""
+    """Return tokens as readable text.
+
+    Args:
+        tokens: Ids of the tokens.
+        tokenizer: The tokenizer that gave the ids.
+        continues: Whether these tokens follow other tokens, so that a blank at their start is part of the text; by default no.
+    """
     labels = {token: f"<|{role}|>" for role, token in tokenizer.special_token_ids().items()}
     parts: list[str] = []
     for special, group in groupby(tokens, key=labels.__contains__):
@@ -35,5 +41,5 @@ def as_text(tokens: Iterable[int], tokenizer: TextTokenizer, *, continues: bool 
 
 
 def spell_controls(text: str) -> str:
-    """Replace every control character except line feed and tab by an escape such as \\x1b."""
+    r"""Replace every control character except line feed and tab by an escape such as \x1b."""
     return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)

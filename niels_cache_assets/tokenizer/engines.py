@@ -1,11 +1,11 @@
 """Fast engines: libraries that encode text faster than the reference of a kind of tokenizer, and give the same ids.
 
-The reference (the libraries `tokenizers` and `tiktoken`) defines the ids. An engine is used only if its package is installed, if it can
-load the model, and if it gives the ids of the reference for all texts of proof.py. If its package is missing, or if it cannot load the
-model, the reference is used. This is not an error. docs/dependencies.md gives the reasons for the choice of engines.
+The reference (the library `tokenizers`, `tiktoken` or `sentencepiece`) defines the ids. An engine is used only if its package is installed,
+if it can load the model, and if it gives the reference's ids for all texts of proof.py. If its package is missing, or if it cannot load the
+model, the reference is used, which is not an error. docs/dependencies.md gives the reasons for the choice of engines.
 
-A version of an engine is proven once for each model: the result is in a file beside the tokenizer of a cache root, for all processes that
-build there. A text of a build for which the ids differ is a part of the proof too: it turns the result.
+A version of an engine is proven once for each model. The result is in a file beside the tokenizer of a cache root, for all processes that
+build there. A text of a build for which the ids differ is part of the proof too, and makes it a failure.
 """
 
 from __future__ import annotations
@@ -61,24 +61,30 @@ class Engine(Protocol):
     version: str
 
     def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all texts back to back, and the number of ids of each text, int64. Special tokens in the texts are text.
+        """Return the ids of all texts back to back, and the number of ids of each text, int64.
 
-        The texts must be valid Unicode. May raise any Exception for a text that the engine cannot encode.
+        The texts must be valid Unicode. Special tokens in the texts are ordinary text. May raise any Exception for a text that the engine
+        cannot encode.
         """
 
 
 class Fastokens:
-    """A model in the library `fastokens`. It releases the GIL, so more threads encode faster."""
+    """A model in the library `fastokens`, which releases the GIL, so that more threads encode faster.
+
+    Args:
+        tokenizer: The loaded object of the library.
+        version: Version of the library.
+        prepared: Returns the texts as the library gets them; by default unchanged.
+    """
 
     name = "fastokens"
 
     def __init__(self, tokenizer: Any, version: str, prepared: Callable[[Iterable[str]], list[str]] = list) -> None:
-        """prepared: returns the texts as the library gets them."""
         self._tokenizer, self.version, self._prepared = tokenizer, version, prepared
 
     @classmethod
     def load(cls, tokenizer: TextTokenizer) -> Fastokens | None:
-        """Load the model of a tokenizer. Return None if the package is not installed or does not support the model."""
+        """Load the model of a tokenizer, or return None if the package is not installed or does not support the model."""
         version = installed_version(cls.name)
         if version is None:
             return None
@@ -99,7 +105,10 @@ class Fastokens:
 
     @staticmethod
     def _load_ranks(library: Any, tokenizer: TiktokenTokenizer) -> Any:
-        """Load ranks so that fastokens cuts words with its own code. Its regular expressions are slower and take U+180E for a blank."""
+        """Load ranks so that fastokens splits words with its own code.
+
+        Its regular expressions are slower, and take U+180E for a blank.
+        """
         if tokenizer.pattern in _GPT2_PATTERNS:
             return library.from_json_str(gpt2_tokenizer_json(read_ranks(tokenizer.ranks_path)[0]))
         if tokenizer.pattern == _CL100K_PATTERN:
@@ -143,25 +152,28 @@ def said_reference(tokenizer: TextTokenizer) -> str:
 
 
 def is_loaded(tokenizer: TextTokenizer) -> bool:
-    """Return whether the engine of this model is loaded, or none is used: the model is the last one that this process has asked for."""
+    """Return whether the engine of this model is loaded, or none is used: whether the model is the last one asked for in this process."""
     return _key(tokenizer) in _LOADED
 
 
 def may_encode(tokenizer: Any, name: str, version: str) -> bool:
-    """Return whether an engine, which may be one of another process, can still encode: nothing forbids it, and no proof has failed."""
+    """Return whether an engine, perhaps one of another process, can still encode: nothing forbids it, and no proof has failed."""
     return reference_of(tokenizer) is not None and tokenizer.engine == "auto" and not _result(tokenizer, f"{name} {version}")
 
 
 def prove(tokenizer: TextTokenizer, engine: Engine) -> Proof:
-    """Compare an engine with its reference on the fixed set of difficult texts (see proof.torture_texts). Takes some seconds."""
+    """Compare an engine with its reference on the fixed set of difficult texts (see proof.torture_texts), which takes some seconds."""
     return compare(torture_texts(**_of_model(tokenizer)), reference=tokenizer.encode_flat, engine=engine.encode_flat)
 
 
 def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engine | None:
-    """Return the first engine that can load a model and gives the ids of the reference; None if there is no such engine.
+    """Return the first engine that can load a model and gives the ids of the reference, or None.
 
-    `log` is called with the reason if an engine is not used. A process that builds with several models in turns loads their engines again,
-    because an engine takes a hundred megabytes.
+    A process that builds with several models in turn loads their engines again, because an engine takes a hundred megabytes.
+
+    Args:
+        tokenizer: The model.
+        log: Called with the reason if an engine is not used.
     """
     with _LOCK:
         key = _key(tokenizer)
@@ -203,7 +215,7 @@ def _first_proven(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engin
 
 
 def _why_not(tokenizer: TextTokenizer, proof: Proof) -> str:
-    """Return why an engine with this proof is not used; empty if it is."""
+    """Return why an engine with this proof is not used, or an empty string if it is used."""
     reference = reference_of(tokenizer)
     found = [
         *([f"it gives other ids than {reference} for {proof.differing:,}"] if proof.differing else []),
@@ -213,9 +225,14 @@ def _why_not(tokenizer: TextTokenizer, proof: Proof) -> str:
 
 
 def _result(tokenizer: TextTokenizer, engine: str) -> str | None:
-    """Return why an engine is not used, "" if its ids are right, and None if it was not proven yet. engine: its name and version."""
+    """Return why an engine is not used, "" if its ids are right, or None if it has not been proven yet.
+
+    Args:
+        tokenizer: The model.
+        engine: Name and version of the engine.
+    """
     results = [_RESULTS.get((*_key(tokenizer), engine)), _recorded(tokenizer).get(engine)]
-    return max((result for result in results if result is not None), default=None)  # a failure comes after ""
+    return max((result for result in results if result is not None), default=None)  # any failure sorts after ""
 
 
 def _record(tokenizer: TextTokenizer, engine: str, why: str) -> None:
@@ -223,12 +240,12 @@ def _record(tokenizer: TextTokenizer, engine: str, why: str) -> None:
     if tokenizer.proofs is None:
         return
     content = {**_versions(tokenizer), "engines": {**_recorded(tokenizer), engine: why}}
-    with suppress(OSError):  # a folder that is only read: each process proves again
+    with suppress(OSError):  # a read-only folder: each process proves the engine again
         write_whole(tokenizer.proofs, json.dumps(content).encode(), spare=f"{secrets.token_hex(4)}.new")
 
 
 def _recorded(tokenizer: TextTokenizer) -> dict[str, str]:
-    """Return the results beside the tokenizer, by name and version of the engine. Those of another model or reference do not count."""
+    """Return the results beside the tokenizer by name and version of the engine, without those for another model or reference."""
     try:
         said = json.loads(tokenizer.proofs.read_bytes()) if tokenizer.proofs is not None else {}
         engines = said.pop("engines")
@@ -238,21 +255,22 @@ def _recorded(tokenizer: TextTokenizer) -> dict[str, str]:
 
 
 def _versions(tokenizer: TextTokenizer) -> dict[str, str | None]:
-    """Return what a proof depends on, beside the engine."""
+    """Return what a proof depends on besides the engine."""
     return {"model_sha256": tokenizer.model_sha256, "reference": said_reference(tokenizer), "niels_cache": installed_version("niels-cache")}
 
 
 def _free_memory() -> None:
-    """Give unused memory back to the system, if the C library can (glibc). After a proof, this is up to 200 MB."""
+    """Give unused memory back to the system if the C library can (glibc): after a proof, up to 200 MB."""
     with suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def gpt2_tokenizer_json(ranks: Mapping[bytes, int]) -> str:
-    """Return the tokenizer.json of GPT-2's words with these ranks. A rank file lists no merges, so they are computed from the ranks.
+    """Return the tokenizer.json of GPT-2's words with these ranks.
 
-    The merge of a piece joins the two parts that are left when its bytes are merged with lower ranks only. A piece with other than two
-    parts is made by no merge; like in tiktoken, it stands only for a whole word. Takes a second for 50,000 ranks.
+    A rank file lists no merges, so they are computed from the ranks. The merge of a piece joins the two parts that are left when its bytes
+    are merged with lower ranks only. No merge makes a piece that has fewer or more than two such parts; as in tiktoken, it stands only for
+    a whole word. Takes a second for 50,000 ranks.
     """
     characters = {byte: character for character, byte in byte_characters().items()}
 

@@ -1,7 +1,7 @@
-"""The kinds of tokenizers, the functions that open them, and one view of any tokenizer that is passed to a builder.
+"""The kinds of tokenizers, the functions that open them, and the view of any tokenizer that is passed to a builder.
 
-Text never yields a special id. `encode` of each kind raises an error for text that would yield a special id, and the builders count and
-drop such a document. Training is in training.py.
+Text never yields a special id: `encode` of each kind raises an error for text that would yield one, and the builders count and drop such a
+document. Training is in training.py.
 """
 
 from __future__ import annotations
@@ -76,10 +76,19 @@ def open_model(
 ) -> TextTokenizer:
     """Open a tokenizer of any kind.
 
-    `path`: a SentencePiece model, a tokenizer.json or a folder that has it, or a rank file of tiktoken. `kind`: needed if the name of the
-    file does not tell it. `special_tokens`: the strings by role; empty to open a model without special tokens. `encoding`, `pattern`,
-    `normalize`: for rank files (see TiktokenTokenizer). Raises NielsCacheError for a file that is not of this kind, or that lacks a special
-    token.
+    Args:
+        path: A SentencePiece model, a tokenizer.json or a folder that contains one, or a tiktoken rank file.
+        kind: Kind of the model; by default judged by the file name.
+        special_tokens: String of each special token, by role; empty to open a model without special tokens.
+        encoding: For a rank file: the name of its encoding (see TiktokenTokenizer).
+        pattern: For a rank file: the regular expression that splits text into words (see TiktokenTokenizer).
+        normalize: For a rank file: the normalization of texts before they are encoded (see TiktokenTokenizer); by default none.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        NielsCacheError: If the file is not of this kind, or if it lacks a special token.
     """
     kind = kind or kind_of_model(path)
     if kind == "tokenizer.json":
@@ -104,7 +113,7 @@ def open_configured_model(settings: TokenizerSettings, path: str | Path | None =
 
 
 def is_configured_model(settings: TokenizerSettings, path: str | Path) -> bool:
-    """Return whether `path` is the model that [tokenizer] names. If this is a folder, its tokenizer.json is meant too."""
+    """Return whether a path is the model that [tokenizer] names; if that is a folder, its tokenizer.json is meant too."""
     if settings.model is None:
         return False
     named = Path(settings.model)
@@ -114,7 +123,14 @@ def is_configured_model(settings: TokenizerSettings, path: str | Path) -> bool:
 def open_model_at(settings: TokenizerSettings, path: str | Path, *, with_special_tokens: bool = False) -> TextTokenizer:
     """Open a model by its path. The settings in [tokenizer] apply only to the model that it names.
 
-    `with_special_tokens`: open this model with its special tokens. Any other model is opened without. Raises the errors of `open_model`.
+    Args:
+        settings: Settings in [tokenizer].
+        path: Path of the model.
+        with_special_tokens: Whether to open the model that [tokenizer] names with its special tokens; by default no. Any other model is
+            opened without.
+
+    Raises:
+        NielsCacheError: As `open_model` does.
     """
     if not is_configured_model(settings, path):
         return open_model(path, special_tokens={})
@@ -122,26 +138,35 @@ def open_model_at(settings: TokenizerSettings, path: str | Path, *, with_special
 
 
 def built_model(folder: str | Path) -> Path:
-    """Return the path of the model in the folder of a cache's tokenizer. Without meta.json, it is that of SentencePiece."""
+    """Return the path of the model in the tokenizer folder of a cache: without a meta.json, that of SentencePiece."""
     meta = Path(folder) / META_NAME
     return Path(folder) / tokenizer_model_name(read_meta(str(meta)) if meta.exists() else {})
 
 
 def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokenizer:
-    """Open the tokenizer in the folder of a cache, with the special tokens that were recorded when it was built.
+    """Open the tokenizer in the tokenizer folder of a cache, with the special tokens that were recorded when it was built.
 
-    meta: the meta.json of the folder, if it was read already.
+    Args:
+        folder: The folder.
+        meta: The meta.json of the folder; by default it is read.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        NielsCacheError: If meta.json or the model cannot be read, or is damaged.
     """
     meta = read_meta(str(Path(folder) / META_NAME)) if meta is None else meta
     path = Path(folder) / tokenizer_model_name(meta)
     return open_model(path, kind=meta.get("model_kind", "sentencepiece"), special_tokens=meta["special_tokens"])
 
 
-def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
-    """Return the tokenizer in the cache root, which encodes for builds. Its special tokens are those of [tokenizer].
+def load_tokenizer(registry: Registry, root: Path) -> TextTokenizer:
+    """Return the tokenizer in the cache root for builds, with the special tokens of the configuration.
 
-    Raises NielsCacheError if it is not built yet, or if it is no SentencePiece model and was built with other special tokens; the message
-    says what to do.
+    Raises:
+        NielsCacheError: If it is not built yet, or if it is no SentencePiece model and was built with other special tokens. The message
+            says what to do.
     """
     folder = tokenizer_dir(root)
     model = built_model(folder)
@@ -149,7 +174,7 @@ def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
     if model.name != TOKENIZER_MODEL_NAME:
         tokenizer: TextTokenizer = open_built_model(folder)
-        if tokenizer.special_tokens != settings.special_tokens:  # fingerprints of caches have those of the configuration
+        if tokenizer.special_tokens != registry.tokenizer.special_tokens:  # fingerprints of caches cover those of the configuration
             raise NielsCacheError(f"{model}: the tokenizer was built with other special tokens; materialize the tokenizer first")
     else:
         tokenizer = SentencePieceTokenizer(str(model), special_tokens=settings.special_tokens)
@@ -159,23 +184,38 @@ def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTokenizer:
-    """One view of any tokenizer (duck typing): the methods and values that the builders use."""
+    """A view of any tokenizer: the methods and values that the builders use.
 
-    encode_flat: EncodeFlat  # may give special ids
+    Attributes:
+        encode_flat: Encodes texts (see EncodeFlat), and may give special ids.
+        vocab_size: Highest id plus one.
+        special_ids: Id of each special token, by role; None for a missing token. BOS is among them only if it begins each document.
+        reserved_ids: Ids that no text may yield, in increasing order.
+        model_sha256: The sha256 that identifies the tokenizer, or None.
+        encode_numbered: The encoder of a build (checked.py); None if `encode_flat` encodes everything.
+    """
+
+    encode_flat: EncodeFlat
     vocab_size: int
-    special_ids: dict[str, int | None]  # by role key; None for a missing token; bos only if it begins each document
-    reserved_ids: tuple[int, ...]  # ids that no text may yield
+    special_ids: dict[str, int | None]
+    reserved_ids: tuple[int, ...]
     model_sha256: str | None
-    encode_numbered: EncodeNumbered | None = None  # of a build (checked.py); None: `encode_flat` encodes everything
+    encode_numbered: EncodeNumbered | None = None
 
     def encode_batch(self, texts: Sequence[str] | Strings, batch: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of texts as `encode_flat` does. `batch`: the number of the batch, or None (see checked.py)."""
+        """Return the ids of texts as `encode_flat` does.
+
+        Args:
+            texts: Texts to encode.
+            batch: Number of the batch, or None (see checked.py).
+        """
         if self.encode_numbered is not None:
             return self.encode_numbered(texts, batch)
         return self.encode_flat(texts.tolist() if isinstance(texts, Strings) else texts)
 
     @property
     def eot(self) -> int:
+        """The id that ends each document."""
         eot = self.special_ids["eot"]
         assert eot is not None  # view_tokenizer rejects a tokenizer without eot
         return eot
@@ -187,13 +227,17 @@ class BuildTokenizer:
 
     @cached_property
     def is_special(self) -> np.ndarray:
-        """Whether each id is a special token, which no text may yield: (vocab_size,) bool."""
+        """Whether no text may yield an id, for each id: (vocab_size,) bool."""
         special = np.zeros(self.vocab_size, dtype=bool)
         special[list(self.reserved_ids)] = True
         return special
 
     def require(self, keys: Sequence[str]) -> None:
-        """Raise NielsCacheError unless each of these roles has an id, and all ids differ."""
+        """Require an id for each of these roles, all of them different.
+
+        Raises:
+            NielsCacheError: If a role has no id, or if two ids are equal.
+        """
         missing = [key for key in keys if self.special_ids[key] is None]
         if missing:
             raise NielsCacheError(f"the tokenizer has no special token for {', '.join(missing)}; add them (special_token_ids)")
@@ -202,11 +246,18 @@ class BuildTokenizer:
 
 
 def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
-    """Return a view of a tokenizer.
+    """Return the view of a tokenizer that the builders use.
 
-    The tokenizer needs `encode`, `vocab_size` (attribute or method) and `special_token_ids()`, which returns ids by role or by the four
-    strings. It may have `encode_flat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`. It may have `model_path`. Raises
-    NielsCacheError if a required attribute is missing.
+    Args:
+        tokenizer: Any object with `encode`, `vocab_size` (attribute or method) and `special_token_ids()`, which returns ids by role or by
+            the four strings. If it has `encode_flat(texts)` (see EncodeFlat) or `encode_batch(texts, threads)`, they are used instead of
+            `encode`. It may also have `reserved_ids()`, `prepends_bos`, `model_path` and `model_sha256`.
+
+    Returns:
+        The view.
+
+    Raises:
+        NielsCacheError: If a required attribute is missing, if there is no eot, or if an id is not below `vocab_size`.
     """
     size = getattr(tokenizer, "vocab_size", None)
     size = size() if callable(size) else size

@@ -1,8 +1,8 @@
-"""The limits of a tokenizer's file from an unknown source. Without them, a file of some kilobytes could take all memory, or an hour.
+"""Limits for a tokenizer's file from an unknown source, without which a file of some kilobytes could take all memory, or an hour.
 
 A file has at most 128 MiB; the largest known one has 33 MB. A tokenizer.json has at most 100,000 added tokens, which load in half a second,
-and its normalizers and decoders make at most 100 characters of one: NFKC makes 18. So the memory for a text is bounded by its length, which
-`max_document_mib` of a source bounds. The library itself ends a regular expression after ten million steps.
+and its normalizers and decoders turn one character into at most 100: NFKC makes 18. So the memory for a text is bounded by its length,
+which `max_document_mib` of a source bounds. The library itself ends a regular expression after ten million steps.
 """
 
 import base64
@@ -23,7 +23,11 @@ _MAY_BE_EMPTY = re.compile(r"[*?|^$]|\{[0,]|\\[bBAzZG]")  # in a regular express
 
 
 def read_model(path: str | Path) -> bytes:
-    """Return the bytes of a tokenizer's file. Raises NielsCacheError if it does not exist, cannot be read, or is too large."""
+    """Return the bytes of a tokenizer's file.
+
+    Raises:
+        NielsCacheError: If it does not exist, cannot be read, or is too large.
+    """
     if not Path(path).is_file():
         raise NielsCacheError(f"{path}: no such tokenizer model; materialize the tokenizer first or correct the path")
     try:
@@ -37,7 +41,11 @@ def read_model(path: str | Path) -> bytes:
 
 
 def require_bounded(described: Mapping[str, Any], path: str | Path) -> None:
-    """Raise NielsCacheError for a tokenizer.json with too many added tokens, or whose normalizers or decoders make too much of a text."""
+    """Check the limits of a tokenizer.json.
+
+    Raises:
+        NielsCacheError: If it has too many added tokens, or if its normalizers or decoders can make a text too long.
+    """
     added = described.get("added_tokens") or ()
     if len(added) > MOST_ADDED_TOKENS:
         raise NielsCacheError(f"{path}: has {len(added):,} added tokens, more than {MOST_ADDED_TOKENS:,}; put them into its vocabulary")
@@ -50,7 +58,7 @@ def require_bounded(described: Mapping[str, Any], path: str | Path) -> None:
 
 
 def _growth(component: Any) -> float:
-    """Return how many characters a component may make of one."""
+    """Return how many characters a component may make of one character."""
     if not isinstance(component, dict):
         return 1.0
     growth = 1.0
@@ -70,7 +78,10 @@ def _growth(component: Any) -> float:
 
 
 def _longest_replacement(mapping: str) -> int:
-    """Return the characters of the longest replacement in a map of SentencePiece: 4 bytes (the size of a table), the table, the texts."""
+    """Return the length, in characters, of the longest replacement in a character map of SentencePiece.
+
+    The map consists of the size of a table in 4 bytes, the table, and the replacements.
+    """
     try:
         content = base64.b64decode(mapping)
     except (binascii.Error, ValueError):  # the library refuses it

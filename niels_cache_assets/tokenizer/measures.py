@@ -26,12 +26,18 @@ _LAST_LETTER = "\u052f"  # the last letter of Latin, Greek and Cyrillic, which e
 
 
 def characters_per_token(characters: int, tokens: int) -> float | None:
-    """Return the characters per token of whole texts; None without text. Newlines and blanks count; special tokens such as EOT do not."""
+    """Return the characters per token of whole texts, or None without text.
+
+    Newlines and blanks count; special tokens such as EOT do not.
+    """
     return characters / tokens if tokens else None
 
 
 def of_cache(meta: Meta, splits: Sequence[Split] = SPLITS) -> float | None:
-    """Return the characters per token of a pretrain cache, rounded, without EOT and BOS. None if meta.json has no characters (SFT)."""
+    """Return the characters per token of a pretrain cache, rounded, without EOT and BOS.
+
+    Returns None if meta.json counts no characters, as for SFT.
+    """
     if "characters" not in meta:
         return None
     special = meta["append_eot"] + (meta["special_token_ids"].get(BOS) is not None)  # special tokens of each document
@@ -50,9 +56,14 @@ def noting(texts: Iterable[str], beginning: list[str]) -> Iterator[str]:
 
 
 def measure_texts(beginnings: Mapping[str, Sequence[str]], tokenizer: TextTokenizer) -> dict[str, Any]:
-    """Return keys for `trained_on` in meta.json. `beginnings` has the texts of each source.
+    """Return the keys of `trained_on` in meta.json that measure a tokenizer.
 
-    `characters_per_token`: the ratio for each source that has text. `longest_words`: the longest words of all sources together.
+    Args:
+        beginnings: Texts of each source.
+        tokenizer: The tokenizer.
+
+    Returns:
+        `characters_per_token`, the ratio for each source that has text, and `longest_words`, the longest words of all sources together.
     """
     ratios: dict[str, float] = {}
     words: set[str] = set()
@@ -77,8 +88,8 @@ def _is_a_word(found: str) -> bool:
 def by_source(root: Path, meta: Meta) -> dict[str, float]:
     """Return the characters per token of each source.
 
-    For a source that the tokenizer was trained on, its training texts count. For any other source, its pretrain cache counts, if it was
-    built with this tokenizer.
+    For a source that the tokenizer was trained on, its training texts are measured. For any other source, its pretrain cache is measured,
+    if it was built with this tokenizer.
     """
     found: dict[str, float] = dict(meta.get("trained_on", {}).get("characters_per_token", {}))
     for name in built_names(root / "pretrain"):

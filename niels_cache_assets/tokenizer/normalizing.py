@@ -1,7 +1,7 @@
-"""Unicode's normalization form C of texts, for models whose own code normalizes a text before it encodes it, and places in such texts.
+"""Unicode's normalization form C, for models whose own code normalizes a text before it encodes it, and positions in such texts.
 
-The form joins letters with the marks behind them, so characters move. `nfc_with_places` finds where: a text is cut in front of characters
-that join nothing before them, and the pieces are normalized one by one. Normalizing text that is in this form already costs a tenth of
+The form joins letters with the marks that follow them, so characters move. `nfc_with_places` finds where: a text is cut before characters
+that join nothing before them, and the pieces are normalized one by one. Normalizing text that is already in this form costs a tenth of
 encoding it. The tables are those of Python's unicodedata, as in the models' own code.
 """
 
@@ -23,7 +23,7 @@ def nfc(text: str) -> str:
 def nfc_with_places(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, list[tuple[int, int]]]:
     """Return `nfc` of a text, and where spans of its characters are in the result.
 
-    A character of the result belongs to a span if a part of it was in the span, as a token does that is partly in a span.
+    A character of the result belongs to a span if part of it was in the span, just as a token does that is partly in a span.
     """
     normalized = nfc(text)
     if normalized is text or normalized == text:
@@ -38,7 +38,7 @@ def nfc_with_places(text: str, spans: Sequence[tuple[int, int]]) -> tuple[str, l
 
 
 def _cuts_around(text: str, place: int) -> tuple[int, int]:
-    """Return the nearest places before and after `place` where a cut does not change the result. `place` itself may be both."""
+    """Return the nearest positions up to and from `place` on where a cut does not change the result; both may be `place` itself."""
     before = after = place
     while 0 < before < len(text) and not _begins(text[before]):
         before -= 1
@@ -58,7 +58,7 @@ def _begins(character: str) -> bool:
 
 @cache
 def _joining() -> frozenset[int]:
-    """Return the code points that join a character before them, and are no marks with a combining class. This takes half a second."""
+    """Return the code points that join a character before them and have no combining class, which takes half a second."""
     found = set(_HANGUL_VOWELS_AND_FINALS)
     for code in range(0x110000):
         parts = unicodedata.decomposition(chr(code)).split()

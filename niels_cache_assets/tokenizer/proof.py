@@ -1,9 +1,9 @@
 """The proof that a fast engine gives the ids of the reference: a fixed set of difficult texts, and the comparison of ids.
 
-The texts are computed from a seed, so every machine gets the same texts for the same model. There are about twenty thousand of them, of
-four million characters. They have every code point of the planes 0 and 1, mixtures of scripts, marks, emoji and control characters, long
-runs of one character, long documents, and pieces and added tokens of the model itself. Cost: two seconds, mostly for the reference.
-engines.py chooses an engine by this proof, and checked.py compares it again during a build.
+The texts are computed from a seed, so every machine gets the same texts for the same model. There are about twenty thousand texts with four
+million characters. They contain every code point of the planes 0 and 1, mixtures of scripts, marks, emoji and control characters, long runs
+of one character, long documents, and pieces and added tokens of the model itself. Cost: two seconds, mostly for the reference. engines.py
+chooses an engine by this proof, and checked.py compares again during a build.
 """
 
 from __future__ import annotations
@@ -51,7 +51,13 @@ _RUNS = [*" \n\taZ7-=é中가ا😀\u0301\u00a0\u200d\x00\ufffd", "\r\n", " a", 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A text that an engine encodes differently. `expected`: the ids of the reference. `found`: the ids of the engine."""
+    """A text that an engine encodes differently.
+
+    Attributes:
+        text: The text.
+        expected: Ids of the reference.
+        found: Ids of the engine.
+    """
 
     text: str
     expected: list[int]
@@ -59,14 +65,16 @@ class Difference:
 
     @property
     def first(self) -> int:
-        """The index of the first id that differs."""
+        """Index of the first id that differs."""
         pairs = zip(self.expected, self.found, strict=False)
         return next((number for number, (one, other) in enumerate(pairs) if one != other), min(len(self.expected), len(self.found)))
 
     def excerpt(self, decode: Callable[[Sequence[int]], str], *, characters: int) -> str:
-        """Return the text around the first id that differs, as a Python string: at most this number of characters on each side.
+        """Return the text around the first id that differs, as a Python string literal.
 
-        `decode`: of the tokenizer.
+        Args:
+            decode: The tokenizer's method that decodes ids.
+            characters: Maximum number of characters on each side.
         """
         place = min(len(decode(self.expected[: self.first])), len(self.text))
         start, end = max(0, place - characters), place + characters
@@ -75,8 +83,13 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The result of a comparison. `texts`: the number of texts. `differing`: how many of them differ. `first`: the first of these.
-    `unencodable`: how many texts the reference cannot encode, so that they were not compared.
+    """The result of a comparison.
+
+    Attributes:
+        texts: Number of texts.
+        differing: How many of them differ.
+        unencodable: How many of them the reference cannot encode, so that they were not compared.
+        first: The first text that differs, or None.
     """
 
     texts: int
@@ -94,9 +107,14 @@ class Proof:
 
 
 def compare(texts: Iterable[str], *, reference: EncodeFlat, engine: EncodeFlat) -> Proof:
-    """Encode texts with the reference and with an engine, and compare the ids of each text. The texts must be valid Unicode.
+    """Encode texts with the reference and with an engine, and compare the ids of each text.
 
     A text that the engine cannot encode counts as different, with no ids. A text that the reference cannot encode is only counted.
+
+    Args:
+        texts: Texts, which must be valid Unicode.
+        reference: Encodes texts with the reference.
+        engine: Encodes texts with the engine.
     """
     proof, left = Proof(texts=0), iter(texts)
     while batch := list(islice(left, TEXTS_PER_COMPARISON)):
@@ -116,7 +134,13 @@ def compare(texts: Iterable[str], *, reference: EncodeFlat, engine: EncodeFlat) 
 
 
 def compare_encoded(texts: Sequence[str], expected: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, np.ndarray]) -> Proof:
-    """Compare the ids of texts that are already encoded. `expected`, `found`: see EncodeFlat."""
+    """Compare the ids of texts that are already encoded.
+
+    Args:
+        texts: The texts.
+        expected: Ids of the reference, as EncodeFlat returns them.
+        found: Ids of the engine, as EncodeFlat returns them.
+    """
     if all(map(np.array_equal, expected, found)):
         return Proof(texts=len(texts))
     both = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in (expected, found)]
@@ -130,10 +154,13 @@ def compare_encoded(texts: Sequence[str], expected: tuple[np.ndarray, np.ndarray
 
 
 def torture_texts(*, added: Sequence[str] = (), pieces: Sequence[str] = ()) -> Iterator[str]:
-    """Yield the fixed set of difficult texts for a model. No text has a lone surrogate.
+    """Yield the fixed set of difficult texts for a model, none of which has a lone surrogate.
 
-    `added`: the added tokens of the model, as text. `pieces`: pieces of its vocabulary that are valid text. The same arguments always give
-    the same texts.
+    The same arguments always give the same texts.
+
+    Args:
+        added: Added tokens of the model, as text.
+        pieces: Pieces of its vocabulary that are valid text.
     """
     draw = _Draw(_SEED)
     yield ""
@@ -183,7 +210,7 @@ def _code_points() -> Iterator[str]:
 
 
 def _long_text(draw: _Draw, words: Sequence[str], length: int) -> str:
-    """Return a text of about `length` characters: words, with a line end after some of them, and long lines without blanks."""
+    """Return a text of about `length` characters: words with line ends after some of them, and long lines without blanks."""
     parts: list[str] = []
     size = 0
     while size < length:
@@ -202,7 +229,6 @@ class _Draw:
         self._numbers: list[int] = []
 
     def below(self, limit: int) -> int:
-        """Return a number from 0 to `limit` - 1."""
         if not self._numbers:
             self._numbers = self._random.below(1 << 40, 4_096).tolist()
         return self._numbers.pop() % limit
@@ -211,5 +237,5 @@ class _Draw:
         return [things[self.below(len(things))] for _ in range(count)]
 
     def mixture(self, pools: Sequence[Sequence[str]], *, parts: int) -> list[str]:
-        """Return parts, each one from a pool that is drawn first."""
+        """Return parts, each from a pool that is drawn first."""
         return [pool[self.below(len(pool))] for pool in (pools[self.below(len(pools))] for _ in range(parts))]

@@ -1,4 +1,4 @@
-"""The kind of tokenizer that SentencePiece trains. SentencePiece releases the GIL while it encodes, so more threads encode faster."""
+"""The kind of tokenizer that SentencePiece trains, which releases the GIL while it encodes, so that more threads encode faster."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, str]:
     """Load any SentencePiece model, and return it with the sha256 of its bytes.
 
-    Every piece is read once, which costs some milliseconds. The reason is that SentencePiece loads a damaged model whose pieces are not
-    text, and fails only later. Raises NielsCacheError for a file that cannot be read or is not a SentencePiece model.
+    Every piece is read once, which costs some milliseconds, because SentencePiece loads a damaged model whose pieces are not text, and
+    fails only later.
+
+    Raises:
+        NielsCacheError: If the file cannot be read or is not a SentencePiece model.
     """
     import sentencepiece
 
@@ -50,11 +53,17 @@ def load_model(path: str | Path) -> tuple[sentencepiece.SentencePieceProcessor, 
 
 
 class SentencePieceTokenizer(TextTokenizer):
-    """A SentencePiece model with special tokens. Each special token is one id.
+    """A SentencePiece model with special tokens, each of which is one id.
 
-    `model_path` is a .model file. `special_tokens` maps eot, and where they are needed sys, usr, asst and bos, to their strings; the ids
-    are looked up by these strings. Raises NielsCacheError if the file cannot be read or lacks a special token. Pickling stores the path of
-    the model, not its content.
+    Pickling stores the path of the model, not its content.
+
+    Args:
+        model_path: Path of the .model file.
+        special_tokens: String of each special token by role: eot and, where they are needed, sys, usr, asst and bos. The ids are looked up
+            by these strings. By default the strings that this project trains with.
+
+    Raises:
+        NielsCacheError: If the file cannot be read or lacks a special token.
     """
 
     kind = "sentencepiece"
@@ -67,25 +76,25 @@ class SentencePieceTokenizer(TextTokenizer):
 
     @cached_property
     def library_processor(self) -> sentencepiece.SentencePieceProcessor:
-        """The object of the library `sentencepiece`."""
+        """Model object of the library `sentencepiece`."""
         processor, loaded = load_model(self.model_path)
         self._require_same(loaded)
         return processor
 
     @property
     def vocab_size(self) -> int:
-        """The number of pieces, including special tokens. All ids are below this number."""
+        """Number of pieces, including special tokens. All ids are below this number."""
         return int(self.library_processor.get_piece_size())
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text as int32 arrays. If a text yields special ids, they are included; the caller must check for them."""
+        """Return the ids of each text as 1-D int32 arrays, special ids included."""
         try:
             return self.library_processor.encode_as_numpy(list(texts), num_threads=1)
         except (RuntimeError, TypeError) as error:  # the type of the error depends on the version
             raise NielsCacheError("the text has a lone surrogate, which UTF-8 cannot encode; replace or drop it") from error
 
     def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the ids of rendered texts and the spans of ids (see TextTokenizer). Special tokens are always known in a text."""
+        """Return the ids of rendered texts and the spans of ids (see TextTokenizer). Special tokens are always recognized in a text."""
         try:
             encoded = self.library_processor.encode(list(texts), return_type="offset_mapping", num_threads=1)
         except (RuntimeError, TypeError) as error:
@@ -99,14 +108,13 @@ class SentencePieceTokenizer(TextTokenizer):
         return found
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of `ids`; a special id becomes its string. Raises NielsCacheError for an id that is not in the vocabulary."""
         try:
             return self.library_processor.decode([int(token) for token in ids])
         except (IndexError, RuntimeError) as error:
             raise NielsCacheError(f"an id to decode is not in 0 ... {self.vocab_size - 1}; is it of another tokenizer?") from error
 
     def decode_continued(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` that follow other ids. SentencePiece itself drops the blank at the start of a text."""
+        """Return the text of ids that follow other ids, with the blank at their start, which SentencePiece itself drops."""
         eot = self._special_ids["eot"]
         before = self.decode([eot])
         if before:
@@ -118,7 +126,7 @@ class SentencePieceTokenizer(TextTokenizer):
         """Return the text of each id as UTF-8 bytes, with blanks for U+2581. For a byte piece, this is the byte.
 
         Joining these bytes gives the same text as `decode` of the ids, except for a blank at the start. For many documents, joining is
-        faster. The bytes of an unknown or control id are empty.
+        faster. An unknown or control id has no bytes.
         """
         pieces = self.library_processor
 
@@ -140,5 +148,4 @@ class SentencePieceTokenizer(TextTokenizer):
         return [self.library_processor.id_to_piece(token) for token in range(self.vocab_size) if self.library_processor.is_control(token)]
 
     def save(self, folder: Path) -> None:
-        """Copy the model into a folder."""
         copyfile(self.model_path, folder / TOKENIZER_MODEL_NAME)

@@ -1,6 +1,6 @@
 """The kind of tokenizer that a rank file of tiktoken describes. The library `tiktoken` is the reference for its ids.
 
-A rank file has only the pieces. The pattern that cuts text into words, and the special tokens, come from a known encoding or from the
+A rank file has only the pieces. The pattern that splits text into words, and the special tokens, come from a known encoding or from the
 configuration. A cache keeps the ranks as they are, with a small JSON file that has the pattern and the ids of the special tokens. The
 sha256 of this JSON file identifies the tokenizer, because it covers the ranks too.
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     import tiktoken
 
 _NAME = TOKENIZER_MODEL_NAMES["tiktoken"]
-_NEAR = 0.9  # a name that is this similar to a known special token is a typing error, and not a new token
+_NEAR = 0.9  # a name this similar to a known special token is a typing error, not a new token
 _EMPTY = b"="  # base64 of nothing, as padding alone
-_LEAST_NAMED = 3  # the most ranks that a message about missing bytes names
+_LEAST_NAMED = 3  # maximum number of ranks that a message about missing bytes names
 
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # one digit at a time
@@ -79,9 +79,10 @@ class Encoding(NamedTuple):
 
 
 def known_encoding(name: str, ranks: Mapping[bytes, int], where: str) -> Encoding:
-    """Return a known encoding. Nothing is downloaded: the ranks are those of a file.
+    """Return a known encoding, without a download, because the ranks come from a file.
 
-    Raises NielsCacheError if the installed tiktoken does not have this encoding, or if the ranks are not of this encoding.
+    Raises:
+        NielsCacheError: If the installed tiktoken does not have this encoding, or if the ranks are not of this encoding.
     """
     if len(ranks) != _RANKS[name]:
         wanted = f"{name} has {_RANKS[name]:,} ranks, and the file {len(ranks):,}"
@@ -102,13 +103,13 @@ def known_encoding(name: str, ranks: Mapping[bytes, int], where: str) -> Encodin
 
 
 def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
-    """Read a rank file: lines of a piece in base64, a blank and its rank. Return the rank of each piece, and the sha256 of the file.
+    """Return the rank of each piece of a rank file, and the sha256 of the file.
 
-    A piece may be empty, and is written as `=`: the last line of Whisper's multilingual file is `= 50256`, and Python's base64 decodes that
-    to nothing. Such a piece takes an id that no text yields.
+    Each line of the file has a piece in base64, a blank and its rank. A piece may be empty, written as `=`: the last line of Whisper's
+    multilingual file is `= 50256`, and Python's base64 decodes that to nothing. Such a piece takes an id that no text yields.
 
-    Raises NielsCacheError for a file that cannot be read, is not a rank file, or is damaged: a rank that occurs twice, or a byte without a
-    rank.
+    Raises:
+        NielsCacheError: If the file cannot be read, is not a rank file, or is damaged, so that a rank occurs twice or a byte has no rank.
     """
     content = read_model(path)
     ranks: dict[bytes, int] = {}
@@ -136,16 +137,22 @@ def read_ranks(path: str | Path) -> tuple[dict[bytes, int], str]:
 
 
 class TiktokenTokenizer(TextTokenizer):
-    """A rank file of tiktoken with special tokens.
+    """A tiktoken rank file with special tokens.
 
-    `model_path` is a rank file, or the JSON file beside the ranks in a cache. `special_tokens` maps eot, and where they are needed sys,
-    usr, asst and bos, to their strings. A rank file needs `encoding` or `pattern`, unless it has the name of a known encoding. With
-    `normalize`, each text is normalized before it is encoded (normalizing.py). Only the named special tokens get ids. With a known
-    encoding, a special token has the id that the encoding gives it. Any other special token gets the next free id, in the order eot, sys,
-    usr, asst, bos.
+    Only the named special tokens get ids. With a known encoding, a special token has the id that the encoding gives it. Any other special
+    token gets the next free id, in the order eot, sys, usr, asst, bos. Pickling stores the path, not the content.
 
-    Raises NielsCacheError if the file cannot be read or is damaged, if its pattern is not known, and for an eot that the encoding does not
-    have. Pickling stores the path, not the content.
+    Args:
+        model_path: Path of a rank file, or of the JSON file beside the ranks in a cache, for which the arguments after `special_tokens` are
+            ignored.
+        special_tokens: String of each special token by role: eot and, where they are needed, sys, usr, asst and bos. By default the strings
+            of this project.
+        encoding: Name of the encoding of a rank file; by default the name of the file, if it is that of a known encoding.
+        pattern: Regular expression that splits text into words, for a rank file of no known encoding.
+        normalize: "nfc" normalizes each text to Unicode NFC before it is encoded; by default texts are encoded as they are.
+
+    Raises:
+        NielsCacheError: If the file cannot be read or is damaged, if its pattern is not known, or if the encoding does not have the eot.
     """
 
     kind = "tiktoken"
@@ -195,7 +202,7 @@ class TiktokenTokenizer(TextTokenizer):
 
     @cached_property
     def library_encoding(self) -> tiktoken.Encoding:
-        """The object of the library `tiktoken`."""
+        """Encoding object of the library `tiktoken`."""
         ranks, sha256 = read_ranks(self.ranks_path)
         if sha256 != json.loads(self.description)["ranks_sha256"]:
             raise NielsCacheError(f"{self.ranks_path}: the tokenizer has changed since this object was pickled; create it again")
@@ -203,11 +210,11 @@ class TiktokenTokenizer(TextTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """The highest id plus one, named special tokens included."""
+        """Highest id plus one, named special tokens included."""
         return self._vocab_size
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text as uint32 arrays. No text yields a special id."""
+        """Return the ids of each text as 1-D uint32 arrays. No text yields a special id."""
         return [np.array(self._encode(text), dtype=np.uint32) for text in self.normalized(texts)]
 
     def normalized(self, texts: Iterable[str]) -> list[str]:
@@ -215,7 +222,10 @@ class TiktokenTokenizer(TextTokenizer):
         return [*map(nfc, texts)] if self.normalize else [*texts]
 
     def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the ids of rendered texts and the spans of ids (see TextTokenizer). Only the named special tokens are known in a text."""
+        """Return the ids of rendered texts and the spans of ids (see TextTokenizer).
+
+        Only the named special tokens are recognized in a text.
+        """
         found = []
         for given, own_of_given in zip(texts, spans, strict=True):
             text, own = nfc_with_places(given, own_of_given) if self.normalize else (given, own_of_given)
@@ -241,10 +251,6 @@ class TiktokenTokenizer(TextTokenizer):
             raise self._unencodable(text, error) from error
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of `ids`; a special id becomes its string. Bytes that are not UTF-8 become U+FFFD.
-
-        Raises NielsCacheError for an id that is not in the vocabulary.
-        """
         known = self._require_known(ids)
         try:
             with panics_as_errors():
@@ -253,7 +259,7 @@ class TiktokenTokenizer(TextTokenizer):
             raise NielsCacheError(f"{self.model_path}: the id {error} has no piece; is it of another tokenizer?") from error
 
     def piece_bytes(self) -> list[bytes]:
-        """Return the text of each id as UTF-8 bytes, which may be a part of a character. An id without a piece has no bytes.
+        """Return the text of each id as UTF-8 bytes, which may be part of a character; an id without a piece has no bytes.
 
         Joining these bytes gives the text of the ids.
         """
@@ -274,7 +280,6 @@ class TiktokenTokenizer(TextTokenizer):
         return list(dict.fromkeys([*self._known, *self._ids_by_string]))
 
     def save(self, folder: Path) -> None:
-        """Write the ranks and their description into a folder."""
         copyfile(self.ranks_path, folder / TIKTOKEN_RANKS_NAME)
         (folder / _NAME).write_text(self.description, encoding="utf-8", newline="\n")
 
@@ -290,7 +295,7 @@ def _in_bytes(text: str, spans: Sequence[Span]) -> Sequence[Span]:
 
 
 def _name_of(path: Path, encoding: str | None) -> str:
-    """Return the name of the encoding: the given one, or the name of the file without its ending if it is known."""
+    """Return the name of the encoding: the given one, or the file's name without its suffix if such an encoding is known."""
     name = path.stem if encoding is None else encoding
     if name in ENCODINGS:
         return name

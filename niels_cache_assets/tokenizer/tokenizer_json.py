@@ -1,9 +1,9 @@
 """The kind of tokenizer that a tokenizer.json of Hugging Face describes. The library `tokenizers` is the reference for its ids.
 
 While text is encoded, special tokens are switched off, so their strings are ordinary text. Added tokens that are not special are matched in
-text, whatever the setting: this is how the library works, and models were trained so. Truncation, padding and dropout in the file are
-switched off, because they would lose, add or change tokens. `tokenizers` releases the GIL. It encodes a batch on all cores, unless the
-setting `threads` limits a build.
+text in any case: this is how the library works, and models were trained so. Truncation, padding and dropout in the file are switched off,
+because they would lose, add or change tokens. `tokenizers` releases the GIL. It encodes a batch on all cores, unless the setting `threads`
+limits a build.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ _MOST_HOLES = 1_000_000  # ids without a token; more of them would only cost mem
 _BLANK = "\u2581"
 _REMEMBERED_WORDS = 1 << 16  # in about 10 MB; the library has room for 10,000
 _THREADS_VARIABLE = "TOKENIZERS_PARALLELISM"
-_LEAST_NAMED = 3  # the most bytes that a message about missing bytes names
+_LEAST_NAMED = 3  # maximum number of bytes that a message about missing bytes names
 
 
 def json_file(path: str | Path) -> Path:
-    """Return the path of the tokenizer.json that `path` names: the file itself, or the one in this folder.
+    """Return the path of a tokenizer.json, given the file itself or the folder that contains it.
 
-    Raises NielsCacheError for a folder without it.
+    Raises:
+        NielsCacheError: If the folder does not contain one.
     """
     path = Path(path)
     if not path.is_dir():
@@ -59,9 +60,10 @@ def json_file(path: str | Path) -> Path:
 
 @contextmanager
 def tokenizers_limited_to(threads: int | None) -> Iterator[None]:
-    """Let `tokenizers` encode in the threads that call it, which are at most `threads`. Do nothing if `threads` is None.
+    """Make `tokenizers` encode in the threads that call it, of which there are at most `threads`. Do nothing if `threads` is None.
 
-    Otherwise, each call uses all cores. The library reads TOKENIZERS_PARALLELISM at each call. If this variable is set already, it counts.
+    Otherwise, each call uses all cores. The library reads TOKENIZERS_PARALLELISM at each call. If this variable is already set, its value
+    is kept.
     """
     if threads is None or _THREADS_VARIABLE in os.environ:
         yield
@@ -76,9 +78,16 @@ def tokenizers_limited_to(threads: int | None) -> Iterator[None]:
 class HuggingFaceTokenizer(TextTokenizer):
     """A tokenizer.json with special tokens.
 
-    `model_path` is the file, or a folder that has it. `special_tokens` maps eot, and where they are needed sys, usr, asst and bos, to their
-    strings. Raises NielsCacheError if the file cannot be read, is not a tokenizer.json, has a component that `tokenizers` does not know,
-    has ids beyond its vocabulary, or lacks a special token. Pickling stores the path, not the content.
+    Pickling stores the path, not the content.
+
+    Args:
+        model_path: Path of the file, or of a folder that contains it.
+        special_tokens: String of each special token by role: eot and, where they are needed, sys, usr, asst and bos. By default the strings
+            of this project.
+
+    Raises:
+        NielsCacheError: If the file cannot be read, is not a tokenizer.json, has a component that `tokenizers` does not know, has ids
+            beyond its vocabulary, or lacks a special token.
     """
 
     kind = "tokenizer.json"
@@ -97,7 +106,7 @@ class HuggingFaceTokenizer(TextTokenizer):
 
     @cached_property
     def library_tokenizer(self) -> tokenizers.Tokenizer:
-        """The object of the library `tokenizers`, with special tokens switched off."""
+        """Tokenizer object of the library `tokenizers`, with special tokens switched off."""
         loaded = load_tokenizer_json(self.model_path)
         self._require_same(loaded.sha256)
         self._unknown = loaded.unknown
@@ -105,7 +114,7 @@ class HuggingFaceTokenizer(TextTokenizer):
 
     @property
     def vocab_size(self) -> int:
-        """The highest id plus one, added tokens included."""
+        """Highest id plus one, added tokens included."""
         return self._vocab_size
 
     def reserved_ids(self) -> list[int]:
@@ -116,12 +125,16 @@ class HuggingFaceTokenizer(TextTokenizer):
         return sorted({*super().reserved_ids(), *self._reserved})
 
     def encode_unchecked(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Return the ids of each text as uint32 arrays. If a text yields special ids, they are included; the caller must check for them."""
+        """Return the ids of each text as 1-D uint32 arrays, special ids included."""
         encoded = self._encoded(self.library_tokenizer.encode_batch_fast, texts)
         return [np.array(each.ids, dtype=np.uint32) for each in encoded]
 
     def _encoded(self, encode_batch: Callable[..., list[tokenizers.Encoding]], texts: Sequence[str]) -> list[tokenizers.Encoding]:
-        """Call a method of the library. Raises NielsCacheError, which shows the text that it cannot encode."""
+        """Call a method of the library.
+
+        Raises:
+            NielsCacheError: If the library cannot encode a text, which the message shows.
+        """
         try:
             with panics_as_errors():
                 return encode_batch(list(texts), add_special_tokens=False)
@@ -133,7 +146,7 @@ class HuggingFaceTokenizer(TextTokenizer):
             raise self._unencodable(texts[0], error) from error
 
     def renew_remembered_words(self) -> None:
-        """Let the library forget the words that it remembers, and give it room for more of them. This changes no ids.
+        """Make the library forget the words that it remembers, and give it room for more of them. This changes no ids.
 
         The library remembers the ids of the first words that it encodes. Without this, these would be the words of the proof.
         """
@@ -142,7 +155,7 @@ class HuggingFaceTokenizer(TextTokenizer):
             self.library_tokenizer.model._resize_cache(_REMEMBERED_WORDS)
 
     def encode_rendered(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the ids of rendered texts and the spans of ids (see TextTokenizer). They are those of `transformers`.
+        """Return the ids of rendered texts and the spans of ids (see TextTokenizer), which are those of `transformers`.
 
         A span begins with the first token of its first character, and ends with the first token of its last character.
         """
@@ -154,7 +167,7 @@ class HuggingFaceTokenizer(TextTokenizer):
 
     @cached_property
     def _rendered_tokenizer(self) -> tokenizers.Tokenizer:
-        """A copy of the tokenizer that knows the special tokens in a text."""
+        """Copy of the tokenizer that recognizes the special tokens in a text."""
         import tokenizers
 
         return tokenizers.Tokenizer.from_str(self.library_tokenizer.to_str())
@@ -171,7 +184,7 @@ class HuggingFaceTokenizer(TextTokenizer):
 
     @cached_property
     def _written_specials(self) -> re.Pattern[str] | None:
-        """A pattern of the strings of special tokens. None if a normalizer may also make them of other text."""
+        """Pattern of the strings of special tokens, or None if a normalizer may also make them of other text."""
         added = self.library_tokenizer.get_added_tokens_decoder()
         reserved = [added[token] for token in self.reserved_ids() if token in added]
         if len(reserved) < len(self.reserved_ids()) or (
@@ -181,10 +194,6 @@ class HuggingFaceTokenizer(TextTokenizer):
         return re.compile("|".join(re.escape(each.content) for each in reserved))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of `ids`; a special id becomes its string. Bytes that are not UTF-8 become U+FFFD.
-
-        Raises NielsCacheError for an id that is not in the vocabulary.
-        """
         known = self._require_known(ids)
         if self._is_byte_level:
             return b"".join(self._pieces[token] for token in known).decode(errors="replace")
@@ -192,14 +201,14 @@ class HuggingFaceTokenizer(TextTokenizer):
             return str(self.library_tokenizer.decode(known, skip_special_tokens=False))
 
     def decode_continued(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids` that follow other ids. Some decoders drop the blank at the start of a text."""
+        """Return the text of ids that follow other ids, with the blank at their start, which some decoders drop."""
         if self._is_byte_level or "eot" not in self._special_ids:
             return self.decode(ids)
         eot = self._special_ids["eot"]
         return self.decode([eot, *ids]).removeprefix(self.decode([eot]))
 
     def piece_bytes(self) -> list[bytes]:
-        """Return the text of each id as UTF-8 bytes, which may be a part of a character. An id without a token has no bytes.
+        """Return the text of each id as UTF-8 bytes, which may be part of a character; an id without a token has no bytes.
 
         For a byte-level BPE, joining these bytes gives the text of the ids. For other models, decoders may change blanks at the start.
         """
@@ -227,14 +236,14 @@ class HuggingFaceTokenizer(TextTokenizer):
         return list(self._names)
 
     def save(self, folder: Path) -> None:
-        """Copy the file into a folder. If the model was given as a folder, also copy its settings of special tokens."""
+        """Copy the file into a folder, and the settings of special tokens too if the model was given as a folder."""
         copyfile(self.model_path, folder / _NAME)
         for path in side_files(self._given):
             copyfile(path, folder / path.name)
 
 
 def _tokens_of_spans(encoded: tokenizers.Encoding, spans: Sequence[Span]) -> np.ndarray:
-    """Return the span of tokens for each span of characters, (m, 2) int64. Characters at its ends that have no token are passed over."""
+    """Return the span of tokens for each span of characters, (m, 2) int64, ignoring characters at its ends that have no token."""
     places = np.fromiter(chain.from_iterable(encoded.offsets), np.int64, 2 * len(encoded)).reshape(-1, 2)
     tokens = np.flatnonzero(places[:, 0] < places[:, 1])
     begins, ends = places[tokens].T
@@ -255,7 +264,13 @@ def side_files(model: str | Path) -> list[Path]:
 
 
 class LoadedJson(NamedTuple):
-    """A loaded tokenizer.json. unknown: the token for characters without a token, or None. sha256: of the bytes of the file."""
+    """A loaded tokenizer.json.
+
+    Attributes:
+        tokenizer: Tokenizer object of the library.
+        sha256: The sha256 of the file's bytes.
+        unknown: Token for characters without a token, or None.
+    """
 
     tokenizer: tokenizers.Tokenizer
     sha256: str
@@ -263,10 +278,11 @@ class LoadedJson(NamedTuple):
 
 
 def load_tokenizer_json(path: str | Path) -> LoadedJson:
-    """Load a tokenizer.json for encoding plain text.
+    """Load a tokenizer.json for encoding plain text, with special tokens, truncation, padding and dropout switched off.
 
-    Special tokens, truncation, padding and dropout are switched off. Raises NielsCacheError for a file that cannot be read, that is not a
-    tokenizer.json, or that needs a component that the installed version of `tokenizers` does not know.
+    Raises:
+        NielsCacheError: If the file cannot be read, is not a tokenizer.json, or needs a component that the installed version of
+            `tokenizers` does not know.
     """
     try:
         import tokenizers
@@ -310,7 +326,7 @@ def _parsed(content: bytes, path: str | Path) -> dict[str, Any]:
 
 
 def _why_not(error: Exception) -> str:
-    """Return a clause about an error of `tokenizers`. It names the part of the file only in the names of its Rust types."""
+    """Return a clause about an error of `tokenizers`, which names the part of the file only by the names of its Rust types."""
     said = _first_line(error)
     for part in ("Model", "PreTokenizer", "Normalizer", "PostProcessor", "Decoder"):
         if f"{part}Untagged" in said or f"{part}Wrapper" in said:
@@ -324,9 +340,12 @@ def _first_line(error: BaseException) -> str:
 
 
 def _require_ids_of_file(tokenizer: tokenizers.Tokenizer, described: dict[str, Any], path: str | Path) -> None:
-    """Raise NielsCacheError if the library gives an added token another id than the file.
+    """Check that the library gives each added token the id that the file gives it.
 
     The library moves an id that would leave a hole after the vocabulary, without an error.
+
+    Raises:
+        NielsCacheError: If an id differs.
     """
     for each in described.get("added_tokens") or ():
         content, wanted = each["content"], each["id"]
@@ -339,7 +358,13 @@ def _require_ids_of_file(tokenizer: tokenizers.Tokenizer, described: dict[str, A
 
 
 def _require_bytes(described: dict[str, Any], path: str | Path) -> None:
-    """Raise NielsCacheError if a byte-level BPE would lose bytes of text, without an error and without a token for unknown characters."""
+    """Check that a byte-level BPE loses no bytes of text.
+
+    The library would drop them without an error and without a token for unknown characters.
+
+    Raises:
+        NielsCacheError: If a byte has no token.
+    """
     model = described["model"]
     if "merges" not in model or model.get("unk_token") is not None or not _has_byte_level(described.get("pre_tokenizer")):
         return

@@ -1,9 +1,9 @@
 """The training of a tokenizer on a file of text (artifacts/tokenizer_sample.py), and texts that a tokenizer must reproduce.
 
 Neither SentencePiece nor `tokenizers` can be interrupted, so training runs in a child process (`python -m
-niels_cache_assets.tokenizer.training SPEC`). The child is killed if an error or a signal ends `train` early. The child also ends if the
-parent is killed. No part of a text may be lost. Therefore there is no normalization, white space is kept, and characters without a piece
-become bytes. SentencePiece holds the whole sample in memory.
+niels_cache_assets.tokenizer.training SPEC`). The child is killed if an error or a signal ends `train` early, and it ends if the parent is
+killed. No part of a text may be lost. Therefore there is no normalization, white space is kept, and characters without a piece become
+bytes. SentencePiece holds the whole sample in memory.
 """
 
 import io
@@ -40,14 +40,19 @@ MAX_LINE_BYTES = 4192  # SentencePiece skips longer lines, so the sample splits 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundTripLoss:
-    """A text that differs from decode(encode(text)). decoded: what comes back, or the error if the text cannot be encoded."""
+    """A text that differs from decode(encode(text)).
+
+    Attributes:
+        text: The text.
+        decoded: What comes back, or the error if the text cannot be encoded.
+    """
 
     text: str
     decoded: str
 
 
 def round_trip_losses(tokenizer: TextTokenizer) -> list[RoundTripLoss]:
-    """Return the texts in ROUND_TRIP_TEXTS that decode differently. The result is empty for a tokenizer that was trained here."""
+    """Return the texts in ROUND_TRIP_TEXTS that decode differently, of which a tokenizer that was trained here has none."""
 
     def decoded(text: str) -> str:
         try:
@@ -93,7 +98,7 @@ def _run_child(spec: dict[str, Any]) -> None:
 
 
 def _training_advice(errors: str, spec: dict[str, Any]) -> str:
-    """Return the last line of the library's error with advice. The place in SentencePiece's code is removed from this line."""
+    """Return the last line of the library's error, without the position in SentencePiece's code, and advice."""
     last = errors.strip().splitlines()[-1].split("] ")[-1] if errors.strip() else "the child process was killed"
     last = last.rpartition(f"{NielsCacheError.__name__}: ")[2]
     if "size too high" in last:
@@ -104,7 +109,6 @@ def _training_advice(errors: str, spec: dict[str, Any]) -> str:
 
 
 def _train_from_spec(spec: dict[str, Any]) -> None:
-    """Train in the child process."""
     if spec["model_type"] == BYTE_LEVEL:
         train_byte_level(spec)
     else:

@@ -1,16 +1,17 @@
-"""The loop of `unigram_words` over the bytes of texts, which numba compiles. Import this module only with numba installed.
+"""The loop of `unigram_words` over the bytes of texts, compiled by numba. Import this module only if numba is installed.
 
 A word is a run of blanks with the characters after it, up to the next blank, or one line feed. No piece crosses the end of a word
 (unigram_words.py checks this), so only a sum of scores passes from one word to the next. SentencePiece adds 32-bit numbers from the start
-of a text on, and rounds each sum. `_search` computes the same sums, so it finds the same pieces, also where two ways are equally good.
-SentencePiece begins a new sum where a sum passes -100,000, which changes the rounding. A text that may get there is left to SentencePiece.
+of a text on, and rounds each sum. `_search` computes the same sums, so it finds the same pieces, even where two segmentations are equally
+good. SentencePiece begins a new sum where a sum passes -100,000, which changes the rounding. A text that may get there is left to
+SentencePiece.
 
-The pieces of a short word are kept in a table, with the lead of the best way: by how much it beats the second best one, at the end of each
-of its pieces. They are used again only where the lead is larger than all errors of rounding together, because the errors depend on the sum
-before the word. So the result does not depend on the table. If the table is full, it is emptied.
+The pieces of a short word are kept in a table, with the lead of the best segmentation: by how much it beats the second best one, at the end
+of each of its pieces. They are used again only where the lead is larger than all rounding errors together, because the errors depend on the
+sum before the word. So the result does not depend on the table. If the table is full, it is emptied.
 
-Positions are unsigned, because numba would check whether a signed position counts from the end. All arrays are arguments of their own,
-because numba counts references to an array that it takes from a tuple. That would take three times as long.
+Positions are unsigned, because numba would check whether a signed position counts from the end. Each array is an argument of its own,
+because numba counts references to an array that it takes from a tuple, which would take three times as long.
 """
 
 import numpy as np
@@ -32,7 +33,7 @@ _FAR = np.float32(-1.0e38)
 
 @njit(cache=True, nogil=True)
 def _errors(total, length):  # type: ignore[no-untyped-def]
-    """Return more than all errors of the sums in a word of `length` bytes, after the sum `total`."""
+    """Return an upper bound of all rounding errors of the sums in a word of `length` bytes, after the sum `total`."""
     return 4.0 * (length + 2) * _ROUNDING * (WORST_SCORE * (length + 1) - total)
 
 
@@ -40,10 +41,26 @@ def _errors(total, length):  # type: ignore[no-untyped-def]
 def _search(  # type: ignore[no-untyped-def]
     source, begin, length, total, nodes, scores, byte_ids, unknown, sums, seconds, starts, found, steps, way, way_scores
 ):
-    """Write the ids of a word to `way`, last one first, and their scores to `way_scores`. Return (number of ids, lead).
+    """Write the ids of a word to `way`, last one first, and their scores to `way_scores`, and return (number of ids, lead).
 
-    The number is -1 if a text with this word must be encoded whole. total: float32, the sum before the word. sums, seconds, starts, found,
-    steps, way, way_scores: arrays with room for a word.
+    The number is -1 if a text with this word must be encoded whole.
+
+    Args:
+        source: Bytes of the texts, as in `encode`.
+        begin: Where the word begins in `source`.
+        length: Bytes of the word.
+        total: float32, the sum before the word.
+        nodes: See unigram_words.Pieces.
+        scores: See unigram_words.Pieces.
+        byte_ids: See `bytes` in unigram_words.Pieces.
+        unknown: See unigram_words.Pieces.
+        sums: Array with room for a word, as are all that follow.
+        seconds: Sums of the second best segmentations.
+        starts: Where the best piece that ends at a position begins.
+        found: Id of that piece.
+        steps: Score of that piece.
+        way: Receives the ids.
+        way_scores: Receives the scores.
     """
     mask = np.uint64(len(nodes) - 1)
     for place in range(length + 1):
@@ -120,11 +137,24 @@ def _search(  # type: ignore[no-untyped-def]
 def encode(  # type: ignore[no-untyped-def]
     source, ends, is_line_feed_alone, nodes, scores, byte_ids, unknown, rows, leads, pool, pool_scores, pool_bytes, filled, ids, lengths
 ):
-    """Write the ids of each text, back to back, and their number in `lengths`: -1 for a text that must be encoded whole.
+    """Write the ids of each text back to back, and return the number of ids.
 
-    source: (bytes,) uint8, the texts, with a blank before each text. ends: (texts,) int64, the end of each text in `source`.
-    is_line_feed_alone: whether no piece has a line feed beside other characters. nodes ... unknown: see unigram_words.Pieces. rows ...
-    filled: see unigram_words.Table. ids: (bytes,) int32, lengths: (texts,) int64. Return the number of ids.
+    Args:
+        source: (bytes,) uint8, the texts, with a blank before each text.
+        ends: (texts,) int64, the end of each text in `source`.
+        is_line_feed_alone: Whether no piece has a line feed beside other characters.
+        nodes: See unigram_words.Pieces.
+        scores: See unigram_words.Pieces.
+        byte_ids: See `bytes` in unigram_words.Pieces.
+        unknown: See unigram_words.Pieces.
+        rows: See unigram_words.Table.
+        leads: See unigram_words.Table.
+        pool: See unigram_words.Table.
+        pool_scores: See unigram_words.Table.
+        pool_bytes: See unigram_words.Table.
+        filled: See unigram_words.Table.
+        ids: (bytes,) int32, receives the ids.
+        lengths: (texts,) int64, receives the number of ids of each text, -1 for a text that must be encoded whole.
     """
     sums, steps = np.empty(LONGEST_WORD + 4, np.float32), np.empty(LONGEST_WORD + 4, np.float32)
     seconds = np.empty(LONGEST_WORD + 4, np.float32)

@@ -1,9 +1,9 @@
 """A fast engine for unigram models of SentencePiece, which remembers the pieces of words.
 
-Most words of a text occurred before. In a unigram model whose pieces do not cross a blank, the pieces of a word do not depend on the words
-around it, except for the rounding of sums (unigram_kernels.py). Texts are given to the loop as one array of bytes. A text that the loop
-cannot encode is encoded whole by SentencePiece: one with a user-defined symbol, U+2581 or NUL, with a word of more than 1,536 bytes, or of
-more than about 40 KB.
+Most words of a text have occurred before. In a unigram model whose pieces do not cross a blank, the pieces of a word do not depend on the
+words around it, except for the rounding of sums (unigram_kernels.py). Texts are given to the loop as one array of bytes. SentencePiece
+encodes a text that the loop cannot encode: one with a user-defined symbol, U+2581 or NUL, with a word of more than 1,536 bytes, or of more
+than about 40 KB.
 
 Cost: a second to import numba and to build the trie, six seconds more where numba has not compiled the loop yet, and 9 MB for each thread.
 So builds load the engine only after some megabytes of text (checked.py). It releases the GIL. Without numba, SentencePiece encodes.
@@ -40,10 +40,14 @@ _NOT_HERE = (_BLANK, "\0")  # SentencePiece takes the first for a blank
 class Pieces(NamedTuple):
     """The pieces of a model, as a trie over bytes in which a blank stands for U+2581.
 
-    The node after an edge is the place of the edge in a hash table. The root is the last row. nodes: (2**k, 2) int32, for each node the
-    edge to it (the node before * 256 + the byte; -1 for a free row), and the id of the piece that ends there (-1: none; REFUSED: no text
-    may have it). scores: (pieces,) float32, by id. bytes: (256,) int32, the id of each byte. unknown: the score of a character without a
-    piece.
+    The node after an edge is the edge's index in a hash table. The root is the last row.
+
+    Attributes:
+        nodes: (2**k, 2) int32. For each node the edge to it (the node before * 256 + the byte; -1 for a free row), and the id of the piece
+            that ends there (-1: none; REFUSED: no text may have it).
+        scores: (pieces,) float32, by id.
+        bytes: (256,) int32, the id of each byte.
+        unknown: Score of a character without a piece.
     """
 
     nodes: np.ndarray
@@ -55,9 +59,13 @@ class Pieces(NamedTuple):
 class Table(NamedTuple):
     """The words that one thread has encoded.
 
-    rows: (2**k, 5) int64, for each word its hash (0 for a free row), its place in `pool`, its bytes, its number of ids. leads: the same
-    memory as float64; the fifth number of a row is the lead. pool: int32, for each word its ids and scores in turns, and then its bytes.
-    pool_scores, pool_bytes: the same memory as float32 and uint8. filled: (2,) int64, the number of words and of used numbers in `pool`.
+    Attributes:
+        rows: (2**k, 5) int64. For each word its hash (0 for a free row), its index in `pool`, its bytes, and its number of ids.
+        leads: The same memory as float64, in which the fifth number of a row is the lead.
+        pool: int32. For each word its ids and scores in turn, and then its bytes.
+        pool_scores: The memory of `pool` as float32.
+        pool_bytes: The memory of `pool` as uint8.
+        filled: (2,) int64, the number of words and of used numbers in `pool`.
     """
 
     rows: np.ndarray
@@ -74,7 +82,7 @@ class Table(NamedTuple):
 
 
 class UnigramWords:
-    """A unigram model with its table of words. Several threads may encode at the same time; each takes a table of its own."""
+    """A unigram model with its table of words. Several threads may encode at the same time, each with a table of its own."""
 
     name = "unigram-words"
     version = "1"  # raise this by hand if a change may give other ids
@@ -90,7 +98,7 @@ class UnigramWords:
     def load(cls, tokenizer: TextTokenizer) -> UnigramWords | None:
         """Load the model of a tokenizer.
 
-        Return None without numba, for a model of another kind, and for one that changes texts, or that has pieces of more than one word.
+        Returns None without numba, for a model of another kind, and for one that changes texts or has pieces of more than one word.
         """
         if not isinstance(tokenizer, SentencePieceTokenizer) or find_spec("numba") is None:
             return None
@@ -107,7 +115,6 @@ class UnigramWords:
         return None if found is None else cls(processor, found[0], is_line_feed_alone=found[1])
 
     def encode_flat(self, texts: Sequence[str] | Strings) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all texts back to back, int32, and the number of ids of each text, int64."""
         if isinstance(texts, Strings):
             content, ends = _with_blanks(texts)
             if not _has_any(content):
@@ -128,7 +135,12 @@ class UnigramWords:
         return self._with_whole_texts(texts, ids, lengths)
 
     def _encoded(self, content: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return ids, and the number of ids of each text: -1 for a text to encode whole. content, ends: see unigram_kernels.encode."""
+        """Return ids, and the number of ids of each text, -1 for a text to encode whole.
+
+        Args:
+            content: Bytes of the texts, as `source` in unigram_kernels.encode.
+            ends: End of each text, as in unigram_kernels.encode.
+        """
         ids, lengths = np.empty(len(content), np.int32), np.empty(len(ends), np.int64)
         try:
             table = self._tables.pop()
@@ -162,7 +174,7 @@ def _with_blanks(texts: Strings) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _has_any(content: np.ndarray) -> bool:
-    """Return whether UTF-8 bytes hold one of the characters _NOT_HERE."""
+    """Return whether UTF-8 bytes contain one of the characters in _NOT_HERE."""
     if not len(content):
         return False
     first, middle, last = _BLANK.encode()
@@ -172,10 +184,10 @@ def _has_any(content: np.ndarray) -> bool:
 
 
 def _parsed(content: bytes) -> list[tuple[str, float, int]] | None:
-    """Return string, score and type of each piece of a model that encodes a text as it is, with a blank before it, and each character
-    without a piece as bytes.
+    """Return string, score and type of each piece of a unigram model, or None for any other model and for one that changes texts.
 
-    Return None for any other model. The numbers of the fields are those of sentencepiece_model.proto.
+    Apart from a blank before it, the model must encode a text as it is, and a character without a piece as its bytes. The numbers of the
+    fields are those of sentencepiece_model.proto.
     """
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, Any] = {}
@@ -195,7 +207,7 @@ def _parsed(content: bytes) -> list[tuple[str, float, int]] | None:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Yield (number, value) of each field of a message of Protocol Buffers: an int, or bytes."""
+    """Yield (number, value) of each field of a Protocol Buffers message; a value is an int or bytes."""
     place = 0
 
     def number() -> int:
@@ -220,7 +232,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _pieces_of(parsed: list[tuple[str, float, int]]) -> tuple[Pieces, bool] | None:
-    """Return the pieces, and whether a line feed is never beside other characters in a piece. Return None if a piece has several words."""
+    """Return the pieces, and whether no piece has a line feed beside other characters, or None if a piece has several words."""
     from niels_cache_assets.tokenizer.unigram_kernels import REFUSED, WORST_SCORE
 
     byte_ids = np.full(256, -1, np.int32)
@@ -241,7 +253,7 @@ def _pieces_of(parsed: list[tuple[str, float, int]]) -> tuple[Pieces, bool] | No
 
 
 def _trie(ids: dict[bytes, int]) -> np.ndarray:
-    """Return the `nodes` of Pieces. ids: the id of each piece."""
+    """Return `nodes` of Pieces, given the id of each piece."""
     prefixes = sorted({string[:end] for string in ids for end in range(1, len(string) + 1)}, key=lambda prefix: (len(prefix), prefix))
     size = 1 << (2 * len(prefixes)).bit_length()
     edges, ends = [-1] * size, [-1] * size

@@ -1,1 +1,1 @@
-"""The commands. Each command has one file with its help, options and code. The file has the name of the command, with _ for -."""
+"""The commands, one file for each with its help, options and code. The file has the name of the command, with _ for -."""

@@ -1,6 +1,6 @@
-"""The command `build-all`. It builds everything that the settings name, and prints a table of the results.
+"""The command `build-all`, which builds everything that the settings name, and prints a table of the results.
 
-The launcher in defs/ decides the order of the builds, and what happens to the remaining data sets when one data set fails.
+The launcher in defs/ determines the order of the builds, and what happens to the remaining data sets when one data set fails.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _NUMBERS: dict[str, tuple[str, Callable[[Any], str]]] = {  # by field of an esti
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("--only", metavar="NAME", nargs="+", help="build only these data sets (and the tokenizer, if it is missing)")
     parser.add_argument("--force", action="store_true", help="rebuild finished data sets")
     parser.add_argument("--dry-run", action="store_true", help="print what would be built, why, and the estimated cost; write nothing")
@@ -200,7 +201,11 @@ def _check_names(registry: Registry, only: list[str] | None) -> None:
 
 
 def _require_tokenizer_of_all(registry: Registry, root: Path, arguments: argparse.Namespace) -> None:
-    """Print what becomes stale if the tokenizer is replaced. Raises NielsCacheError if --only names other data sets, unless --force."""
+    """Print what becomes stale if the tokenizer is replaced.
+
+    Raises:
+        NielsCacheError: If --only names other data sets, unless --force is given.
+    """
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.cli.context import TOKENIZER
 
@@ -217,7 +222,11 @@ def _require_tokenizer_of_all(registry: Registry, root: Path, arguments: argpars
 
 
 def _require_writable(root: Path) -> None:
-    """Raise NielsCacheError if the cache directory is not writable. This check runs once, before any source is read."""
+    """Check that the cache directory is writable, once, before any source is read.
+
+    Raises:
+        NielsCacheError: If it is not.
+    """
     require_utf8(root.absolute(), "choose another --cache-dir")
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -269,7 +278,7 @@ def _print_results(console: Console, results: Sequence[LaunchResult]) -> None:
 
 
 def _print_left_out(console: Console, results: Sequence[LaunchResult]) -> None:
-    """Print what each build left out: a warning for each reason that the settings do not ask for, and one line for all others."""
+    """Print what each build left out: a warning for each reason that the settings do not request, and one line for all others."""
     from rich.text import Text
 
     if any(result.left_out or result.drop_warnings for result in results):
@@ -290,8 +299,9 @@ def _sha256(meta: Meta) -> str | None:
 
 
 def _bytes(result: LaunchResult) -> int | None:
-    """Return the size of all files that meta.json lists. The meta.json of a report lists no files, so the files of a report are counted on
-    disk.
+    """Return the size of all files that meta.json lists.
+
+    The meta.json of a report lists no files, so the files of a report are counted on disk.
     """
     from niels_cache_assets.facts.contents import total_bytes
 

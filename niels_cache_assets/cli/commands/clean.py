@@ -1,7 +1,8 @@
-"""The command `clean`. `clean FILE ...` runs the cleaning chain on any files, and prints which documents the chain would drop. Nothing is
-written. `clean --dropped NAME` prints what cleaning dropped from a corpus, with the examples that the build saved.
+"""The command `clean`, which tries the cleaning chain, or shows what it dropped from a corpus.
 
-The command runs the code that makes a corpus, and uses all cores for a large input.
+`clean FILE ...` runs the chain on any files, and prints which documents it would drop. Nothing is written. `clean --dropped NAME` prints
+what cleaning dropped from a corpus, with the examples that the build saved. The command runs the code that makes a corpus, and uses all
+cores for a large input.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ Example = Mapping[str, Any]  # a row of corpus.layout.REJECTED
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("files", metavar="FILE", nargs="*", help="files and folders")
     parser.add_argument("--dropped", metavar="NAME", help="instead of cleaning FILE, show what cleaning dropped from this built data set")
     parser.add_argument(
@@ -145,8 +147,7 @@ def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
 
 
 def _thresholds(arguments: argparse.Namespace) -> CleaningSettings:
-    """Return the settings of [cleaning], with the keys that --set overrides."""
-    from niels_cache_assets.project.registry import load_registry
+    from niels_cache_assets.config.registry import load_registry
 
     changes: dict[str, Any] = {}
     for setting in arguments.settings:
@@ -217,7 +218,12 @@ def _print_counts(console: Console, outcome: CorpusCounts) -> None:
 def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapping[str, int], by_source: Mapping[str, int]) -> None:
     """Print the number of kept documents, and the number of dropped documents for each reason.
 
-    `by_source`: the number of documents for each reason that the source dropped while reading, before the cleaning chain.
+    Args:
+        console: Where to print.
+        title: Heading of the table.
+        kept: Number of kept documents.
+        by_cleaning: Number of documents that the cleaning chain dropped, by reason.
+        by_source: Number of documents that the source dropped while reading, before the cleaning chain, by reason.
     """
     given = kept + sum(by_cleaning.values()) + sum(by_source.values())
     console.print(f"{title}{counted(given, 'document')} read, {kept:,} kept", style="bold")
@@ -230,7 +236,11 @@ def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapp
 
 
 def _check_reason(reason: str, known: Iterable[str]) -> None:
-    """Raise NielsCacheError for an unknown reason, and suggest the nearest reason. A reason without documents is valid."""
+    """Check that a reason exists. A reason without documents is valid.
+
+    Raises:
+        NielsCacheError: If the reason is unknown. The message suggests the nearest reason.
+    """
     from niels_cache_assets.cleaning.filters import REASONS
 
     choices = list(dict.fromkeys([*known, *REASONS]))
@@ -247,7 +257,7 @@ def _chosen_examples(rows: Iterable[Example], arguments: argparse.Namespace) -> 
 
 
 def spread(rows: Sequence[Example], count: int) -> list[Example]:
-    """Return `count` of the rows at even distances. The choice is always the same."""
+    """Return `count` of the rows at equal distances. The choice is always the same."""
     count = min(count, len(rows))
     return [rows[index * len(rows) // count] for index in range(count)]
 

@@ -1,4 +1,4 @@
-"""The command `diff A B`. It prints the differences between two builds as tables. show/differences/ compares the builds."""
+"""The command `diff A B`, which prints the differences between two builds as tables. show/differences/ compares the builds."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ _UNRECORDED = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("a", metavar="A", help="a cache root, or the folder of one data set")
     parser.add_argument("b", metavar="B", help="another folder of the same kind")
     parser.add_argument(
@@ -61,6 +62,7 @@ are not compared.""",
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print the differences, and return DIFFERENT if there are any."""
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.inspection.differences.documents import SIDES
     from niels_cache_assets.inspection.differences.folders import compare_pair, find_pairs
@@ -180,7 +182,7 @@ def _place(place: TokenPlace, noun: str) -> str:
 
 
 def _around(place: TokenPlace, tokenizer: TextTokenizer | None, *, is_terminal: bool) -> Text:
-    """Return the surrounding text with the token marked. If the tokenizer is not known, return token ids."""
+    """Return the surrounding text with the token marked, or token ids if the tokenizer is not known."""
     from rich.text import Text
 
     from niels_cache_assets.tokenizer.decoding import as_text

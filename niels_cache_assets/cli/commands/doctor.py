@@ -1,4 +1,4 @@
-"""The command `doctor`. It checks everything that a build needs from this machine. No check leaves a file behind.
+"""The command `doctor`, which checks everything that a build needs from this machine. No check leaves a file behind.
 
 The command opens each file that a data set names, and sends one request for each data set from the hub. For an instant, it also creates a
 file and two folders in the cache directory.
@@ -38,6 +38,7 @@ _NETWORK = "check the network and its proxy (HTTPS_PROXY); to use a mirror, set 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("--offline", action="store_true", help="do not use the network: skip the hub and remote files")
     parser.add_argument("--text", action="store_true", help="list every location that contains document text; check nothing")
 
@@ -103,15 +104,17 @@ def _print_text_places(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Finding:
+    """The result of one check. `mend` says what to do."""
+
     what: str
     state: Literal["ok", "note", "problem"]
     found: str
-    mend: str = ""  # what to do
+    mend: str = ""
 
 
 def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
-    """Yield all findings, the most important first. If the configuration cannot be read, skip the checks that depend on it."""
-    from niels_cache_assets.project.registry import cache_root, load_registry
+    """Yield all findings, the most important first. If the configuration cannot be read, checks that depend on it are skipped."""
+    from niels_cache_assets.config.registry import cache_root, load_registry
 
     yield _system()
     yield _versions()
@@ -146,7 +149,6 @@ def _system() -> Finding:
 
 
 def _versions() -> Finding:
-    """Compare the versions of the installed packages with the requirements."""
     from packaging.requirements import Requirement
 
     try:
@@ -222,8 +224,9 @@ def _inputs(registry: Registry, *, offline: bool) -> Iterator[Finding]:
 
 
 def _cache_directory(root: Path) -> Iterator[Finding]:
-    """Check that the cache directory is writable. If the directory does not exist, check the folder where a build would create the
-    directory.
+    """Check that the cache directory is writable.
+
+    If the directory does not exist, the folder in which a build would create it is checked.
     """
     from niels_cache_runtime.format.commit import can_exchange
 
@@ -282,8 +285,7 @@ def _dagster_home() -> Finding:
 
 
 def _hub(registry: Registry) -> Iterator[Finding]:
-    """Check that each data set of the hub can be read with the current access token. Stop at the first failed connection."""
-    from niels_cache_assets.artifacts.input_problems import hub_problems
+    """Check that each data set of the hub can be read with the current access token, and stop at the first failed connection."""
     from niels_cache_assets.sources.hub.data import HubData
 
     problems = [_of_input("hub", problem) for problem in hub_problems(registry)]
@@ -304,6 +306,5 @@ def _of_input(what: str, problem: InputProblem) -> Finding:
 
 
 def _existing(path: Path) -> Path:
-    """Return this folder, or its nearest parent that exists."""
     path = path.absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())

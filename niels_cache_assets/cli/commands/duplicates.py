@@ -1,12 +1,11 @@
-"""The command `duplicates [NAME]`. It prints pairs of a dropped document and the kept document. Without NAME, it prints counts by data set.
+"""The command `duplicates [NAME]`, which prints pairs of a dropped document and the kept document, or counts by data set without NAME.
 
 The command reads two columns of the drop list (the list of dropped duplicates), and the row groups of the printed texts. The build of
 corpus/duplicates has found the duplicates. This command compares only the words that it prints. In the worst case, the comparison takes
 quadratic time in the number of words.
 
 The two texts are printed one below the other. Words that only one text has are underlined on a terminal, and in [[ ]] if the output is not
-a terminal. Printing starts shortly before the first difference, because near duplicates often
-begin alike.
+a terminal. Printing starts shortly before the first difference, because near duplicates often begin alike.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ Part = tuple[bool, list[str]]  # (whether the other text lacks these words, the 
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="a deduplicated data set (default: the counts of all of them)")
     parser.add_argument("-n", metavar="N", dest="count", type=at_least(1), default=3, help="number of pairs to show (default: 3)")
     parser.add_argument("--kind", metavar="KIND", help="exact or near duplicates (default: near, if there are any)")
@@ -61,6 +61,7 @@ data set, in the other split, or earlier in the same split. Without NAME, show c
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Print pairs, or counts."""
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.inspection.corpora import find_drop_list, find_drop_lists
 
@@ -117,7 +118,7 @@ def _print_counts(console: Console, meta: Meta) -> None:
 
 
 def _choose(path: Path, kind: str, count: int, *, seed: int | None) -> list[Pair]:
-    """Return `count` pairs of a kind, drawn uniformly, in corpus order. If `seed` is None, return the least similar pairs."""
+    """Return `count` pairs of a kind in corpus order: drawn uniformly, or the least similar pairs if `seed` is None."""
     import numpy as np
 
     from niels_cache_assets.inspection.corpora import column, rows_at, seeded_choice
@@ -162,7 +163,7 @@ def _titles(name: str, pair: Pair, documents: tuple[Mapping[str, Any], Mapping[s
 
 
 def mark_differences(left: str, right: str, *, characters: int, styled: bool) -> tuple[Text, Text]:
-    """Return both texts from shortly before their first difference. Words that only one text has are marked. White space is collapsed."""
+    """Return both texts from shortly before their first difference, with collapsed white space. Words that only one text has are marked."""
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     ours, theirs = (spell_controls(text[:_LOOKED_THROUGH]).split() for text in (left, right))

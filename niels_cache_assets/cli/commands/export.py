@@ -1,4 +1,4 @@
-"""The command `export FORMAT NAME`. It writes a pretrain cache as files of another project, or the documents of a corpus as text.
+"""The command `export FORMAT NAME`, which writes a pretrain cache as files of another project, or the documents of a corpus as text.
 
 niels_cache_assets.exchange defines the formats of tokens, and exchange/corpus_text.py defines the files of text.
 """
@@ -30,6 +30,7 @@ TEXT = "text"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("format", metavar="FORMAT", help="megatron, nanogpt, llmc, datatrove, olmo, npy or text")
     parser.add_argument("name", metavar="NAME", help="a built pretrain data set")
     parser.add_argument("--out", metavar="PATH", required=True, help="folder to write to; for megatron, the PREFIX of the files")
@@ -206,8 +207,10 @@ def _settings(arguments: argparse.Namespace) -> ExportSettings:
 
 
 def _refuse_inside_caches(folder: Path, root: Path) -> None:
-    """Raise NielsCacheError for a folder inside a cache or a corpus. There, `verify` reports foreign files, and the next build deletes
-    foreign files.
+    """Refuse a folder inside a cache or a corpus, where `verify` reports foreign files, and the next build deletes them.
+
+    Raises:
+        NielsCacheError: If the folder is inside one.
     """
     from niels_cache_assets.corpus.layout import corpus_dir, duplicates_dir
     from niels_cache_runtime.format.layout import FAMILIES, tokenizer_dir

@@ -1,5 +1,6 @@
-"""`import megatron PREFIX --name NAME`: make a pretrain cache from tokens of another project, and print which facts about the tokens are
-unknown.
+"""The command `import megatron PREFIX --name NAME`, which makes a pretrain cache from tokens of another project.
+
+It prints which facts about the tokens are unknown.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ FORMATS = ("megatron",)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("format", metavar="FORMAT", help="megatron")
     parser.add_argument("prefix", metavar="PREFIX", help="path of the train files without .bin and .idx")
     parser.add_argument("--name", metavar="NAME", required=True, help="name of the new data set, which must not be in the configuration")
@@ -122,8 +124,10 @@ def _require_free_name(arguments: argparse.Namespace, registry: Registry, root: 
 
 
 def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -> Vocabulary:
-    """Return the facts about the tokens that the options give. Raise NielsCacheError if the options contradict each other or the tokenizer
-    of the cache root.
+    """Return the facts about the tokens that the options give.
+
+    Raises:
+        NielsCacheError: If the options contradict each other or the tokenizer of the cache root.
     """
     from niels_cache_assets.exchange.megatron_import import Vocabulary
     from niels_cache_runtime.format.layout import META_NAME, tokenizer_dir
@@ -138,7 +142,7 @@ def _vocabulary(arguments: argparse.Namespace, registry: Registry, root: Path) -
         file = _model_file(arguments.tokenizer)
         found: str | None = sha256_file(str(file))
         if known is not None and found in (entry["sha256"] for entry in known.get("files", {}).values()):
-            found = known["sha256"]  # the ranks of tiktoken alone do not say what tokenizer they belong to
+            found = known["sha256"]  # the ranks of tiktoken alone do not show which tokenizer they belong to
         elif known is None:
             found, size, ids = _read_model(file, registry)
         if sha256 not in (None, found):
@@ -171,8 +175,9 @@ def _model_file(given: str) -> Path:
 
 
 def _read_model(path: Path, registry: Registry) -> tuple[str | None, int, dict[str, int | None]]:
-    """Return the sha256 of a tokenizer, its number of ids, and the ids of the configured special tokens. An id is None if the model lacks
-    this token.
+    """Return the sha256 of a tokenizer, its number of ids, and the ids of the configured special tokens.
+
+    An id is None if the model lacks this token.
     """
     from niels_cache_assets.tokenizer.kinds import is_configured_model, open_model_at
     from niels_cache_assets.tokenizer.settings import kind_of_model

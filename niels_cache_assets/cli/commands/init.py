@@ -1,5 +1,6 @@
-"""The command `init`. It writes a first niels_cache.toml, or lists the data sets that ship with the package. new_config.py makes
-the text of the file, and docs/configuration.md explains the keys.
+"""The command `init`, which writes a first niels_cache.toml, or lists the data sets that ship with the package.
+
+new_config.py makes the text of the file, and docs/configuration.md explains the keys.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("data", metavar="PATH", nargs="*", help="your data: files, folders or globs")
     parser.add_argument("--out", metavar="FILE", default="niels_cache.toml", help="configuration file to write (default: niels_cache.toml)")
     parser.add_argument("--force", action="store_true", help="replace an existing file")
@@ -126,7 +128,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> None:
-    """Print the catalog, or the tables of some of its data sets."""
     from niels_cache_assets.cli.new_config import catalog_table
     from niels_cache_assets.project.shipped import catalog
 
@@ -209,7 +210,8 @@ def _write(target: Path, text: str) -> tuple[Registry, list[str]]:
 def _require_inputs(registry: Registry) -> list[str]:
     """Return a line for each data set with a broken row, which the user corrects or leaves out.
 
-    Raises BadInputs for all other problems that `doctor` would report, except an unreachable hub.
+    Raises:
+        BadInputs: If there is any other problem that `doctor` would report, except an unreachable hub.
     """
     from niels_cache_assets.artifacts.input_problems import BadInputs, hub_problems, input_problems
     from niels_cache_assets.project.shipped import catalog

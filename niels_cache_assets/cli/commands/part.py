@@ -1,4 +1,7 @@
-"""`part NAME [NUMBER]`: build one part of a data set, of its corpus or of the search for duplicates, or join, add or remove parts."""
+"""The command `part NAME [NUMBER]`, which builds one part of a data set, its corpus or its search for duplicates.
+
+It also joins, adds or removes parts.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ NUMBER_VARIABLES = ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX")  # of Slurm's
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("name", metavar="NAME", help="a pretrain data set that is built in parts")
     parser.add_argument(
         "number",
@@ -105,7 +109,11 @@ def run(arguments: argparse.Namespace) -> int | None:
 
 
 def _chosen(arguments: argparse.Namespace, lines: Lines) -> Artifact:
-    """Return the artifact to build. Raises NielsCacheError if there is no such part, or if something is missing that it needs first."""
+    """Return the artifact to build.
+
+    Raises:
+        NielsCacheError: If there is no such part, or if something is missing that it needs first.
+    """
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.worker import ready, ready_corpus, ready_seal, ready_search
@@ -167,7 +175,11 @@ def _require_number(number: int, count: int, unit: str, whole: str) -> None:
 
 
 def _number(arguments: argparse.Namespace) -> int:
-    """Return the number that is typed, or that a scheduler has set. Raises NielsCacheError if there is none."""
+    """Return the number that is typed, or that a scheduler has set.
+
+    Raises:
+        NielsCacheError: If there is none.
+    """
     if arguments.number is not None:
         return int(arguments.number)
     for variable in NUMBER_VARIABLES:
@@ -179,7 +191,6 @@ def _number(arguments: argparse.Namespace) -> int:
 
 
 def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
-    """Write a table `[[pretrain.NAME.added]]`, and print it."""
     from niels_cache_assets.artifacts.parts.plan import check_addition
     from niels_cache_assets.project.editing import NotAddedError, add_table, added_tables, locked_config
     from niels_cache_assets.project.registry import load_registry
@@ -216,7 +227,6 @@ def _add(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
 
 
 def _prune(arguments: argparse.Namespace, registry: Registry, root: Path) -> None:
-    """Remove the parts, and print them."""
     from niels_cache_assets.artifacts.graph import graph
     from niels_cache_assets.artifacts.parts.prune import prune_parts
 

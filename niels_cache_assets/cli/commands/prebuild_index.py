@@ -1,4 +1,4 @@
-"""The command `prebuild-index`. It builds the indices of a blend (the stored order of its samples) before training needs them."""
+"""The command `prebuild-index`, which builds the indices of a blend (the stored order of its samples) before training needs them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _OF_A_FILE = ("sequence_length", "num_samples", "seed", "split", "part")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="a [blend.NAME] table in the configuration")
     parser.add_argument("--blend", metavar="FILE", help="file with the weights and paths of a blend that is not in the configuration")
     parser.add_argument("--sequence-length", metavar="L", type=whole_number, help="number of tokens per sample")
@@ -53,7 +54,11 @@ directory. megatron-core looks elsewhere; examples/megatron_core_indices.py buil
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Build the missing indices, and print all indices. Raise NotWrittenError if the folder of the indices cannot be written."""
+    """Build the missing indices, and print all indices.
+
+    Raises:
+        NotWrittenError: If the folder of the indices cannot be written.
+    """
     from niels_cache_assets.artifacts.index import prebuild
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.cli.progress import array_progress

@@ -1,5 +1,7 @@
-"""The command `pull`. `pull ADDRESS` brings a published cache, or one of its splits, into a cache root. `pull --copy DIR` shows, trims or
-checks a local copy, which `TokenLoader(..., remote=Copy(dir=DIR))` fills from an address.
+"""The command `pull`, which fetches a published cache, or manages a local copy.
+
+`pull ADDRESS` brings a published cache, or one of its splits, into a cache root. `pull --copy DIR` shows, trims or checks a local copy,
+which `TokenLoader(..., remote=Copy(dir=DIR))` fills from an address.
 """
 
 import argparse
@@ -27,6 +29,7 @@ def byte_count(text: str) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument(
         "address",
         metavar="ADDRESS",
@@ -66,6 +69,7 @@ downloaded by the loader. A loader downloads a removed file again when it needs 
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Fetch the cache, or manage the local copy."""
     given = [option for option in ("address", "out", "split", "replace") if getattr(arguments, option)]
     if arguments.copy is not None:
         if given:

@@ -1,4 +1,4 @@
-"""The command `push NAME ADDRESS`. It publishes a cache in an object store."""
+"""The command `push NAME ADDRESS`, which publishes a cache in an object store."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("name", metavar="NAME", help="a built data set")
     parser.add_argument("address", metavar="ADDRESS", help="s3://BUCKET/PREFIX, gs://, az://, file:///PATH or hf://datasets/OWNER/NAME")
     parser.add_argument("--replace", action="store_true", help="replace another build of this data set at the address")

@@ -1,4 +1,4 @@
-"""The command `report`. It writes one HTML page, or JSON, about all caches, or about the limits of one data set with a corpus."""
+"""The command `report`, which writes one HTML page, or JSON, about all caches, or about the limits of one data set with a corpus."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ Report = tuple[Path, Any, Callable[[], str], list[str]]  # its path, its data, t
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("name", metavar="NAME", nargs="?", help="a data set with a corpus: write a report on its thresholds")
     parser.add_argument("--out", metavar="FILE", help="HTML file to write (default: reports/cache.html or reports/tune/NAME.html)")
     parser.add_argument("--open", action="store_true", help="open the report in a browser")
@@ -45,6 +46,7 @@ on both sides. It also shows the languages of all documents. This report contain
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Write the page, or print JSON."""
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_assets.reports.page import write_page
 

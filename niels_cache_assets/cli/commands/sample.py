@@ -1,8 +1,8 @@
-"""The command `sample NAME`. It prints the text that training will see: random windows of a pretrain split, or examples of an SFT split
-with marked targets.
+"""The command `sample NAME`, which prints the text that training will see.
 
-With --stage corpus, the command prints documents before they become tokens. The assistant's targets are underlined on a terminal. If the
-output is not a terminal, the targets are in [[ ]]. A mark shows that a target or a document is cut.
+This is random windows of a pretrain split, or examples of an SFT split with marked targets. With --stage corpus, the command prints
+documents before they become tokens. The assistant's targets are underlined on a terminal, and in [[ ]] if the output is not a terminal. A
+mark shows that a target or a document is cut.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ CUT_STYLE = "bold yellow"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("name", metavar="NAME", help="a built data set, or the ADDRESS of a published cache")
     parser.add_argument(
         "--stage", metavar="STAGE", default="cache", help="cache: what training sees (default); corpus: documents after cleaning"
@@ -63,6 +64,7 @@ COMMAND = Command(
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Print the samples."""
     from niels_cache_assets.cli.context import find_place, open_registry
     from niels_cache_runtime.cache.opening import open_meta
     from niels_cache_runtime.format.layout import FAMILIES, SPLITS
@@ -182,9 +184,8 @@ def _document_json(document: Document) -> dict[str, Any]:
 
 
 def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
-    """Print documents of a corpus, for --stage corpus."""
-    from niels_cache_assets.artifacts.corpus_facts import CHARACTERS_PER_TOKEN
-    from niels_cache_assets.inspection.corpora import duplicates_of, find_corpus, sample_corpus
+    from niels_cache_assets.corpus.report import CHARACTERS_PER_TOKEN
+    from niels_cache_assets.show.corpora import duplicates_of, find_corpus, sample_corpus
 
     name = arguments.name
     _, meta = find_corpus(registry, root, name)

@@ -1,9 +1,8 @@
-"""The command `show`. `show NAME` prints the meta.json of one cache as tables, then its corpus and its duplicates. `show PATH` prints the
-meta.json of one folder.
+"""The command `show`, which prints the meta.json of a cache as tables.
 
-If you give a name, meta.json must name the same data set. If you give a path, the folder may have any name. `show ADDRESS` prints the
-meta.json of a published cache. All output comes from meta.json. No data file is opened or hashed; only `verify` opens and hashes data
-files.
+`show NAME` prints that of one cache, then its corpus and its duplicates, and meta.json must name the same data set. `show PATH` prints that
+of one folder, which may have any name. `show ADDRESS` prints that of a published cache. All output comes from meta.json. No data file is
+opened or hashed; only `verify` does that.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ _NOT_CORPUS_FACTS = _NOT_FACTS | {"documents", "characters", "bytes", "lengths",
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument(
         "name", metavar="NAME", help="a data set, `tokenizer`, the path of a folder with a meta.json, or the ADDRESS of a published cache"
     )
@@ -53,7 +53,7 @@ COMMAND = Command(
 
 
 class Shown(NamedTuple):
-    """A cache to show. where: its folder or address."""
+    """A cache to show, with its folder or address."""
 
     name: str
     kind: str
@@ -62,6 +62,7 @@ class Shown(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> None:
+    """Print the tables."""
     from niels_cache_assets.cli.context import open_registry
     from niels_cache_runtime.remote.store import is_address
 
@@ -121,7 +122,7 @@ def _folder(directory: Path) -> Shown:
 
 
 def _published(address: str) -> Shown:
-    """Read the meta.json of a published cache. This costs two requests."""
+    """Read the meta.json of a published cache, which takes two requests."""
     from niels_cache_runtime.remote.record import read_published
     from niels_cache_runtime.remote.store import open_store
 
@@ -195,8 +196,9 @@ def _print_splits(console: Console, meta: Meta) -> None:
 
 
 def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
-    """Return counts by unit and split. meta.json has them as pairs such as `train_tokens` and `val_tokens`, or as a table such as
-    `documents` = {train, val}.
+    """Return counts by unit and split.
+
+    meta.json has them as pairs such as `train_tokens` and `val_tokens`, or as a table such as `documents` = {train, val}.
     """
     from niels_cache_runtime.format.layout import SPLITS
 

@@ -1,8 +1,7 @@
-"""The command `status [NAME ...]`. It prints which caches are complete, stale, broken or being built, which build can be resumed, and what
-to do.
+"""The command `status [NAME ...]`, which prints the state of caches, which builds can be resumed, and what to do.
 
-artifacts/state.py and artifacts/unfinished.py determine the status, and this module puts the status into words. Each cache costs a few
-small reads, and one look at a lock and a journal.
+A cache is complete, stale, broken or being built. artifacts/state.py and artifacts/unfinished.py determine the status, and this module puts
+it into words. Each cache costs a few small reads, and one look at a lock and a journal.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ _STYLES = {"complete": "green", "off": "dim", "broken": "red"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("names", metavar="NAME", nargs="*", help="data sets, `tokenizer`, `corpus/NAME` (default: everything)")
     parser.add_argument("--all", action="store_true", help=ALL_HELP)
 
@@ -66,10 +66,12 @@ exit codes: 0 everything is complete or off, 1 otherwise.""",
 
 @dataclass(frozen=True)
 class Row:
+    """A row of the table. `meta` is empty if its counts cannot be shown, and `unfinished` is None while the cache is being built."""
+
     judged: CacheState
     work: Work
-    meta: Meta  # empty if its counts cannot be shown
-    unfinished: Unfinished | None = None  # also None while the cache is being built
+    meta: Meta
+    unfinished: Unfinished | None = None
 
     @property
     def is_fine(self) -> bool:
@@ -77,10 +79,11 @@ class Row:
 
     @property
     def words(self) -> str:
-        """`complete`, `stale, resumable at 43%`, `complete, an unfinished build exists (43%)`, `missing, being built (43%)`.
+        """State in words: `complete`, `stale, resumable at 43%`, or `missing, being built (43%)`.
 
-        If the next build cannot resume the unfinished build, the text is `missing, an unfinished build is stale (43%)`. If the share is not
-        known, the text has the number of documents so far: `missing, resumable (12,345 documents)`.
+        With an unfinished build beside a complete cache, the text is `complete, an unfinished build exists (43%)`. If the next build cannot
+        resume the unfinished build, it is `missing, an unfinished build is stale (43%)`. If the share is not known, it has the number of
+        documents so far: `missing, resumable (12,345 documents)`.
         """
         share, documents = self.work.share, self.work.documents
         words: list[str] = [self.judged.condition]
@@ -101,7 +104,7 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """The reason why this cache is not complete, the process that builds it, and what to do."""
+        """Why this cache is not complete, the process that builds it, and what to do."""
         if self.work.writer is not None:
             return f"by {self.work.writer}"
         reasons = [said for said in (self.judged.advice, self.judged.note) if said]
@@ -195,7 +198,12 @@ def _chosen(registry: Registry, states: list[CacheState], names: Iterable[str]) 
 
 
 def _print(rows: list[Row], where: str) -> None:
-    """Print the table and a summary. `where`: the settings, the folder of the caches, and a note about omitted rows."""
+    """Print the table and a summary.
+
+    Args:
+        rows: The rows.
+        where: The settings, the folder of the caches, and a note about omitted rows.
+    """
     from rich.text import Text
 
     from niels_cache_assets.facts.contents import all_counts, contents, shares_met

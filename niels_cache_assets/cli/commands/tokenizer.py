@@ -1,10 +1,12 @@
-"""`tokenizer compare`: print the characters per token of two or more models on the same text, source by source. `tokenizer prove`:
-compare every fast engine that is installed with the reference of a model, and show where they differ.
+"""The commands `tokenizer compare` and `tokenizer prove`.
+
+`compare` prints the characters per token of two or more models on the same text, source by source. `prove` compares every installed fast
+engine with the reference of a model, and shows where they differ.
 
 The text of a data set is decoded from the tokens of its cache, so no source is read again. Each model encodes the first `--characters`
-characters of each source once. Memory holds the text of one source at a time.
+characters of each source once. The text of one source at a time is in memory.
 
-A proof takes the fixed difficult texts (tokenizer/proof.py), and those of --files and --only. Memory holds one batch of texts at a time, so
+A proof takes the fixed difficult texts (tokenizer/proof.py), and those of --files and --only. One batch of texts at a time is in memory, so
 the sources are read once for each model and engine.
 """
 
@@ -44,6 +46,7 @@ Sources = Callable[[], Iterable[tuple[str, Iterable[str]]]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("action", metavar="ACTION", help="compare or prove")
     parser.add_argument(
         "models",
@@ -99,6 +102,7 @@ class Compared:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Compare the models, or prove the engines."""
     from niels_cache_assets.cli.context import open_registry
 
     action = chosen("", "tokenizer has no action", arguments.action, ACTIONS)
@@ -131,7 +135,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _opened(given: str, registry: Registry, root: Path) -> tuple[Path, TextTokenizer]:
-    """Open a model of any kind, with or without special tokens."""
     from niels_cache_assets.tokenizer.kinds import open_built_model, open_model_at
     from niels_cache_runtime.format.layout import tokenizer_dir
 
@@ -216,8 +219,12 @@ def _print(models: Sequence[dict[str, Any]], rows: Sequence[Compared]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Proven:
-    """The results of one engine: one proof for each source of texts. version: None if it is not installed. proofs: None if the engine is
-    not installed or cannot load the model.
+    """The results of one engine.
+
+    Attributes:
+        engine: Name of the engine.
+        version: Its version, or None if it is not installed.
+        proofs: One proof for each source of texts, or None if the engine is not installed or cannot load the model.
     """
 
     engine: str
@@ -234,7 +241,13 @@ class Proven:
 
 
 def _prove(models: Sequence[tuple[Path, TextTokenizer]], sources: Sources, *, as_json: bool) -> int:
-    """Prove each engine for each model, and print the results. Return FAILED if any text differs. sources: opens the texts, by name."""
+    """Prove each engine for each model, and print the results. Return FAILED if any text differs.
+
+    Args:
+        models: Paths and tokenizers of the models.
+        sources: Opens the texts, by name.
+        as_json: Whether to print JSON.
+    """
     from niels_cache_assets.tokenizer.engines import engines_for, reference_of
 
     results = [

@@ -1,4 +1,4 @@
-"""The command `trace`. It prints the data sets, documents and texts that a batch of a training run comes from.
+"""The command `trace`, which prints the data sets, documents and texts that a batch of a training run comes from.
 
 The command creates the loader from its saved state, and this loader computes the batch that training saw. The runtime returns the origin of
 each token in the batch. inspection/loader_states.py reads states; inspection/origins.py adds lineage and text.
@@ -35,6 +35,7 @@ NEIGHBOURHOOD_TOKENS = 48  # on each side of a token
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("--state", metavar="FILE", required=True, help="JSON file or torch checkpoint that contains the loader state")
     parser.add_argument(
         "--step", metavar="N", type=whole_number, required=True, help="number of the batch, counted from 0 like loader.step"
@@ -80,8 +81,9 @@ ranks. trace rejects a cache that changed after the state was saved.""",
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from niels_cache_assets.inspection.loader_states import read_loader_state
-    from niels_cache_assets.inspection.origins import caches_of, row_of
+    """Print the origin of the batch."""
+    from niels_cache_assets.show.loader_states import read_loader_state
+    from niels_cache_assets.show.origins import caches_of, row_of
     from niels_cache_runtime.format.layout import SIDES
     from niels_cache_runtime.loader.trace import BatchTrace
 
@@ -141,7 +143,8 @@ def _fetch_beside(copy: str, copies: list[LocalCopy], folder: str) -> Path:
 def _open_loader(path: str, state: dict[str, Any], moved: Mapping[str, str], *, copy: str) -> TokenLoader:
     """Return the loader. If the state names an address, its local copy is in the folder `copy`.
 
-    Raise NielsCacheError if a cache is missing or has changed, or if the state is invalid.
+    Raises:
+        NielsCacheError: If a cache is missing or has changed, or if the state is invalid.
     """
     from niels_cache_runtime.loader.loader import TokenLoader
     from niels_cache_runtime.remote.store import is_address
@@ -174,7 +177,14 @@ def _is_split(folder: Path) -> bool:
 
 
 def _print_title(console: Console, trace: BatchTrace, *, rank: int, taken: int | None) -> None:
-    """Print the title. `taken`: the number of steps that the loader had taken, or None if the state has no such number."""
+    """Print the title.
+
+    Args:
+        console: Where to print.
+        trace: Trace of the batch.
+        rank: The rank.
+        taken: Number of steps that the loader had taken, or None if the state has no such number.
+    """
     rows, columns = trace.tokens.shape
     ahead = ""
     if taken is not None and trace.step >= taken:
@@ -198,8 +208,9 @@ def print_row(console: Console, row: Row, cache: Cache, *, whole: bool) -> None:
 
 
 def _row_json(row: Row, cache: Cache, *, column: int | None = None) -> dict[str, Any]:
-    """Return the row as JSON data: its tokens, and each segment with its document and text. If `column` is given, return only the segment
-    with this column.
+    """Return the row as JSON data: its tokens, and each segment with its document and text.
+
+    If `column` is given, only the segment with this column is included.
     """
     segments = [segment for segment in row.segments if column is None or segment.first <= column < segment.last]
     whole = {"row": row.number, "data_set": row.dataset, "epoch": row.epoch, "sample": row.sample, "tokens": row.tokens.tolist()}
@@ -230,7 +241,6 @@ def _segment_json(segment: Segment, row: Row, cache: Cache) -> dict[str, Any]:
 
 
 def _table_of(segments: Sequence[Segment], cache: Cache) -> Table:
-    """Return a table with one line for each segment."""
     columns = ["columns", cache.unit, "from token", "source id", "file", "row", "shard", "offset"]
     kept = [_kept(segment, cache) for segment in segments]
     right = frozenset({cache.unit, "from token", "row", "offset"})
@@ -272,7 +282,7 @@ def _cells(segment: Segment, cache: Cache) -> list[str]:
 
 
 def _kept(segment: Segment, cache: Cache) -> str:
-    """Return the kept values of a document on one line, such as `url: https://a.org, score: 3`. Empty without `keep`."""
+    """Return the kept values of a document on one line, such as `url: https://a.org, score: 3`, empty without `keep`."""
     from niels_cache_assets.sources.reading.keep import kept_values
 
     lineage = cache.lineage.get(segment.document)

@@ -1,7 +1,7 @@
-"""The command `ui`. It serves the web UI on this machine until Ctrl-C. defs/ui/server.py is the server. defs/ui/guard.py refuses requests
-of foreign web pages.
+"""The command `ui`, which serves the web UI on this machine until Ctrl-C.
 
-The port is opened before the slow imports, so that a used port is reported at once.
+defs/ui/server.py is the server, and defs/ui/guard.py refuses requests of foreign web pages. The port is opened before the slow imports, so
+that a used port is reported at once.
 """
 
 import argparse
@@ -24,6 +24,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument("--port", metavar="N", type=_port, default=DEFAULT_PORT, help=f"port to listen on (default: {DEFAULT_PORT})")
     parser.add_argument("--read-only", action="store_true", help="allow no changes; can run alongside another UI")
 
@@ -54,7 +55,8 @@ class _Stopped(BaseException):
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from niels_cache_assets.project.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE, load_registry
+    """Serve the UI until a signal ends it."""
+    from niels_cache_assets.config.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE, load_registry
 
     with _listen(arguments.port) as listener:
         registry = load_registry(profile=arguments.profile, config=arguments.config)  # report a wrong configuration before anything starts

@@ -1,5 +1,6 @@
-"""The command `verify`. It runs the verifier of niels_cache_runtime on the cache root (the folder of all caches) of this configuration,
-with a progress bar.
+"""The command `verify`, which runs the verifier of niels_cache_runtime on the cache root of this configuration.
+
+A progress bar shows how far it is.
 """
 
 import argparse
@@ -15,6 +16,7 @@ _STYLES = {"sound": "green", "findings": "red", "unverifiable": "yellow", "off":
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that only this command has."""
     parser.add_argument(
         "names",
         metavar="NAME",
@@ -57,6 +59,7 @@ on training machines, without the dependencies of this package: python -m niels_
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Verify the caches, and return FAILED if there are findings."""
     from rich.text import Text
 
     from niels_cache_assets.cli.context import find_places, open_registry, refuse_path
@@ -120,8 +123,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verify_address(arguments: argparse.Namespace) -> int:
-    """Check one published cache."""
-    from niels_cache_assets.base.processes import stop_on_signals
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.publish.check import check
     from niels_cache_runtime.remote.store import check_address

@@ -1,1 +1,1 @@
-"""One module for each group of assets."""
+"""The assets, one module for each group."""

@@ -1,5 +1,4 @@
-"""The assets `corpus/*`, which are the steps before tokenization, for data sets with `prepare`. Without such a data set, these assets do
-not exist.
+"""The assets `corpus/*`: the steps before tokenization, which exist only with data sets that have `prepare`.
 
 `duplicates` is one asset, because the search covers all data sets at once. If caches depended on `duplicates`, a change of any drop list
 (list of the duplicates of a data set) would make all caches stale. So caches depend on `kept`, and `kept` depends on `duplicates`. For each
@@ -108,7 +107,7 @@ json.load(open("cache/corpus/.parts/.ranges/range-00000/meta.json"))["ranges"]
 
 
 def corpus_assets(registry: Registry) -> list[dg.AssetsDefinition]:
-    """Return the four assets, or nothing if no data set is prepared, and those of what machines can share before tokenization.
+    """Return the four assets, or nothing if no data set is prepared, and those of steps that machines can share before tokenization.
 
     `corpus/parts` exists if the corpus of a data set is in parts: one partition for each part, which `corpus/documents` joins.
     `corpus/hashes` and `corpus/ranges` exist if [dedup] has several `ranges`: one partition for each range, and `corpus/duplicates` chooses

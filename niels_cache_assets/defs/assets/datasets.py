@@ -1,8 +1,7 @@
-"""The assets `pretrain/*` and `sft/*`. They are token shards of text, and tokens and offsets of conversations. There is one partition for
-each data set.
+"""The assets `pretrain/*` and `sft/*`: token shards of text, and tokens and offsets of conversations, one partition per data set.
 
 One streaming op writes the three assets of a data set and reports all three at its end. The op is not subsettable, because one pass makes
-all three assets. The op yields its first result only after everything is built and renamed. Otherwise, an error would leave a wrong record.
+all three assets. The op yields its first result only after everything is built and renamed. Otherwise, an error would leave a wrong record:
 Dagster keeps results that were yielded before an error, and records an asset as built if its result is missing.
 """
 
@@ -72,6 +71,8 @@ _OPS: dict[Family, str] = {
 
 
 def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
+    """Return the three assets of pretrain data sets."""
+
     @_multi_asset(registry, "pretrain", above=[dg.AssetDep(keys.TOKENIZER), *_above_pretrain(registry)])
     def stream_pretrain_dataset(
         context: dg.AssetExecutionContext,
@@ -85,6 +86,8 @@ def pretrain_assets(registry: Registry) -> dg.AssetsDefinition:
 
 
 def sft_assets(registry: Registry) -> dg.AssetsDefinition:
+    """Return the three assets of SFT data sets."""
+
     @_multi_asset(registry, "sft", above=[dg.AssetDep(keys.TOKENIZER), dg.AssetDep(keys.UPSTREAM_KEYS["sft"])])
     def stream_sft_dataset(
         context: dg.AssetExecutionContext,
@@ -98,7 +101,7 @@ def sft_assets(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
-    """Return the dependencies of the pretrain assets: upstream, the parts of a data set, and the corpus of a data set that has a corpus.
+    """Return the dependencies of the pretrain assets: upstream, the parts of a data set, and the corpus of a data set that has one.
 
     The version of upstream also covers the settings of a data set, for example its token budgets. So a data set with a corpus needs this
     dependency, too. A data set depends on its own list of duplicates (`kept`), and not on all of corpus/duplicates (see assets/corpus.py).
@@ -117,8 +120,12 @@ def _above_pretrain(registry: Registry) -> list[dg.AssetDep]:
 
 
 def _multi_asset(registry: Registry, family: Family, *, above: Sequence[dg.AssetDep]) -> Callable[..., dg.AssetsDefinition]:
-    """Return the decorator for the op of a family (pretrain or SFT), with the specs of its three assets in topological order. `above`: the
-    dependencies of the assets.
+    """Return the decorator for the op of a family, with the specs of its three assets in topological order.
+
+    Args:
+        registry: The configuration.
+        family: The family.
+        above: Dependencies of the assets.
     """
     shared: dict[str, Any] = {"group_name": family, "code_version": CODE_VERSIONS[family]}
     columns = {"dagster/column_schema": split_schema(family)}
@@ -205,8 +212,9 @@ def _in_words(settings: Mapping[str, Any]) -> str:
 
 
 def _observe(context: dg.AssetExecutionContext, registry: Registry, name: str, meta: Meta, *, root: Path) -> None:
-    """Record the version of upstream that the cache was built from. If the data set has a corpus, its build did not ask upstream, so only
-    its settings may be new.
+    """Record the version of upstream that the cache was built from.
+
+    If the data set has a corpus, its build did not contact upstream, so only its settings may be new.
     """
     if name in registry.prepared():
         last = last_observation(context.instance, registry, name)

@@ -1,10 +1,9 @@
-"""The asset `index/gpt`, which is the indices of a blend in Megatron-LM's order. There is one partition for each [blend.NAME]. Without such
-a table, the asset does not exist.
+"""The asset `index/gpt`: the indices of blends in Megatron-LM's order, which exists only with a table [blend.NAME].
 
-A partition depends on the train shards of the data sets in the blend. The partition becomes stale when such a data set is rebuilt with
-different tokens. If nothing has changed, materializing the partition again is a cache hit. The reason is that the name of an index
-directory is the hash of everything that decides the content. Dagster has one code version for all partitions of an asset. So if the
-settings of one blend change, all blends show as unsynced. A build of an unchanged blend is then a cache hit.
+There is one partition for each blend. A partition depends on the train shards of the data sets in the blend, and becomes stale when such a
+data set is rebuilt with different tokens. If nothing has changed, materializing the partition again is a cache hit, because the name of an
+index directory is the hash of everything that determines the content. Dagster has one code version for all partitions of an asset. So if
+the settings of one blend change, all blends show as unsynced. A build of an unchanged blend is then a cache hit.
 """
 
 import dagster as dg

@@ -1,5 +1,6 @@
-"""`pretrain/plan`, `pretrain/val_part`, `pretrain/parts`: data sets in parts. Without such a data set these assets do not exist. A data set
-whose corpus is in parts has a plan, and the parts of its corpus (assets/corpus.py).
+"""The assets `pretrain/plan`, `pretrain/val_part` and `pretrain/parts`, which exist only with data sets in parts.
+
+A data set whose corpus is in parts has a plan, and the parts of its corpus (assets/corpus.py).
 
 The three assets of a data set (assets/datasets.py) depend on its parts: they join them. Parts show no plots and no samples, because there
 may be thousands of them. The pool `parts` limits how many parts are built at a time in one Dagster home.
@@ -45,7 +46,7 @@ from niels_cache_runtime.format.meta import Meta
 
 _GROUP = "pretrain"
 _EXCLUDE = "exclude"  # key in the metadata of a plan: sha256 over the ids to leave out
-_GROUPS = "groups"  # key in the metadata of a plan, if its data version alone does not tell them
+_GROUPS = "groups"  # key in the metadata of a plan, if its data version alone does not show them
 
 _PLAN = """The plan of a data set in parts: its files at one revision, the files of each part, and the share of each part in the budgets.
 
@@ -173,9 +174,13 @@ def partition_asset(
     metadata_of: Callable[[Outcome], Metadata],
     **settings: Any,
 ) -> dg.AssetsDefinition:
-    """Return the asset whose partitions processes of any machine build: parts, parts of a corpus, and ranges of hashes.
+    """Return an asset whose partitions are built by processes of any machine: parts, parts of a corpus, or ranges of hashes.
 
-    artifact_of: the artifact for a cache root and a partition key. settings: arguments of `dg.asset`.
+    Args:
+        key: Key of the asset.
+        artifact_of: Returns the artifact for a cache root and a partition key.
+        metadata_of: Returns the metadata of an outcome.
+        **settings: Arguments of `dg.asset`.
     """
 
     @dg.asset(key=key, pool=keys.PARTS_POOL, output_required=False, **settings)
@@ -205,7 +210,7 @@ def result_of(outcome: Outcome, metadata: Metadata) -> dg.MaterializeResult:
 def build_partition(
     context: dg.AssetExecutionContext, artifact: Apart, config: PartConfig, progress_sink: ProgressSink, key: dg.AssetKey
 ) -> Outcome | None:
-    """Build a part or a range, here or in a child. Return None if another process builds it, and `pass_over` is set."""
+    """Build a part or a range, here or in a child. Return None if another process builds it and `pass_over` is set."""
     try:
         if progress_sink.builds_parts_here or config.force:
             passes_on = (Busy, LeaseLost) if config.pass_over else ()
@@ -227,7 +232,13 @@ def built(
 ) -> Outcome:
     """Build an artifact, and report its progress, its warning and its result.
 
-    `key`: the asset whose partition gets the progress. `passes_on`: errors that are no failures of the run.
+    Args:
+        context: Context of the step.
+        artifact: The artifact.
+        config: Run configuration.
+        progress_sink: Receives the progress in this process.
+        key: Asset whose partition gets the progress, or None.
+        passes_on: Errors that are no failures of the run; by default none.
     """
     reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=key)
     with readable_failures(passes_on):
@@ -238,7 +249,6 @@ def built(
 
 
 def _built_apart(context: dg.AssetExecutionContext, part: Apart, progress_sink: ProgressSink, key: dg.AssetKey) -> Outcome:
-    """Build a part in a child process, unless it is there already."""
     reporter = BuildReporter(context, progress_sink, name=part.key, observed=key)
     ending = RunEnding(context.instance, context.run.run_id)
     with readable_failures():
@@ -258,9 +268,15 @@ def _built_apart(context: dg.AssetExecutionContext, part: Apart, progress_sink: 
 
 
 class RunEnding:
-    """Whether a run was terminated or has ended. Executors such as those of Dask and Celery send no signal to a step that runs.
+    """Whether a run was terminated or has ended. Executors such as those of Dask and Celery send no signal to a running step.
 
-    The instance is asked every `seconds`. is_true: the last answer.
+    Args:
+        instance: The instance to query.
+        run_id: Id of the run.
+        seconds: Minimum time between two queries.
+
+    Attributes:
+        is_true: The last result.
     """
 
     def __init__(self, instance: dg.DagsterInstance, run_id: str, *, seconds: float = 5.0) -> None:
@@ -271,7 +287,7 @@ class RunEnding:
     def __call__(self) -> bool:
         if not self.is_true and time.monotonic() >= self._next:
             self._next = time.monotonic() + self._seconds
-            with suppress(Exception):  # a database that does not answer ends no build; each storage has errors of its own
+            with suppress(Exception):  # a database that does not answer must not end a build; each storage has errors of its own
                 run = self._instance.get_run_by_id(self._run_id)
                 self.is_true = run is not None and (run.status == dg.DagsterRunStatus.CANCELING or run.is_finished)
         return self.is_true
@@ -283,7 +299,13 @@ def list_of_ids(source: PretrainSource) -> str | None:
 
 
 def plan_metadata(outcome: Outcome, version: str, excluded: str | None) -> Metadata:
-    """Return the metadata of a plan with this data version. excluded: what `list_of_ids` returns."""
+    """Return the metadata of a plan.
+
+    Args:
+        outcome: Outcome of the plan.
+        version: Its data version.
+        excluded: Result of `list_of_ids`.
+    """
     plan = Plan.of(outcome.meta)
     listed = [file for group in plan.groups for file in group.listed]
     said = f"{counted(len(listed), 'file')} of {file_size(sum(file.bytes for file in listed))}"
@@ -297,12 +319,19 @@ def plan_metadata(outcome: Outcome, version: str, excluded: str | None) -> Metad
 
 
 def plan_version(instance: dg.DagsterInstance, name: str, meta: Meta, excluded: str | None) -> str:
-    """Return the data version of the plan of a data set. It stays as long as the data set only grows, and changes with any planned part,
-    and with the ids that `exclude` names. excluded: what `list_of_ids` returns.
+    """Return the data version of the plan of a data set.
 
-    Growth leaves the parts that were there as they are, so it must not make their partitions stale. Dagster has one version for all parts
-    of a data set. So if the files of one table `added` or the ids of `exclude` change, all of its parts are stale, and those that are
-    current are cache hits.
+    It is unchanged as long as the data set only grows, and changes with any planned part, and with the ids that `exclude` names.
+
+    Growth leaves the existing parts as they are, so it must not make their partitions stale. Dagster has one version for all parts of a
+    data set. So if the files of one table `added` or the ids of `exclude` change, all of its parts are stale, and those that are current
+    are cache hits.
+
+    Args:
+        instance: The instance with the recorded plans.
+        name: Name of the data set.
+        meta: Record of the plan.
+        excluded: Result of `list_of_ids`.
     """
     groups, last = _groups_of(meta), last_materialization(instance, keys.PLAN, name)
     version = None if last is None else materialized_version(last)
@@ -316,7 +345,14 @@ def plan_version(instance: dg.DagsterInstance, name: str, meta: Meta, excluded: 
 
 
 def is_recorded_plan(last: dg.AssetMaterialization, meta: Meta, version: str, excluded: str | None) -> bool:
-    """Return whether a materialization records this plan, with this data version. excluded: what `list_of_ids` returns."""
+    """Return whether a materialization records a plan.
+
+    Args:
+        last: The materialization.
+        meta: Record of the plan.
+        version: Data version of the plan.
+        excluded: Result of `list_of_ids`.
+    """
     return materialized_version(last) == version and _recorded_groups(last) == _groups_of(meta) and _recorded_list(last) == excluded
 
 

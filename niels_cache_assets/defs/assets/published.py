@@ -1,7 +1,7 @@
-"""The assets `published/pretrain` and `published/sft`: caches in the object store of [publish]. Without that table, they do not exist.
+"""The assets `published/pretrain` and `published/sft`: caches in the object store of [publish], which exist only with that table.
 
 There is one partition for each data set. The data version of a partition is the content hash of the cache. So the partition becomes stale
-when the cache is rebuilt with other tokens. If the address has the build already, a run sends nothing.
+when the cache is rebuilt with other tokens. If the address already has the build, a run sends nothing.
 """
 
 import dagster as dg

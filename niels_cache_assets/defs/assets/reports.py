@@ -1,8 +1,7 @@
-"""The assets `reports/*`, which are reports about all data sets for people. No asset depends on a report. A report takes seconds, and no
-file is hashed.
+"""The assets `reports/*`: reports about all data sets for people, on which no asset depends.
 
-Dagster does not compare data versions of more than 100 partitions. So with more than 100 data sets, a report becomes stale only when its
-settings change.
+A report takes seconds, and no file is hashed. Dagster does not compare data versions of more than 100 partitions. So with more than 100
+data sets, a report becomes stale only when its settings change.
 """
 
 import time
@@ -53,12 +52,14 @@ webbrowser.open(Path("cache/reports/cache.html").absolute().as_uri())
 
 
 def reports_assets(registry: Registry) -> list[dg.AssetsDefinition]:
+    """Return the two assets."""
     return [_mixture(registry), _cache(registry)]
 
 
 def _code_version(registry: Registry, by_hand: str) -> str:
-    """Return the code version of the reports. It holds a hash of the settings of [reports] and [blend.*], so that changed settings show as
-    unsynced.
+    """Return the code version of the reports.
+
+    It contains a hash of the settings of [reports] and [blend.*], so that changed settings show as unsynced.
     """
     blends = {name: settings_that_count(blend, "blend") for name, blend in registry.blend.items()}
     settings = {"reports": settings_that_count(registry.reports, "reports"), "blend": blends}

@@ -1,4 +1,4 @@
-"""`tokenizer`: the model that every cache in the root uses."""
+"""The asset `tokenizer`: the model that every cache in the root uses."""
 
 import dagster as dg
 
@@ -32,6 +32,8 @@ tokenizer.decode(tokenizer.encode("any text"))
 
 
 def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
+    """Return the asset."""
+
     @dg.asset(
         key=TOKENIZER,
         group_name="tokenizer",
@@ -59,7 +61,7 @@ def tokenizer_asset(registry: Registry) -> dg.AssetsDefinition:
 
 
 def _code_version(registry: Registry) -> str:
-    """Return the code version. It holds a hash of the settings, so that changed settings show as unsynced."""
+    """Return the code version, which contains a hash of the settings, so that changed settings show as unsynced."""
     try:
         return f"{CODE_VERSION}-{fingerprint_of(graph(registry, '').tokenizer().identity())[:8]}"
     except NielsCacheError:  # the model to import is missing; a run reports this, but the definitions must load

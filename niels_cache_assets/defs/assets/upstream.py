@@ -41,6 +41,7 @@ load_registry().source("<data set>").describe()
 
 
 def upstream_specs(registry: Registry) -> list[dg.AssetSpec]:
+    """Return the specs of the external assets."""
     return [
         dg.AssetSpec(
             UPSTREAM_KEYS[family],
@@ -54,9 +55,12 @@ def upstream_specs(registry: Registry) -> list[dg.AssetSpec]:
 
 
 def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetObservation:
-    """Return a new observation of a data set's upstream. If the data set is switched off, upstream is not asked.
+    """Return a new observation of a data set's upstream, which contacts upstream over the network or hashes the files.
 
-    Asks upstream over the network, or hashes the files. Raises NielsCacheError if upstream is not available.
+    If the data set is switched off, upstream is not contacted.
+
+    Raises:
+        NielsCacheError: If upstream is not available.
     """
     source = registry.source(name)
     siblings = with_prepared(registry, root)
@@ -67,13 +71,12 @@ def observe_revision(registry: Registry, name: str, *, root: Path) -> dg.AssetOb
 
 
 def observe_what_was_read(context: dg.AssetExecutionContext, registry: Registry, name: str, revision: str | None, *, root: Path) -> None:
-    """Record in a step that its partition was read at `revision` of upstream, unless this is already known. Dagster then compares the
-    results of the step with this record.
+    """Record in a step that its partition was read at `revision` of upstream, unless this is already known.
 
-    Dagster records the inputs of a step when the step starts. This function makes Dagster read the inputs again, because otherwise the
-    results would show as unsynced at once. The revision is also recorded as a materialization, because the UI counts only materialized
-    partitions. The provenance of a step points at the newest materialization in any partition. So a new materialization is needed if the
-    last read or a later observation has a different version.
+    Dagster then compares the results of the step with this record. Dagster records the inputs of a step when the step starts. This function
+    makes Dagster read the inputs again, because otherwise the results would show as unsynced at once. The revision is also recorded as a
+    materialization, because the UI counts only materialized partitions. The provenance of a step points at the newest materialization in
+    any partition. So a new materialization is needed if the last read or a later observation has a different version.
     """
     seen, last = _observation(registry, name, revision, root=root), last_observation(context.instance, registry, name)
     if last is None or version_of(last) != version_of(seen):
@@ -150,8 +153,13 @@ def _last_record(instance: dg.DagsterInstance, key: dg.AssetKey, partition: str)
 def last_observation(
     instance: dg.DagsterInstance, registry: Registry, name: str, *, before: int | None = None
 ) -> dg.AssetObservation | None:
-    """Return the last observation of upstream, or None. With `before` (the number of an event), return the last observation before this
-    event.
+    """Return the last observation of upstream, or None.
+
+    Args:
+        instance: The instance with the records.
+        registry: The configuration.
+        name: Name of the data set.
+        before: Number of an event, before which the observation must be; by default the newest is returned.
     """
     key = UPSTREAM_KEYS[registry.family_of(name)]
     wanted = dg.AssetRecordsFilter(asset_key=key, asset_partitions=[name], before_storage_id=before)
@@ -160,7 +168,7 @@ def last_observation(
 
 
 def built_versions(instance: dg.DagsterInstance, registry: Registry, name: str) -> set[str | None]:
-    """Return the versions of upstream that the cache and the corpus of a data set were last built from. Normally, this is one version.
+    """Return the versions of upstream that the cache and the corpus of a data set were last built from, which is normally one.
 
     The set is empty if Dagster has no record of a cache. The set contains None if upstream was not observed before a build. As in the UI,
     the version comes from the event of upstream that a materialization points at. A materialization also records a version itself, but that

@@ -1,4 +1,4 @@
-"""All asset checks in one list for the definitions. There is one module for each group of checks."""
+"""All asset checks in one list for the definitions, with one module for each group of checks."""
 
 import warnings
 
@@ -13,6 +13,7 @@ from niels_cache_runtime.format.layout import FAMILIES
 
 
 def build_checks(registry: Registry) -> list[dg.AssetChecksDefinition]:
+    """Return all checks."""
     with warnings.catch_warnings():
         # Partitioned checks are a preview in Dagster 1.13. We use them on purpose, and the user cannot act on the warning.
         warnings.filterwarnings("ignore", message=".*partitions_def", category=dg.PreviewWarning)

@@ -3,8 +3,7 @@
 Dagster 1.13 can run partitioned checks alone through its API, but not from its UI. To verify from the UI, use the button of
 `caches_in_sync` (checks/sync.py). There is one partitioned op for each family, so one read of the files serves all checks. The checks
 belong to the asset meta_json, because consumers depend on this asset. The checks block, so that a cache that fails a check stops its
-consumers. A sound pretrain cache has two more checks. They check whether the splits are disjoint, and whether the splits meet their token
-budgets.
+consumers. A sound pretrain cache has two more checks: whether the splits are disjoint, and whether they meet their token budgets.
 
 `splits_disjoint` finds documents of val that are also in train, exactly or nearly. Such documents are an error if the configuration should
 have removed them. Otherwise, they are a warning, because upstream's own splits may contain them. It also warns of documents of train that
@@ -51,6 +50,7 @@ _OF_PRETRAIN = {  # these checks never block, because the cache is what was conf
 
 
 def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition:
+    """Return the checks of a family's caches."""
     asset, each = META_KEYS[family], partitions(registry, family)
     specs = [
         dg.AssetCheckSpec(name, asset=asset, blocking=name in _DESCRIPTIONS, description=text, partitions_def=each)
@@ -85,7 +85,8 @@ def cache_checks(registry: Registry, family: Family) -> dg.AssetChecksDefinition
 def _disjoint_result(registry: Registry, name: str, root: Path, *, is_sound: bool, skipped: str | None) -> dg.AssetCheckResult:
     """Compare the splits of a cache. If `skipped` is given, do not compare, and return `skipped` as the reason.
 
-    Raises NielsCacheError if the cache cannot be read with the tokenizer of its root.
+    Raises:
+        NielsCacheError: If the cache cannot be read with the tokenizer of its root.
     """
     if skipped is not None:
         return _of_pretrain(SPLITS_DISJOINT, passed=True, description=f"{skipped}: there is nothing to compare")
@@ -159,7 +160,6 @@ def _describe_overlap(source: PretrainSource, overlap: SplitOverlap) -> str:
 
 
 def _other_caches(registry: Registry, name: str, root: Path) -> dict[str, Path]:
-    """Return the folders of the other pretrain caches that have val."""
     found = {}
     for other in registry.pretrain:
         folder = dataset_dir(root, "pretrain", other)
@@ -170,8 +170,9 @@ def _other_caches(registry: Registry, name: str, root: Path) -> dict[str, Path]:
 
 
 def _describe_shared(registry: Registry, name: str, shared: SharedTexts) -> list[str]:
-    """Return the documents of train whose text is in the val of another data set, with the key that keeps them out if there is one, and the
-    caches that cannot be checked.
+    """Return the documents of train whose text is in the val of another data set, and the caches that cannot be checked.
+
+    If a key keeps these documents out, it is named.
     """
     told = []
     if shared.found:

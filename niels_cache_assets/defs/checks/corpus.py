@@ -1,4 +1,4 @@
-"""Checks of a corpus. A corpus without any document is an error that blocks. Implausible reasons of dropped documents are a warning.
+"""Checks of a corpus: no document at all is an error that blocks, and implausible reasons of dropped documents are a warning.
 
 The checks read only meta.json, and no rejected document. The limits are max_reason_share and min_language_share of [cleaning].
 """

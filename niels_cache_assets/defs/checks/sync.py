@@ -1,8 +1,7 @@
-"""The check `caches_in_sync`. There is one for each family (pretrain and SFT), and it shows the state of all data sets of the family.
-Dagster's asset graph cannot show this state.
+"""The check `caches_in_sync` of each family, which shows the state of all its data sets, as Dagster's asset graph cannot.
 
 The check is unpartitioned on purpose, because it covers every data set of the family. After a materialization, the check reads only
-meta.json. When you execute the check alone, by its button, it also verifies every file, because the UI cannot run the partitioned checks of
+meta.json. If the check is executed alone, by its button, it also verifies every file, because the UI cannot run the partitioned checks of
 checks/cache.py alone.
 """
 
@@ -32,6 +31,8 @@ IN_SYNC = "caches_in_sync"
 
 
 def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinition:
+    """Return the check of a family."""
+
     @dg.asset_check(
         asset=META_KEYS[family],
         name=IN_SYNC,
@@ -88,7 +89,14 @@ def in_sync_check(registry: Registry, family: Family) -> dg.AssetChecksDefinitio
 
 
 def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | None, *, verified: bool) -> dict[str, str]:
-    """Return a row of the table. `findings`: the findings about the files of this cache, or None if the files were not read."""
+    """Return a row of the table.
+
+    Args:
+        registry: The configuration.
+        state: State of the cache.
+        findings: Findings about its files, or None if the files were not read.
+        verified: Whether the check verifies files.
+    """
     meta: Meta = {}
     if state.condition in ("complete", "stale"):
         with suppress(NielsCacheError):  # the cache was replaced in the meantime
@@ -108,7 +116,7 @@ def _row(registry: Registry, state: CacheState, findings: Sequence[Finding] | No
 
 
 def _moved(instance: dg.DagsterInstance, registry: Registry, states: Sequence[CacheState], *, root: Path) -> dict[str, str]:
-    """Return the data sets that match their settings but not the last observed revision of upstream, with the text of what to do."""
+    """Return what to do about data sets that match their settings but not the last observed revision of upstream, by name."""
     found = {}
     for state in states:
         if state.state != "in sync":

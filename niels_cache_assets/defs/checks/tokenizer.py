@@ -1,4 +1,4 @@
-"""Checks of `tokenizer`. The checks block, because no cache should be built with a tokenizer that fails a check."""
+"""Checks of `tokenizer`, which block, because no cache should be built with a tokenizer that fails a check."""
 
 from collections.abc import Iterator
 
@@ -17,6 +17,8 @@ ROUND_TRIP = "text_survives_a_round_trip"
 
 
 def tokenizer_checks(registry: Registry) -> dg.AssetChecksDefinition:
+    """Return the checks."""
+
     @dg.multi_asset_check(
         name="check_tokenizer",
         specs=[

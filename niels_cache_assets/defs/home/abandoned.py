@@ -1,11 +1,10 @@
-"""Cleanup of abandoned runs. If the process of a run was killed, this module ends the run and its step workers, so that the run does not
-show as running.
+"""Cleanup of abandoned runs: if the process of a run was killed, the run and its step workers are ended.
 
-The coordinator of a run is a launcher or our executor (resources.py). The coordinator records itself in the Dagster home, in a locked file
-with the name of the run (base/processes.py). Each step worker of the run adds its own file. If the record of a run is no longer
-locked, the run is ended. If a coordinator has ended, its step workers are ended. A run without a record in this home, or with a record of a
-different machine, is left alone. If several homes share one database, such a run belongs to a different home. The search costs one query of
-the database and a look at a folder of small files, every few seconds.
+Otherwise the run would show as running. The coordinator of a run is a launcher or our executor (resources.py). It records itself in the
+Dagster home, in a locked file with the name of the run (niels_cache_assets.processes). Each step worker of the run adds its own file. If
+the record of a run is no longer locked, the run is ended. If a coordinator has ended, its step workers are ended. A run without a record in
+this home, or with a record of a different machine, is left alone. If several homes share one database, such a run belongs to a different
+home. The search takes one database query and a look at a folder of small files, every few seconds.
 """
 
 import multiprocessing
@@ -60,15 +59,17 @@ def recorded_run(instance: dg.DagsterInstance, run_id: str) -> Iterator[None]:
 
 
 def record_run(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Record this process as the coordinator of a run until the process ends. The record must last until then, because Dagster reports the
-    result of the run after all of our code.
+    """Record this process as the coordinator of a run until the process ends.
+
+    The record must last until then, because Dagster reports the result of the run after all of our code.
     """
     _hold(_record(_home(instance), run_id))
 
 
 def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
-    """Record this process as a step worker of a recorded run, and end the process when the coordinator of the run ends. Do nothing in any
-    other process.
+    """Record this process as a step worker of a recorded run, and end the process when the coordinator of the run ends.
+
+    Do nothing in any other process.
     """
     home, parent = _home(instance), multiprocessing.parent_process()
     coordinator = read_record(_record(home, run_id))
@@ -78,7 +79,7 @@ def begin_step(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
-    """End the runs of this home whose process has ended. Also free the pool slots of all ended runs."""
+    """End the runs of this home whose process has ended, and free the pool slots of all ended runs."""
     home, is_own = _home(instance), _has_own_database(instance)
     for path in (home / _RECORDS).glob("*"):
         run_id, _, step = path.name.partition(".")
@@ -97,7 +98,7 @@ def end_abandoned_runs(instance: dg.DagsterInstance) -> None:
 
 
 def _home(instance: dg.DagsterInstance) -> Path:
-    """Return the folder of the instance's files. It is the Dagster home, unless dagster.yaml names a different folder for artifacts."""
+    """Return the folder of the instance's files: the Dagster home, unless dagster.yaml names a different folder for artifacts."""
     return Path(instance.root_directory)
 
 
@@ -137,7 +138,7 @@ def _end(instance: dg.DagsterInstance, run_id: str) -> None:
 
 
 def _clear(home: Path, run_id: str) -> None:
-    """Remove the records of an ended run. Remove the record of the coordinator last, because the step workers are found through it."""
+    """Remove the records of an ended run, that of the coordinator last, because the step workers are found through it."""
     steps = list((home / _RECORDS).glob(f"{run_id}.*"))
     for path in steps:
         if not is_held(path):
@@ -147,7 +148,7 @@ def _clear(home: Path, run_id: str) -> None:
 
 
 def _has_own_database(instance: dg.DagsterInstance) -> bool:
-    """Return whether the database belongs to this home alone. It does if the database is a file in the home, which is Dagster's default."""
+    """Return whether the database belongs to this home alone, as Dagster's default, a file in the home, does."""
     if instance.is_ephemeral:
         return False
     storage = instance.get_ref().run_storage_data

@@ -1,4 +1,4 @@
-"""Dagster's records of the folders of a cache. Reports show these records, and `verify` compares the files on disk with them.
+"""Dagster's records of the folders of a cache, which reports show, and with which `verify` compares the files on disk.
 
 Reports show the results of a folder's checks, and the last seen revision of its upstream. `niels-cache verify` compares the files with
 meta.json. So if someone changes a cache and also renews every hash in it, `verify` finds nothing. But Dagster's event log also has
@@ -37,7 +37,7 @@ _RESULTS = 20  # read this many of the newest results of a check
 
 
 def history_at_home(registry: Registry, items: Sequence[Item], *, root: Path) -> History:
-    """Return the history from the Dagster home (DAGSTER_HOME, otherwise .dagster here). If there is no home, the history says so."""
+    """Return the history from the Dagster home (DAGSTER_HOME, otherwise .dagster here), which says so if there is no home."""
     home = dagster_home()
     if not (home / CONFIG_NAME).exists():
         return History(source=f"none: {home} is not a Dagster home; set {HOME_VARIABLE} to the home of the builds")
@@ -52,6 +52,7 @@ def history_at_home(registry: Registry, items: Sequence[Item], *, root: Path) ->
 
 
 def history_of(instance: dg.DagsterInstance, registry: Registry, items: Sequence[Item], *, root: Path) -> History:
+    """Return the history of items from the records of an instance."""
     reader = _Reader(instance, registry, root)
     return History(
         source=f"recorded by Dagster in {instance.root_directory}",
@@ -129,10 +130,13 @@ def _check(result: AssetCheckExecutionRecord) -> Check:
 
 
 def recorded_findings(root: Path, folders: Sequence[Path]) -> list[Finding]:
-    """Return findings for folders below `root` that differ from Dagster's record or have no record. Indices are left out, because an index
-    can be rebuilt.
+    """Return findings for folders below `root` that differ from Dagster's record or have no record.
 
-    Raises NielsCacheError if there is no Dagster home, and NotWrittenError for errors of its disk or database.
+    Indices are left out, because an index can be rebuilt.
+
+    Raises:
+        NielsCacheError: If there is no Dagster home.
+        NotWrittenError: If the home's disk or database fails.
     """
     home = dagster_home()
     if not (home / CONFIG_NAME).exists():
@@ -163,6 +167,7 @@ def _findings(instance: dg.DagsterInstance, root: Path, folder: Path) -> Iterato
 
 
 def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
+    """Return the asset and the partition of a folder, None for what it does not have."""
     name = folder.name
     if folder == tokenizer_dir(root):
         return TOKENIZER, None
@@ -174,8 +179,9 @@ def asset_of(root: Path, folder: Path) -> tuple[dg.AssetKey | None, str | None]:
 
 
 def _recorded_sha256(records: Sequence[dg.EventLogRecord], folder: Path) -> str | None:
-    """Return the hash of the newest build in this folder. If there is no such build, for example because the cache was moved, return the
-    hash of the newest build in any folder.
+    """Return the hash of the newest build in this folder.
+
+    If there is no such build, for example because the cache was moved, return the hash of the newest build in any folder.
     """
     found: dict[bool, str] = {}
     for record in records:

@@ -1,9 +1,9 @@
 """One Dagster home for the UI, the command line and CI. This module creates the home, writes its dagster.yaml, and opens it.
 
-`python -m niels_cache_assets.defs.home.instance` opens the home and prints its path. A file lock is held meanwhile. Without it, two
-processes that create the same SQLite home at the same time could damage the home permanently. After dagster.yaml is written, it belongs to
-the user. If an interrupted start left an empty dagster.yaml, the file is written again. A truncated dagster.yaml is rejected. Dagster's
-telemetry is off unless dagster.yaml turns it on.
+`python -m niels_cache_assets.defs.home.instance` opens the home and prints its path. A file lock is held meanwhile, because two processes
+that create the same SQLite home at the same time could damage it permanently. After dagster.yaml is written, it belongs to the user. If an
+interrupted start left an empty dagster.yaml, the file is written again. A truncated dagster.yaml is rejected. Dagster's telemetry is off
+unless dagster.yaml turns it on.
 """
 
 import fcntl
@@ -29,21 +29,23 @@ _NO_TELEMETRY = "DAGSTER_DISABLE_TELEMETRY"  # keeps Dagster's own processes, wh
 
 
 def dagster_home(home: Path | None = None) -> Path:
-    """Return the absolute path of the Dagster home. This is `home` if given, otherwise DAGSTER_HOME, otherwise .dagster in the working
-    directory.
-    """
+    """Return the absolute path of the Dagster home: `home`, otherwise DAGSTER_HOME, otherwise .dagster in the working directory."""
     return (home or Path(os.environ.get(HOME_VARIABLE) or ".dagster")).expanduser().absolute()
 
 
 def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | None = None) -> dg.DagsterInstance:
-    """Open the instance of a home, create the home if it is missing, and set DAGSTER_HOME to it.
+    """Open the instance of a home, create the home if it is missing, and set DAGSTER_HOME to it. Use the result in a `with` statement.
 
-    `overrides` replace top-level tables of its dagster.yaml for this process. Use the result in a `with` statement. Raises NielsCacheError
-    if the home cannot be written, or if its dagster.yaml is truncated or invalid.
+    Args:
+        home: The Dagster home; by default that of `dagster_home`.
+        overrides: Replacements for top-level tables of its dagster.yaml in this process; by default none.
+
+    Raises:
+        NielsCacheError: If the home cannot be written, or if its dagster.yaml is truncated or invalid.
     """
     home = dagster_home(home)
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # its files can be read by everybody
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # its files can be read by everyone
         with open(home / LOCK_NAME, "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _write_config(home / CONFIG_NAME)
@@ -57,9 +59,9 @@ def ensure_instance(home: Path | None = None, *, overrides: Mapping[str, Any] | 
 
 
 def _opened(ref: InstanceRef) -> dg.DagsterInstance:
-    """Open an instance. If another home of a new database creates the same tables at this moment, try again.
+    """Open an instance, and retry if another home of a new database creates the same tables at this moment.
 
-    Dagster also tries again, but not if Postgres has the type of a table and not yet the table, or only some of the tables.
+    Dagster also retries, but not if Postgres has the type of a table and not yet the table, or only some of the tables.
     """
     failures = 0
     while True:
@@ -76,8 +78,10 @@ def _opened(ref: InstanceRef) -> dg.DagsterInstance:
 
 
 def _write_config(path: Path) -> None:
-    """Write the default dagster.yaml in one step if it is missing or empty. Raises NielsCacheError if it is a truncated copy of the
-    default.
+    """Write the default dagster.yaml in one step if it is missing or empty.
+
+    Raises:
+        NielsCacheError: If it is a truncated copy of the default.
     """
     default = resources.files(__package__).joinpath(CONFIG_NAME).read_bytes()
     content = path.read_bytes().strip(b"\0 \t\r\n") if path.exists() else b""  # a power loss may leave a file of zeros
@@ -105,7 +109,7 @@ def _read_config(home: Path, overrides: Mapping[str, Any]) -> InstanceRef:
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Create the Dagster home for Dagster's own programs, and print its path. Takes no arguments."""
+    """Create the Dagster home for Dagster's own programs, and print its path. It takes no arguments."""
     with ensure_instance():
         print(f"Dagster home: {os.environ[HOME_VARIABLE]}")
 

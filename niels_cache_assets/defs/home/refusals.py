@@ -45,8 +45,9 @@ _OF_A_CUT_DATABASE = "its first start was cut; name a new, empty database in its
 
 
 class _Refused(BaseException):
-    """An error that ends a run after it could not record an event. The class does not derive from Exception, because code that catches
-    Exception would print the error and try to record it.
+    """An error that ends a run after it could not record an event.
+
+    The class does not derive from Exception, because code that catches Exception would print the error and try to record it.
     """
 
 
@@ -117,7 +118,7 @@ def _of_sqlite(reason: str, home: Path) -> str | None:
 
 
 def _is_a_wrong_home(error: BaseException, cause: OSError) -> bool:
-    """Return whether the error already has a message that the home can never be written. That is wrong use, not a temporary problem."""
+    """Return whether the error already has a message that the home can never be written, which is wrong use and no temporary problem."""
     return isinstance(error, NielsCacheError) and cause.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
 
 

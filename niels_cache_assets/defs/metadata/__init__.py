@@ -1,1 +1,1 @@
-"""The metadata of assets in Dagster's UI (numbers, samples, tables and pictures)."""
+"""The metadata of assets in Dagster's UI: numbers, samples, tables and pictures."""

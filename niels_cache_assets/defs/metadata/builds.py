@@ -1,6 +1,6 @@
 """Metadata of a build for the UI: plots, samples, numbers in words, and the data version of each asset.
 
-A value is stored as a number only if a plot of the value over partitions or time is useful, because the UI plots numbers. Every remaining
+A value is stored as a number only if a plot of the value over partitions or time is useful, because the UI plots numbers. Every other
 number is stored as text with its unit.
 
 The values come from meta.json, the seconds of this run, and for plots one pass over the built files. Only meta.json is hashed here. The
@@ -51,14 +51,20 @@ def split_version(meta: Meta, split: Split) -> dg.DataVersion:
 
 
 def split_files(meta: Meta, split: Split) -> dict[str, Any]:
+    """Return the entries of a split's files in meta.json, by path."""
     return {path: entry for path, entry in meta.get("files", {}).items() if path.startswith((f"{split}/", f"{split}_"))}
 
 
 def family_metadata(outcome: Outcome, settings: Mapping[str, Any], *, deduplicated: bool, draw: bool) -> dict[Split | None, Metadata]:
-    """Return the metadata of each split, and the metadata of the whole data set under the key None. The most useful entries come first.
+    """Return the metadata of each split, and of the whole data set under the key None, the most useful entries first.
+
     Plots, samples, code and state are only with the whole data set.
 
-    `settings`: the settings of the registry with the overrides of this run. `draw`: whether to draw plots.
+    Args:
+        outcome: Outcome of the build.
+        settings: Settings of the registry with the overrides of this run.
+        deduplicated: Whether duplicates were removed.
+        draw: Whether to draw plots.
     """
     meta, root = outcome.meta, outcome.directory.parent.parent
     ratio = of_cache(meta, SPLITS) if outcome.family == "pretrain" else None
@@ -134,7 +140,7 @@ def said_of_dropped(outcome: Outcome, *, deduplicated: bool) -> str:
 
 
 def tokenizer_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
-    """Return the metadata of the tokenizer. `draw`: whether to draw plots."""
+    """Return the metadata of the tokenizer, with plots if `draw` is set."""
     meta = outcome.meta
     ids = [{"role": role, "piece": piece, "id": meta["special_token_ids"][role]} for role, piece in meta["special_tokens"].items()]
     trained_on = meta.get("trained_on", {})
@@ -189,7 +195,7 @@ def state_of(outcome: Outcome) -> Metadata:
 
 
 def state_in(metadata: Mapping[str, Any]) -> str:
-    """Return `built`, `cache_hit` or `disabled` from the metadata of a materialization, or an empty string if the metadata has no state."""
+    """Return `built`, `cache_hit` or `disabled` from the metadata of a materialization, or "" if the metadata has no state."""
     word = str(metadata.get(STATE, "")).partition(" ")[0]
     return "cache_hit" if word == "hit" else word
 
@@ -218,8 +224,9 @@ def split_schema(family: Family) -> dg.TableSchema:
 
 
 def _plots(outcome: Outcome) -> dg.MarkdownMetadataValue | str:
-    """Return the plots of a cache, from one pass over it. If the cache is damaged, return a line that says this. The checks then report
-    the damage.
+    """Return the plots of a cache, from one pass over it.
+
+    If the cache is damaged, return a line that says so. The checks then report the damage.
     """
     try:
         measures = measure_cache(outcome.directory, outcome.family, outcome.meta)
@@ -229,7 +236,7 @@ def _plots(outcome: Outcome) -> dg.MarkdownMetadataValue | str:
 
 
 def tokenizer_measured(outcome: Outcome, *, draw: bool) -> dict[str, object]:
-    """Return the characters per token of each source. If `draw`, add a plot of them."""
+    """Return the characters per token of each source, with a plot of them if `draw` is set."""
     ratios, meta = by_source(outcome.directory.parent, outcome.meta), outcome.meta
     found: dict[str, object] = {}
     if draw:

@@ -1,4 +1,4 @@
-"""Metadata of corpora, duplicates and reports for the UI (numbers to plot, tables, pictures).
+"""Metadata of corpora, duplicates and reports for the UI: numbers to plot, tables, pictures.
 
 The values come from meta.json and report.json.
 """
@@ -20,7 +20,11 @@ from niels_cache_assets.sources.excluding import EXCLUDED
 
 
 def documents_metadata(outcome: Outcome) -> Metadata:
-    """Return the metadata of corpus/documents. Raises NielsCacheError for files that cannot be read."""
+    """Return the metadata of corpus/documents.
+
+    Raises:
+        NielsCacheError: If a file cannot be read.
+    """
     meta, root = outcome.meta, outcome.directory.parent.parent
     documents, size = meta["documents"], meta["bytes"]["after"]
     said = [f"{file_size(size)}: {counted(documents['kept'], 'document')} of {documents['read']:,}", counted(meta["words"], "word")]
@@ -95,7 +99,7 @@ def kept_metadata(prepared: PreparedCorpus) -> Metadata:
 
 
 def report_metadata(outcome: Outcome, *, draw: bool) -> Metadata:
-    """Return the metadata of corpus/report: the tables of report.json. `draw`: whether to draw plots."""
+    """Return the metadata of corpus/report: the tables of report.json, with plots if `draw` is set."""
     report = outcome.meta
     kept, given = report["documents"]["kept"], report["documents"]["given"]
     funnel = [

@@ -1,8 +1,7 @@
-"""Entries of metadata in forms that the UI can show (tables, code, pictures, commands). The entries are small, because Dagster's database
-stores them.
+"""Entries of metadata in forms that the UI can show: tables, code, pictures, commands. Dagster's database stores them, so they are small.
 
-No entry holds text of a document, because it would stay in the database after the document is taken down. An entry has the command instead
-that reads the text from the cache.
+No entry contains text of a document, because it would stay in the database after the document is taken down. Instead, an entry has the
+command that reads the text from the cache.
 """
 
 import base64
@@ -35,14 +34,15 @@ def table(rows: Sequence[Mapping[str, Any]], **columns: str) -> dg.TableMetadata
 
 
 def without_empty(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that are not None and not an empty table. The UI would show only the heading of an empty table."""
+    """Return the entries that are not None and no empty table, of which the UI would show only the heading."""
     has_no_row = {key for key, value in metadata.items() if isinstance(value, dg.TableMetadataValue) and not value.records}
     return {key: value for key, value in metadata.items() if value is not None and key not in has_no_row}
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """Return the text as a Markdown code block. The fence is longer than any run of backticks in the text, so the text cannot close the
-    block.
+    """Return the text as a Markdown code block.
+
+    The fence is longer than any run of backticks in the text, so the text cannot close the block.
     """
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -50,7 +50,7 @@ def fenced(text: str, language: str = "text") -> str:
 
 
 def behind_a_click(markdown: str) -> str:
-    """Return the Markdown, padded so that the UI shows it in its own window. The table of entries would cut wide text."""
+    """Return the Markdown, padded so that the UI shows it in its own window, because the table of entries would cut wide text."""
     return markdown.ljust(_INLINE)
 
 
@@ -60,16 +60,22 @@ def json_entry(values: Mapping[str, Any]) -> dg.MarkdownMetadataValue:
 
 
 def code_entry(text: str) -> dg.MarkdownMetadataValue:
+    """Return Python code as an entry."""
     block = fenced(text, "python")
     is_narrow = max(map(len, text.splitlines())) <= NARROW
     return dg.MetadataValue.md(block if is_narrow else behind_a_click(block))
 
 
 def command_entry(*arguments: str, root: Path) -> dg.MarkdownMetadataValue:
-    """Return a command of niels-cache that prints what the metadata does not hold. `root`: the cache directory."""
+    """Return a command of niels-cache that prints what the metadata does not contain.
+
+    Args:
+        *arguments: Arguments of the command.
+        root: The cache directory.
+    """
     return dg.MetadataValue.md(fenced(shlex.join(["niels-cache", *arguments, "--cache-dir", str(root.absolute())]), "bash"))
 
 
 def images(pictures: Sequence[Picture]) -> str:
-    """Return Markdown with the pictures. The UI shows PNG images, but no SVG or HTML."""
+    """Return Markdown with the pictures as PNG, because the UI shows no SVG or HTML."""
     return "\n\n".join(f"![{each.title}](data:image/png;base64,{base64.b64encode(as_png(each)).decode('ascii')})" for each in pictures)

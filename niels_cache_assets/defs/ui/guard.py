@@ -1,9 +1,8 @@
-"""A guard (a filter of requests) in front of Dagster's web server. With the guard, only the UI's own pages can start, change or read
-anything. The guard is pure ASGI.
+"""A guard (a filter of requests) in front of Dagster's web server, which lets only the UI's own pages start, change or read anything.
 
-Dagster's server has no login. It executes GraphQL mutations sent by GET, accepts `text/plain;application/json` as JSON, and checks neither
-Host nor Origin. Without a guard, every page in the user's browser could launch runs or delete history, even on 127.0.0.1. These are the
-routes of the server and the rules of the guard:
+The guard is pure ASGI. Dagster's server has no login. It executes GraphQL mutations sent by GET, accepts `text/plain;application/json` as
+JSON, and checks neither Host nor Origin. Without a guard, every page in the user's browser could launch runs or delete history, even on
+127.0.0.1. These are the routes of the server and the rules of the guard:
 
     POST      /graphql, /report_asset_{materialization,check,observation}/...   application/json only, Origin the UI's or absent
     GET       /graphql                                   only the page of the GraphQL editor; no query is ever passed on
@@ -70,11 +69,13 @@ class _Refused(Exception):
 
 
 class WebGuard:
-    """An ASGI app that passes the UI's own requests to `app`. All other requests get a short page that refuses them (400, 403, 405, 413 or
-    415).
+    """An ASGI app that passes the UI's own requests to `app`. All other requests get a short error page (400, 403, 405, 413 or 415).
 
-    `port`: the port of the server. Host may be 127.0.0.1, localhost or [::1] with this port. `name`: the host name that the message of a
-    refusal recommends.
+    Args:
+        app: The ASGI app of Dagster's web server.
+        port: Port of the server. Host may be 127.0.0.1, localhost or [::1] with this port.
+        name: Host name that the message of a refusal recommends; by default 127.0.0.1.
+        read_only: Whether to refuse every mutation and report; by default no.
     """
 
     def __init__(self, app: App, *, port: int, name: str = "127.0.0.1", read_only: bool = False) -> None:
@@ -130,7 +131,11 @@ class WebGuard:
 
 
 def refuse_unknown_routes(routes: Iterable[Any]) -> None:
-    """Raise NielsCacheError if a Starlette app has routes that this guard does not cover."""
+    """Check that this guard covers all routes of a Starlette app.
+
+    Raises:
+        NielsCacheError: If it does not.
+    """
     for route in routes:
         methods = getattr(route, "methods", {"WEBSOCKET"}) or {"ANY"}  # among Starlette's routes only websockets have no methods
         if not (str(route.name).endswith(_STATIC) or methods <= _KNOWN_ROUTES.get(route.path, frozenset())):
@@ -162,11 +167,10 @@ def _is_link(scope: Scope, headers: dict[bytes, bytes]) -> bool:
 
 
 async def _well_formed(receive: Receive, room: str, *, read_only: bool) -> Receive:
-    """Check the body of a request, and return a receive function that gives this body again.
+    """Check the body of a request, and return a receive function that returns this body again.
 
-    Without this check, Dagster's server would answer unexpected JSON with status 500 and a traceback.
-
-    With `read_only`, only queries are accepted.
+    Without this check, Dagster's server would answer unexpected JSON with status 500 and a traceback. With `read_only`, only queries are
+    accepted.
     """
     body, more, most = b"", True, MAX_GRAPHQL_BYTES if read_only else MAX_BODY_BYTES
     while more:

@@ -1,5 +1,4 @@
-"""The web UI. It is Dagster's own web server behind ui/guard.py (a filter of requests), in this process, and the services of Dagster
-(services.py).
+"""The web UI: Dagster's own web server behind ui/guard.py (a filter of requests), in this process, and Dagster's services (services.py).
 
 Dagster has no hook for a layer in front of its server. So this module calls the functions behind Dagster's own command line. An update may
 change these functions, or the guard may no longer fit the server. Then nothing is served, and a NielsCacheError says so before the port
@@ -34,12 +33,17 @@ _CHECK_SECONDS = 1.0
 
 
 def serve(listener: socket.socket, *, read_only: bool, ready: Callable[[], None]) -> None:
-    """Serve the UI on a bound socket until an exception ends the server, for example the exception of a signal. Call `ready` when the UI
-    answers.
+    """Serve the UI on a bound socket until an exception ends the server, for example the exception of a signal.
 
-    With `read_only`, the UI cannot change anything, and no daemon is started. Without `read_only`, there can be only one UI for each
-    Dagster home. Raises NielsCacheError if a different process runs a UI on this home, or if the home cannot be used. Also raises it if the
-    guard does not fit the web server, and if a service ends by itself. Raises NotWrittenError for errors of the home's disk or database.
+    Args:
+        listener: The bound socket.
+        read_only: Whether the UI can change nothing, and no daemon is started. Otherwise, there can be only one UI for each Dagster home.
+        ready: Called when the UI answers.
+
+    Raises:
+        NielsCacheError: If a different process runs a UI on this home, if the home cannot be used, if the guard does not fit the web
+            server, or if a service ends by itself.
+        NotWrittenError: If the home's disk or database fails.
     """
     with _saying_what_does_not_fit():
         from niels_cache_assets.defs.ui.services import Services
@@ -76,7 +80,11 @@ def _only_one(home: Path, *, shared: bool) -> Iterator[None]:
 
 @contextmanager
 def _guarded(instance: dg.DagsterInstance, services: "Services", *, name: str, port: int, read_only: bool) -> Iterator[WebGuard]:
-    """Yield the guard in front of the web server. Raise NielsCacheError if the server has a route without a rule."""
+    """Yield the guard in front of the web server.
+
+    Raises:
+        NielsCacheError: If the server has a route without a rule.
+    """
     with _saying_what_does_not_fit():
         from dagster._core.workspace.context import WorkspaceProcessContext
         from dagster_webserver.app import create_app_from_workspace_process_context

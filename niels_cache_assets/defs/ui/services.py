@@ -1,8 +1,8 @@
-"""The two processes behind the web UI. One is a code server. The other is the daemon, which launches queued runs and backfills. `dagster
-dev` starts the same processes.
+"""The two processes behind the web UI: a code server, and the daemon, which launches queued runs and backfills.
 
-These services run in their own sessions, so that Ctrl-C in the terminal reaches only the main process. After Ctrl-C, the main process ends
-the runs first and the services afterwards. The services also end whenever the main process ends (niels_cache_assets.base.processes).
+`dagster dev` starts the same processes. These services run in their own sessions, so that Ctrl-C in the terminal reaches only the main
+process. After Ctrl-C, the main process ends the runs first and the services afterwards. The services also end whenever the main process
+ends (niels_cache_assets.processes).
 """
 
 import json
@@ -36,9 +36,10 @@ _IN_PROGRESS = [dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.Da
 
 
 class Services:
-    """The services of the UI. During the `with` block, the code server listens on a socket in `folder`. `start_daemon` adds the daemon.
+    """The services of the UI, as a context manager.
 
-    At the end of the block, runs of the code server are canceled. Queued runs stay queued until the next start.
+    During the `with` block, the code server listens on a socket in `folder`. `start_daemon` adds the daemon. At the end of the block, runs
+    of the code server are canceled. Queued runs stay queued until the next start.
     """
 
     def __init__(self, instance: dg.DagsterInstance, folder: Path) -> None:
@@ -75,8 +76,10 @@ class Services:
         self._start("the daemon", DAEMON, ["run", "-w", str(workspace), "--log-level", "warning", *self._on_the_instance()])
 
     def _on_the_instance(self) -> list[str]:
-        """Return the command line option that passes the current settings of the instance. Return no option if dagster.yaml has an entry
-        for telemetry. Every user of the machine can see the settings in a command line, and dagster.yaml may hold a database password.
+        """Return the command line option that passes the current settings of the instance.
+
+        Return no option if dagster.yaml has an entry for telemetry. Every user of the machine can see the settings in a command line, and
+        dagster.yaml may contain a database password.
         """
         if self._instance.is_ephemeral:
             return []
@@ -85,7 +88,11 @@ class Services:
         return [] if is_read_so else ["--instance-ref", dg.serialize_value(here)]
 
     def check(self) -> None:
-        """Raise NielsCacheError if a service has ended."""
+        """Check that both services still run.
+
+        Raises:
+            NielsCacheError: If a service has ended.
+        """
         for name, process in self._processes.items():
             if process.poll() is not None:
                 raise NielsCacheError(f"{name} of the UI ended by itself (exit code {process.returncode}); see its messages above")
@@ -124,7 +131,7 @@ class Services:
             os.close(end)
 
     def _cancel_runs(self) -> None:
-        """Ask the runs of the code server to end. Wait until they have ended or RUN_GRACE_SECONDS are over."""
+        """Ask the runs of the code server to end, and wait until they have ended or RUN_GRACE_SECONDS are over."""
         for run in self._runs():
             with suppress(Exception):  # errors of gRPC and Dagster; a code server without an answer is killed with its runs
                 self._instance.run_launcher.terminate(run.run_id)
@@ -133,6 +140,5 @@ class Services:
             time.sleep(0.05)
 
     def _runs(self) -> list[dg.DagsterRun]:
-        """Return the runs in progress that the code server executes."""
         unfinished = self._instance.get_runs(filters=dg.RunsFilter(statuses=_IN_PROGRESS))
         return [run for run in unfinished if self._socket in run.tags.get(GRPC_INFO_TAG, "")]

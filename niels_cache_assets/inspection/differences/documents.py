@@ -1,12 +1,12 @@
 """Documents (or examples) that only one of two builds has. Lineage identifies a document: id at the source, file and row.
 
 1. Skip batches of rows that are equal on both sides. For every remaining row, write a digest to one of several temporary files, the parts.
-   The digest of a row decides its part, so that each part stays small.
+   The digest of a row determines its part, so that each part stays small.
 2. In each part, sort the digests, and count each digest by side and split.
 
-A comparison costs one pass over both lineages, and 34 bytes of temporary files for each row of a batch that differs. One part is in memory.
-A part has about two million rows, or more if both builds together have over a thousand million rows. A document that occurs twice on side A
-and once on side B counts as one difference.
+A comparison takes one pass over both lineages, and 34 bytes of temporary files for each row of a batch that differs. One part is in memory.
+A part has about two million rows, or more if both builds together have more than a billion rows. A document that occurs twice on side A and
+once on side B counts as one difference.
 """
 
 from __future__ import annotations
@@ -54,10 +54,15 @@ class Listed:
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentDifferences:
-    """The documents that differ between builds A and B. rows: the number of rows by side and split. only: for each side, the number of
-    documents that only this side has. moved: the number of documents whose split differs. resized: the number of documents whose number of
-    tokens differs. first: the first few documents of each kind (`a`, `b`, `moved`, `resized`). Documents of kind `b` have their lineage
-    from build B; all remaining documents have their lineage from build A.
+    """The documents that differ between builds A and B.
+
+    Attributes:
+        rows: Number of rows by side and split.
+        only: For each side, the number of documents that only this side has.
+        moved: Number of documents whose split differs.
+        resized: Number of documents whose number of tokens differs.
+        first: The first few documents of each kind (`a`, `b`, `moved`, `resized`). Documents of kind `b` have their lineage from build B;
+            all others have it from build A.
     """
 
     rows: dict[Side, dict[Split, int]]
@@ -72,9 +77,15 @@ class DocumentDifferences:
 
 
 def compare_documents(a: LineagePaths, b: LineagePaths, *, shown: int) -> DocumentDifferences:
-    """Compare the lineage files of each split. `shown`: how many documents of each kind to list.
+    """Compare the lineage files of each split.
 
-    Raise NielsCacheError for a file that is missing or unreadable, or that lacks a column.
+    Args:
+        a: Lineage files of build A.
+        b: Lineage files of build B.
+        shown: How many documents of each kind to list.
+
+    Raises:
+        NielsCacheError: If a file is missing or unreadable, or lacks a column.
     """
     rows = {side: {split: _row_count(path) for split, path in paths.items()} for side, paths in (("a", a), ("b", b))}
     parts = min(_MOST_PARTS, 1 + sum(sum(counts.values()) for counts in rows.values()) // _ROWS_OF_A_PART)
@@ -124,9 +135,9 @@ def _open(table: Table) -> Iterator[pq.ParquetFile]:
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield batches of _ROWS_AT_ONCE rows. The last batch may be shorter. Two files with equal rows give equal batches, even if their row
-    groups
-    differ.
+    """Yield batches of _ROWS_AT_ONCE rows. The last batch may be shorter.
+
+    Two files with equal rows give equal batches, even if their row groups differ.
     """
     import pyarrow
 
@@ -186,7 +197,6 @@ class _Found:
         self.first: dict[str, list[tuple[int, int]]] = {what: [] for what in self.counts}
 
     def add(self, rows: Array) -> None:
-        """Count all rows of a part."""
         if not len(rows):
             return
         rows = rows[np.lexsort((rows["ordinal"], rows["split"], rows["side"], rows["low"], rows["high"]))]

@@ -1,7 +1,7 @@
 """The comparison of two data sets of the same family (pretrain or SFT), or of two cache roots, data set by data set.
 
-The comparison takes the settings, the inputs and the resulting counts from the two meta.json. A meta.json does not record every setting of
-a build, but the fingerprint in it covers all settings. So the comparison also reports a difference of the fingerprint alone.
+The settings, the inputs and the resulting counts come from the two meta.json. A meta.json does not record every setting of a build, but the
+fingerprint in it covers all settings. So the comparison also reports a difference of the fingerprint alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +47,13 @@ _FINGERPRINT = "fingerprint"
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """The folders of the same data set or tokenizer in two builds. `a` or `b` is None if the build has no such folder."""
+    """The folders of the same data set or tokenizer in two builds.
+
+    Attributes:
+        name: FAMILY/NAME, or "tokenizer".
+        a: Folder in build A, or None if the build has no such folder.
+        b: Folder in build B, or None if the build has no such folder.
+    """
 
     name: str
     a: Path | None
@@ -56,7 +62,13 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Differing:
-    """One value that differs between two meta.json. key: the path of the value in meta.json. a, b: None if the value is missing."""
+    """A value that differs between two meta.json.
+
+    Attributes:
+        key: Path of the value in meta.json.
+        a: Value in build A, or None if it is missing.
+        b: Value in build B, or None if it is missing.
+    """
 
     key: str
     a: Any
@@ -69,10 +81,13 @@ class Differing:
 
 @dataclass(frozen=True, kw_only=True)
 class MetaDifferences:
-    """The differences between two meta.json. settings: in recorded settings and inputs. counts: in the resulting counts.
+    """The differences between two meta.json.
 
-    has_unrecorded: True if the fingerprints differ but all recorded settings are equal. The reason is then a setting that meta.json does
-        not record, a code version, or the content of a corpus.
+    Attributes:
+        settings: Differences in recorded settings and inputs.
+        counts: Differences in the resulting counts.
+        has_unrecorded: Whether the fingerprints differ although all recorded settings are equal. The reason is then a setting that
+            meta.json does not record, a code version, or the content of a corpus.
     """
 
     settings: list[Differing]
@@ -82,9 +97,16 @@ class MetaDifferences:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetDifferences:
-    """All differences between two builds of a data set or tokenizer. name: FAMILY/NAME, or "tokenizer". For a tokenizer, only `metas` is
-    filled. documents: None if a build has no lineage. counts: for each split, the number of tokens on both sides. tokens: for each split,
-    the first token that differs, or None.
+    """All differences between two builds of a data set or tokenizer.
+
+    Attributes:
+        name: FAMILY/NAME, or "tokenizer", for which only `metas` is filled.
+        a: Folder in build A.
+        b: Folder in build B.
+        metas: Differences between the two meta.json.
+        documents: Differences between the documents, or None if a build has no lineage.
+        counts: For each split, the number of tokens on both sides.
+        tokens: For each split, the first token that differs, or None.
     """
 
     name: str
@@ -110,7 +132,8 @@ class DatasetDifferences:
 def find_pairs(a: Path, b: Path) -> list[Pair]:
     """Return one pair for two folders with a meta.json, or a pair for every data set and tokenizer of two cache roots.
 
-    Raise NielsCacheError if a folder is neither of these, or if the two folders have different kinds.
+    Raises:
+        NielsCacheError: If a folder is neither of these, or if the two folders have different kinds.
     """
     kinds = [_kind(path) for path in (a, b)]
     if kinds[0] != kinds[1]:
@@ -125,7 +148,6 @@ def find_pairs(a: Path, b: Path) -> list[Pair]:
 
 
 def _kind(path: Path) -> str | None:
-    """Return the kind in meta.json, or None for a cache root."""
     if not (path / META_NAME).exists():
         found = describe(path)
         if found.kind == "root":
@@ -148,8 +170,15 @@ def _names(root: Path) -> list[str]:
 
 
 def compare_pair(pair: Pair, *, shown: int, progress: OnProgress = lambda done, total: None) -> DatasetDifferences:
-    """Return all differences of a pair. `shown`: how many documents of each kind to list. Raise NielsCacheError for a folder that cannot be
-    read.
+    """Return all differences of a pair.
+
+    Args:
+        pair: The two folders.
+        shown: How many documents of each kind to list.
+        progress: Called with the number of finished tokens and the total; by default does nothing.
+
+    Raises:
+        NielsCacheError: If a folder cannot be read.
     """
     assert pair.a is not None
     assert pair.b is not None
@@ -197,7 +226,6 @@ def _lists(meta: Meta, name: str) -> bool:
 
 
 def _compare_metas(a: Meta, b: Meta) -> MetaDifferences:
-    """Return the settings and counts that differ."""
     ours, theirs = dict(_leaves(a)), dict(_leaves(b))
     differing = [
         Differing(key=key, a=ours.get(key), b=theirs.get(key))

@@ -1,6 +1,6 @@
 """The first token that differs between two splits, and the document with this token on each side.
 
-Tokens are mapped and compared in blocks, in their order in the split. The sizes of the shards do not matter. A comparison costs one pass
+Tokens are mapped and compared in blocks, in their order in the split. The sizes of the shards do not matter. A comparison takes one pass
 over both splits, up to the first difference. A few blocks are in memory. The command line prints the result.
 """
 
@@ -17,10 +17,18 @@ AROUND = 24  # tokens to show on each side
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPlace:
-    """The place of a token in a build. file: the token file. offset: the position of the token in this file, in tokens. document: the
-    number of the document in the split. document_offset: the position of the token in the document, in tokens. document_tokens: the number
-    of tokens in the document. lineage: None if the build has no lineage. token: the id of the token. before, after: the ids of the
-    surrounding tokens in the same document.
+    """The position of a token in a build.
+
+    Attributes:
+        file: The token file.
+        offset: Position of the token in this file, in tokens.
+        document: Number of the document in the split.
+        document_offset: Position of the token in the document, in tokens.
+        document_tokens: Number of tokens in the document.
+        lineage: Lineage of the document, or None if the build has none.
+        before: Ids of the tokens before it in the same document.
+        token: Id of the token.
+        after: Ids of the tokens after it in the same document.
     """
 
     file: str
@@ -36,8 +44,12 @@ class TokenPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenDifference:
-    """The first difference between two splits. position: the offset in tokens from the start of the split. a, b: the token at this position
-    on each side. The token is None if the side ends before this position.
+    """The first difference between two splits.
+
+    Attributes:
+        position: Offset in tokens from the start of the split.
+        a: Token at this position in build A, or None if the build ends before it.
+        b: Token at this position in build B, or None if the build ends before it.
     """
 
     position: int
