@@ -1,8 +1,8 @@
 """Filters, each of which looks at one normalized document and returns a rejection or None.
 
 The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document, and add one
-line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to REASONS in config/tables.py, at the position
-that the filter has in `_JUDGES`. The threshold of a filter is in config/tables.py, too. If Gopher has a rule (Rae et al. 2021,
+line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to REASONS in settings.py, at the position
+that the filter has in `_JUDGES`. The threshold of a filter is in settings.py, too. If Gopher has a rule (Rae et al. 2021,
 https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher.
 
 Some definitions hold for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines

@@ -84,7 +84,7 @@ def refuse(option: str, problem: str, given: str, choices: Iterable[str]) -> NoR
     Raises:
         NielsCacheError: Always.
     """
-    from niels_cache_assets.config.problems import refuse_choice
+    from niels_cache_assets.base.choices import refuse_choice
 
     refuse_choice(f"{WHERE}: {option}" if option else WHERE, problem, given, choices)
 

@@ -110,7 +110,7 @@ def launch_builds(
 
     Raises:
         NielsCacheError: If a name is unknown.
-        BadInputs: Before a tokenizer is trained, if a data set cannot be read as configured (sources/inputs.py).
+        BadInputs: Before a tokenizer is trained, if a data set cannot be read as configured (artifacts/input_problems.py).
         KeyboardInterrupt: When interrupted. Then the run ends as canceled, and the files on disk are unchanged.
         NotWrittenError: If the Dagster home cannot record a run, for example because its disk is full. This error ends the launch.
     """

@@ -3,7 +3,7 @@
 A build cannot continue an unfinished Parquet file, because its footer is in the writer's memory until the end. A build therefore also
 writes its rows to a second file, the spool, as consecutive Arrow IPC messages. The spool can be truncated after any message. A resumed
 build reads the spool, and writes the Parquet file again from the beginning. The row groups of the Parquet file have exactly 65,536 rows, so
-the file does not depend on the chunks of the stream. Each row is written twice. One row group is in memory. disk/lineage.py reads lineage.
+the file does not depend on the chunks of the stream. Each row is written twice. One row group is in memory. facts/lineage.py reads lineage.
 """
 
 from __future__ import annotations

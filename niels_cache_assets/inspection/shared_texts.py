@@ -2,7 +2,7 @@
 
 Cost: a read of 8 bytes per document, and of no token. Memory: 24 bytes for each document of val, and a row group of lineage. A billion
 documents take minutes. Only equal texts count (after the conversion of newlines), and no empty texts. So this promises less than
-`streaming/disjoint.py`, which compares the canonical texts of train and val of one cache. A cache that was made from tokens has no hashes,
+`inspection/disjoint.py`, which compares the canonical texts of train and val of one cache. A cache that was made from tokens has no hashes,
 and is not checked.
 """
 

@@ -66,7 +66,7 @@ def render_page(report: CacheReport, drawings: Drawings, *, now: float) -> str:
 
 
 def render_tuning(found: Mapping[str, Any]) -> str:
-    """Return the page of a data set with a corpus, given the result of `tuning` in corpus/tuning.py."""
+    """Return the page of a data set with a corpus, given the result of `tuning` in reports/tuning.py."""
     cleaning, duplicates = found["cleaning"], found["duplicates"]
     languages = sorted(cleaning["languages"].items(), key=lambda each: (-each[1], each[0])) if cleaning else []
     others = sum(count for _, count in languages[_LANGUAGES:])

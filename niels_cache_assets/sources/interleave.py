@@ -3,7 +3,7 @@
 `datasets.interleave_datasets` draws from the streams. Each member is read with the settings of its own table.
 
 A document costs about 0.1 ms, because the library passes rows between threads one at a time. A member that is split by val_frac is read one
-more time to count its documents. The memory is that of all members together. `streaming/held_out.py` finds the documents that a member
+more time to count its documents. The memory is that of all members together. `corpus/held_out.py` finds the documents that a member
 keeps for val, and describes the cost of this.
 """
 
@@ -33,7 +33,7 @@ class Interleave(PretrainSource):
     `all_exhausted` restarts members that end early. Their documents repeat, so there can be no val split.
 
     The documents that a member keeps for val, by upstream's split, val_frac or token budgets, are left out and counted (`member_val`). The
-    other documents are split by the rule of this table, even if the member's own cache ends earlier. `streaming/held_out.py` describes how
+    other documents are split by the rule of this table, even if the member's own cache ends earlier. `corpus/held_out.py` describes how
     val is found.
 
     If a member has `decontaminate`, documents of all members that are equal or nearly equal to its val are left out too

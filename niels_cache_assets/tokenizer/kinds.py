@@ -161,7 +161,7 @@ def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokeni
     return open_model(path, kind=meta.get("model_kind", "sentencepiece"), special_tokens=meta["special_tokens"])
 
 
-def load_tokenizer(registry: Registry, root: Path) -> TextTokenizer:
+def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
     """Return the tokenizer in the cache root for builds, with the special tokens of the configuration.
 
     Raises:
@@ -174,7 +174,7 @@ def load_tokenizer(registry: Registry, root: Path) -> TextTokenizer:
         raise NielsCacheError(f"{model}: no tokenizer yet; materialize the asset 'tokenizer' first (niels-cache build-all does)")
     if model.name != TOKENIZER_MODEL_NAME:
         tokenizer: TextTokenizer = open_built_model(folder)
-        if tokenizer.special_tokens != registry.tokenizer.special_tokens:  # fingerprints of caches cover those of the configuration
+        if tokenizer.special_tokens != settings.special_tokens:  # fingerprints of caches cover those of the configuration
             raise NielsCacheError(f"{model}: the tokenizer was built with other special tokens; materialize the tokenizer first")
     else:
         tokenizer = SentencePieceTokenizer(str(model), special_tokens=settings.special_tokens)

@@ -147,7 +147,7 @@ def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
 
 
 def _thresholds(arguments: argparse.Namespace) -> CleaningSettings:
-    from niels_cache_assets.config.registry import load_registry
+    from niels_cache_assets.project.registry import load_registry
 
     changes: dict[str, Any] = {}
     for setting in arguments.settings:

@@ -114,7 +114,7 @@ class Finding:
 
 def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     """Yield all findings, the most important first. If the configuration cannot be read, checks that depend on it are skipped."""
-    from niels_cache_assets.config.registry import cache_root, load_registry
+    from niels_cache_assets.project.registry import cache_root, load_registry
 
     yield _system()
     yield _versions()
@@ -286,6 +286,7 @@ def _dagster_home() -> Finding:
 
 def _hub(registry: Registry) -> Iterator[Finding]:
     """Check that each data set of the hub can be read with the current access token, and stop at the first failed connection."""
+    from niels_cache_assets.artifacts.input_problems import hub_problems
     from niels_cache_assets.sources.hub.data import HubData
 
     problems = [_of_input("hub", problem) for problem in hub_problems(registry)]

@@ -184,8 +184,8 @@ def _document_json(document: Document) -> dict[str, Any]:
 
 
 def _print_corpus_sample(arguments: argparse.Namespace, registry: Registry, root: Path, *, seed: int) -> None:
-    from niels_cache_assets.corpus.report import CHARACTERS_PER_TOKEN
-    from niels_cache_assets.show.corpora import duplicates_of, find_corpus, sample_corpus
+    from niels_cache_assets.artifacts.corpus_facts import CHARACTERS_PER_TOKEN
+    from niels_cache_assets.inspection.corpora import duplicates_of, find_corpus, sample_corpus
 
     name = arguments.name
     _, meta = find_corpus(registry, root, name)

@@ -82,8 +82,8 @@ ranks. trace rejects a cache that changed after the state was saved.""",
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the origin of the batch."""
-    from niels_cache_assets.show.loader_states import read_loader_state
-    from niels_cache_assets.show.origins import caches_of, row_of
+    from niels_cache_assets.inspection.loader_states import read_loader_state
+    from niels_cache_assets.inspection.origins import caches_of, row_of
     from niels_cache_runtime.format.layout import SIDES
     from niels_cache_runtime.loader.trace import BatchTrace
 

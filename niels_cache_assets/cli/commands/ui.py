@@ -56,7 +56,7 @@ class _Stopped(BaseException):
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve the UI until a signal ends it."""
-    from niels_cache_assets.config.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE, load_registry
+    from niels_cache_assets.project.registry import CONFIG_VARIABLE, PROFILE_VARIABLE, ROOT_VARIABLE, load_registry
 
     with _listen(arguments.port) as listener:
         registry = load_registry(profile=arguments.profile, config=arguments.config)  # report a wrong configuration before anything starts

@@ -123,6 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verify_address(arguments: argparse.Namespace) -> int:
+    from niels_cache_assets.base.processes import stop_on_signals
     from niels_cache_assets.cli.progress import transfer_progress
     from niels_cache_assets.publish.check import check
     from niels_cache_runtime.remote.store import check_address

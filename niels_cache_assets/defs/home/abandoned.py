@@ -1,7 +1,7 @@
 """Cleanup of abandoned runs: if the process of a run was killed, the run and its step workers are ended.
 
 Otherwise the run would show as running. The coordinator of a run is a launcher or our executor (resources.py). It records itself in the
-Dagster home, in a locked file with the name of the run (niels_cache_assets.processes). Each step worker of the run adds its own file. If
+Dagster home, in a locked file with the name of the run (base/processes.py). Each step worker of the run adds its own file. If
 the record of a run is no longer locked, the run is ended. If a coordinator has ended, its step workers are ended. A run without a record in
 this home, or with a record of a different machine, is left alone. If several homes share one database, such a run belongs to a different
 home. The search takes one database query and a look at a folder of small files, every few seconds.

@@ -2,7 +2,7 @@
 
 `dagster dev` starts the same processes. These services run in their own sessions, so that Ctrl-C in the terminal reaches only the main
 process. After Ctrl-C, the main process ends the runs first and the services afterwards. The services also end whenever the main process
-ends (niels_cache_assets.processes).
+ends (niels_cache_assets.base.processes).
 """
 
 import json
