@@ -6,8 +6,8 @@
     {"images": ["a.png"], ...}                --> the kind of a row that holds more than text
 
 A chat template receives the values as they are in the row, because it expects what `transformers` gives it. There are two exceptions. A
-content that is a list of texts becomes one text, and calls and tools that are JSON strings are decoded (`tool_arguments.py` decodes the arguments
-of calls later).
+content that is a list of texts becomes one text, and calls and tools that are JSON strings are decoded (`tool_arguments.py` decodes the
+arguments of calls later).
 """
 
 import json
