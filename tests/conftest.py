@@ -11,21 +11,21 @@ import pytest
 from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import torture_texts
-from tests import depth  # noqa: F401  (it sets the profile of Hypothesis)
-from tests.hub_repositories import hub_repositories
-from tests.loopback_hub import LoopbackHub
-from tests.tiny import train_tiny_tokenizer
+from tests.helpers import depth  # noqa: F401  (it sets the profile of Hypothesis)
+from tests.helpers.hub_repositories import hub_repositories
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.tiny import train_tiny_tokenizer
 
 TESTS = Path(__file__).parent
 
 pytest_plugins = [
-    "tests.built_project",
-    "tests.chat_models",
-    "tests.copied_caches",
+    "tests.helpers.built_project",
+    "tests.helpers.chat_models",
+    "tests.helpers.copied_caches",
     "tests.golden",
-    "tests.left_out",
-    "tests.remote_caches",
-    "tests.workers",
+    "tests.helpers.left_out",
+    "tests.helpers.remote_caches",
+    "tests.helpers.workers",
 ]
 
 gc.set_threshold(50_000)  # with 700, looking for garbage takes a twentieth of the time of tests
@@ -123,7 +123,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put long files first, then other files with slow tests. `make test` gives whole files to its processes, and a long file at the end
     would run alone.
     """
-    chosen: str = config.option.markexpr  # with "not torture", unless long tests are asked for (tests/left_out.py)
+    chosen: str = config.option.markexpr  # with "not torture", unless long tests are asked for (tests/helpers/left_out.py)
     longest = LONGEST_TORTURE if "torture" in chosen and "not torture" not in chosen else LONGEST
     slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
     places = {TESTS / name: place for place, name in enumerate(longest)}

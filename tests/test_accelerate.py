@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from niels_cache_runtime import Batch, NielsCacheError, TokenLoader
-from tests.hand_made import write_stream
+from tests.helpers.hand_made import write_stream
 
 accelerate = pytest.importorskip("accelerate", reason="the extra trainer is not installed")
 

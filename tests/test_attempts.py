@@ -23,8 +23,8 @@ from niels_cache_assets.disk.attempts import recorded_attempts
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, partial_directory, read_journal
 from niels_cache_assets.parts.lease import LeaseLost, Stopped, request_stop
 from niels_cache_runtime.errors import NielsCacheError
-from tests.faults.disk import Disk
-from tests.parts_project import NAME, PartsProject, build
+from tests.helpers.failing_disk import Disk
+from tests.helpers.parts_project import NAME, PartsProject, build
 from tests.test_cache_determinism import digests
 
 KEY = f"part/{NAME}/part-00001"

@@ -11,8 +11,8 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
+from tests.helpers.tiny import sentences
 from tests.test_cache_determinism import digests
-from tests.tiny import sentences
 
 
 def build(folder: Path, texts: object, tokenizer: object, **changes: object) -> None:

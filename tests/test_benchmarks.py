@@ -10,7 +10,7 @@ import pytest
 
 from niels_cache_assets.tokenizer.engines import gpt2_tokenizer_json
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
-from tests import megatron_core, programs
+from tests.helpers import megatron_core, programs
 from tests.test_engines import write_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,7 +82,7 @@ def test_a_run_with_little_data_prints_its_rows(line: str, model: Path, tmp_path
         megatron_core.load()
     if arguments[-1] == "page":
         pytest.importorskip("playwright.sync_api")
-        from tests.ui.browser import browser_path
+        from tests.helpers.ui.browser import browser_path
 
         if browser_path() is None:
             pytest.skip("no Chromium or Chrome on this machine")

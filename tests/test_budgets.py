@@ -11,8 +11,8 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.show.contents import budget_rule, shares_met, shortfall
 from niels_cache_assets.streaming.splits import UNLIMITED
 from niels_cache_runtime.format.meta import read_meta
-from tests.corpora import write_jsonl
-from tests.tiny import sentences
+from tests.helpers.corpora import write_jsonl
+from tests.helpers.tiny import sentences
 
 ENDED = "0.5% of train_tokens"
 SHARES = "seeded 0.1 of documents to val, seed 42"

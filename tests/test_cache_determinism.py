@@ -16,8 +16,8 @@ from niels_cache_assets.cli import main
 from niels_cache_assets.documents import Document, SourceReport
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import read_meta
-from tests.docs_reader import COMMANDS, blocks_of
-from tests.tiny import sentences
+from tests.helpers.docs_reader import COMMANDS, blocks_of
+from tests.helpers.tiny import sentences
 
 ROOT = Path(__file__).parent.parent
 TEXTS = sentences(900)

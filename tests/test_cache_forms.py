@@ -16,7 +16,7 @@ from niels_cache_runtime.cache.opening import open_meta
 from niels_cache_runtime.format.layout import CACHE_FORMS, META_NAME
 from niels_cache_runtime.remote.record import Record, published_of
 from niels_cache_runtime.verify import verify_dataset
-from tests.hand_made import rewrite_meta, write_cache
+from tests.helpers.hand_made import rewrite_meta, write_cache
 
 KEYS: dict[str, tuple[str, dict[str, Any]]] = {  # form -> data set, and the keys that give its meta.json this form
     "pairs": ("sft/chats", {"sides": ["chosen", "rejected"]}),

@@ -7,7 +7,7 @@ import pytest
 
 from niels_cache_assets.dedup.signatures import Signer, jaccard
 from niels_cache_assets.streaming.decontaminate import ReferencePlace, ReferenceTexts, open_references
-from tests.tiny import sentences
+from tests.helpers.tiny import sentences
 
 # Other numbers, formulas and programs, which differ only in signs. No two are one text.
 DIFFERENT = [

@@ -31,9 +31,9 @@ from niels_cache_runtime.cache import targets as target_spans
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.verify import verify_cache, verify_dataset
-from tests.chat_models import MARKED, UNMARKED, chat_project, chatml, examples_on_disk, opened_model
-from tests.hand_made import learned_tokens, rewrite_meta
-from tests.tiny import sentences
+from tests.helpers.chat_models import MARKED, UNMARKED, chat_project, chatml, examples_on_disk, opened_model
+from tests.helpers.hand_made import learned_tokens, rewrite_meta
+from tests.helpers.tiny import sentences
 
 IGNORED = -100
 FILES = {f"{split}_{what}" for split in ("train", "val") for what in ("targets.npy", "target_ends.npy")}

@@ -15,7 +15,7 @@ from niels_cache_assets.sources.messages import template_messages
 from niels_cache_assets.sources.pairs import continued
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from tests.messages import missing
+from tests.helpers.messages import missing
 
 Row = dict[str, Any]
 

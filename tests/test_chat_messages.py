@@ -18,8 +18,8 @@ from niels_cache_assets.sources.chat_jsonl import ChatJsonl
 from niels_cache_assets.sources.messages import template_messages, tools_of
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime import NielsCacheError
-from tests.chat_models import opened_model, template_of
-from tests.messages import missing
+from tests.helpers.chat_models import opened_model, template_of
+from tests.helpers.messages import missing
 
 ASK, SAY = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}

@@ -24,7 +24,7 @@ from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
-from tests.chat_models import MARKED, ROLES, UNMARKED, chatml, opened_model, template_of
+from tests.helpers.chat_models import MARKED, ROLES, UNMARKED, chatml, opened_model, template_of
 
 TURNS = [
     {"role": "system", "content": "Be brief."},

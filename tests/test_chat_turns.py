@@ -17,7 +17,7 @@ from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.chat_models import chatml, opened_model, template_of
+from tests.helpers.chat_models import chatml, opened_model, template_of
 
 BODY = "{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}"
 LOOP = "{% for message in messages %}" + BODY + "{% endfor %}"

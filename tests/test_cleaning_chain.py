@@ -28,8 +28,8 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.sources.wikipedia import Wikipedia
-from tests.depth import cases, sized
 from tests.golden import Golden
+from tests.helpers.depth import cases, sized
 
 PROSE = (
     "The river rises in the hills to the north of the town and flows past several villages before it reaches the sea. "

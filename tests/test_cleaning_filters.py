@@ -13,7 +13,7 @@ from niels_cache_assets.cleaning.filters import FILTERS, JUDGED_CHARACTERS, REAS
 from niels_cache_assets.cleaning.languages import identify_language
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.documents import Document
-from tests.messages import missing
+from tests.helpers.messages import missing
 
 BY_REASON: dict[str, Filter] = dict(FILTERS)
 DEFAULTS = CleaningSettings()

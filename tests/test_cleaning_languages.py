@@ -8,7 +8,7 @@ from niels_cache_assets.cleaning.languages import UNSPACED_LANGUAGES, _detector,
 from niels_cache_assets.config.tables import LANGUAGES, CleaningSettings
 from niels_cache_assets.dedup.signatures import Signer, jaccard
 from niels_cache_assets.documents import Document
-from tests.prose import PARAGRAPHS, unspaced_documents
+from tests.helpers.prose import PARAGRAPHS, unspaced_documents
 
 ENGLISH = (
     "The river rises in the hills to the north of the town and flows past several villages before it reaches the sea. "

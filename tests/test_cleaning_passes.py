@@ -14,8 +14,8 @@ from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.filters import BULLETS, Rejected
 from niels_cache_assets.config.tables import CleaningSettings
 from niels_cache_assets.documents import Document
-from tests.depth import cases
-from tests.prose import PARAGRAPHS, UNSPACED, unspaced_documents
+from tests.helpers.depth import cases
+from tests.helpers.prose import PARAGRAPHS, UNSPACED, unspaced_documents
 
 WORDS = (
     "the be to of and that have with Oak elm RIVER it's 1900 12,5 -- … ... .... # * • - – a-b Ünïcode Straße ΣΑΣ İzmir été ﬁ 東京 ไทย 🌳 𝔄"

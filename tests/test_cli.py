@@ -22,9 +22,9 @@ from niels_cache_assets.cli import main
 from niels_cache_runtime import Batch
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta, write_meta
-from tests import programs
-from tests.messages import missing
-from tests.tiny import sentences
+from tests.helpers import programs
+from tests.helpers.messages import missing
+from tests.helpers.tiny import sentences
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 COMMAND = ("-m", "niels_cache_assets.cli")

@@ -22,8 +22,8 @@ from niels_cache_assets.cli.parser import parse_arguments
 from niels_cache_assets.cli.progress import LineListener
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.registry import Registry, load_registry
-from tests.hand_made import write_cache
-from tests.messages import missing
+from tests.helpers.hand_made import write_cache
+from tests.helpers.messages import missing
 
 ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[1])}
 LOADED = "print([name for name in ('torch', 'dagster', 'datasets', 'pyarrow', 'pydantic', 'rich', 'numpy') if name in sys.modules])"

@@ -21,8 +21,8 @@ from niels_cache_assets.cli.commands.duplicates import mark_differences
 from niels_cache_assets.cli.console import excerpt
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_runtime.format.meta import Meta, read_meta
-from tests.corpora import articles, corpus_registry, nearly, write_jsonl
-from tests.messages import missing
+from tests.helpers.corpora import articles, corpus_registry, nearly, write_jsonl
+from tests.helpers.messages import missing
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 LISTS = ["\n".join(f"* the item of list {page} to number {index}" for index in range(60)) for page in range(5)]

@@ -11,7 +11,7 @@ from niels_cache_assets.cli.commands import doctor
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_runtime.errors import NielsCacheError
-from tests.messages import missing
+from tests.helpers.messages import missing
 
 
 @pytest.fixture(autouse=True)

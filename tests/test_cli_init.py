@@ -15,7 +15,7 @@ import pytest
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.sources.reading.files import find_files
-from tests.messages import missing
+from tests.helpers.messages import missing
 
 CHAT = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
 DUMP = b"<mediawiki><page><title>a</title><ns>0</ns><id>1</id><revision><text>b</text></revision></page></mediawiki>"

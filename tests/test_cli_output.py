@@ -20,8 +20,8 @@ from niels_cache_assets.cli.console import diagnostics, new_table, speaking
 from niels_cache_assets.cli.parser import build_parsers, load
 from niels_cache_assets.cli.progress import BarListener, build_listener, transfer_progress
 from niels_cache_assets.show.progress import HowFar, Pace, describe
-from tests import programs
-from tests.messages import missing
+from tests.helpers import programs
+from tests.helpers.messages import missing
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

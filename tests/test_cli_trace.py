@@ -27,9 +27,9 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPE
 from niels_cache_runtime.loader.loader import TokenLoader
 from niels_cache_runtime.loader.packing.rows import PackedExamples
-from tests.messages import missing
-from tests.tiny import sentences
-from tests.traced_root import QUESTION, build_notes, build_root, put_tokenizer
+from tests.helpers.messages import missing
+from tests.helpers.tiny import sentences
+from tests.helpers.traced_root import QUESTION, build_notes, build_root, put_tokenizer
 
 T = 48
 TEXTS = [" ".join(sentences(1 + number % 4, seed=number)) for number in range(150)]

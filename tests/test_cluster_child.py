@@ -22,7 +22,7 @@ from niels_cache_assets.defs.side_by_side import build_part_apart, build_side_by
 from niels_cache_assets.parts.lease import Stopped
 from niels_cache_assets.tokenizer.checked import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
-from tests.parts_project import NAME, PartsProject, build, parts_of
+from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 
 _BUILD = """
 import json, os, signal, sys, time

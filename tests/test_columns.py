@@ -26,8 +26,8 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.shuffle import shuffled
 from niels_cache_assets.strings import Strings, as_objects, join_strings, repeated
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
+from tests.helpers.tiny import sentences
 from tests.test_cache_determinism import digests
-from tests.tiny import sentences
 
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=9)
 ODD = ["a\r\nb\rc\n", "\r", "naïve ▁ word", "日本語\r\n", "a\0b", " x", "é" * 50, "Ω", "\u2581"]

@@ -24,8 +24,8 @@ from niels_cache_assets.dedup.signatures import Signer, jaccard
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
-from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
-from tests.messages import missing
+from tests.helpers.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
+from tests.helpers.messages import missing
 
 
 def prepare_all(registry: Registry, root: Path) -> Outcome:

@@ -33,9 +33,9 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, Writer
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.verify import notes, verify_cache
-from tests.corpora import articles, nearly, write_jsonl
-from tests.messages import missing
-from tests.parts_project import NAME, PartsProject, build
+from tests.helpers.corpora import articles, nearly, write_jsonl
+from tests.helpers.messages import missing
+from tests.helpers.parts_project import NAME, PartsProject, build
 from tests.test_corpus_resume import contents, stop_after
 
 FILES = 9

@@ -17,8 +17,8 @@ from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import documents_name
 from niels_cache_runtime.verify import verify_cache
-from tests.corpora import articles, corpus_registry, nearly, write_jsonl
-from tests.messages import missing
+from tests.helpers.corpora import articles, corpus_registry, nearly, write_jsonl
+from tests.helpers.messages import missing
 
 PREPARE = 'prepare = ["clean", "dedup"]\n'
 

@@ -25,9 +25,9 @@ from niels_cache_assets.dedup.signatures import Signer
 from niels_cache_assets.documents import Document
 from niels_cache_assets.streaming.in_flight import map_in_processes
 from niels_cache_runtime.errors import NielsCacheError
-from tests.corpora import MisbehavingSource, articles, corpus_registry, with_source, write_jsonl
-from tests.messages import missing
-from tests.programs import Program
+from tests.helpers.corpora import MisbehavingSource, articles, corpus_registry, with_source, write_jsonl
+from tests.helpers.messages import missing
+from tests.helpers.programs import Program
 
 PREPARE = ("clean", "dedup")
 
@@ -256,7 +256,7 @@ _SLOW_RUN = """
 import sys
 from pathlib import Path
 from niels_cache_assets.artifacts.builds import prepare_corpus
-from tests.corpora import MisbehavingSource, corpus_registry, with_source
+from tests.helpers.corpora import MisbehavingSource, corpus_registry, with_source
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     source = MisbehavingSource(prepare=("clean",), sleep_at=300, pid_file=str(folder / "pid"))

@@ -10,8 +10,8 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.corpus.report import corpus_report
 from niels_cache_assets.dedup.bands import choose_bands
 from niels_cache_runtime.errors import NielsCacheError
-from tests.dagster_tools import Project
-from tests.prepared_project import LETTERS, prepare_project
+from tests.helpers.dagster_tools import Project
+from tests.helpers.prepared_project import LETTERS, prepare_project
 
 
 @pytest.fixture

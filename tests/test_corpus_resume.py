@@ -20,8 +20,8 @@ from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.in_flight import LONG_CHARACTERS
 from niels_cache_runtime.errors import NielsCacheError
-from tests.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
-from tests.messages import missing
+from tests.helpers.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
+from tests.helpers.messages import missing
 
 CHUNK = 20
 COUNT = 180

@@ -27,7 +27,7 @@ from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import PARTS_POOL, STREAM_POOL
 from niels_cache_assets.defs.resources import _RecordedExecutor
 from niels_cache_assets.processes import Process, claimed_record, hold_record, is_held, read_record
-from tests.messages import missing
+from tests.helpers.messages import missing
 
 STARTING, STARTED, CANCELING = dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING
 

@@ -24,11 +24,11 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime import Batch
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import read_meta, sha256_file
-from tests.built_project import Built
-from tests.dagster_tools import Project, checks, data_versions, failure, files_of, json_of, materializations, metadata, rows
-from tests.messages import missing
+from tests.helpers.built_project import Built
+from tests.helpers.dagster_tools import Project, checks, data_versions, failure, files_of, json_of, materializations, metadata, rows
+from tests.helpers.messages import missing
+from tests.helpers.tiny import sentences
 from tests.test_cache_determinism import digests
-from tests.tiny import sentences
 
 NOTES = "pretrain/notes"
 

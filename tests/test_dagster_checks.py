@@ -13,9 +13,9 @@ from niels_cache_assets.defs.checks.tokenizer import ROUND_TRIP, SPECIAL_TOKENS
 from niels_cache_assets.tokenizer.training import RoundTripLoss
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta, write_meta
-from tests.built_project import Built
-from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata, rows
-from tests.messages import missing
+from tests.helpers.built_project import Built
+from tests.helpers.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata, rows
+from tests.helpers.messages import missing
 
 META = dg.AssetKey(["pretrain", "meta_json"])
 ERROR, WARN = dg.AssetCheckSeverity.ERROR, dg.AssetCheckSeverity.WARN

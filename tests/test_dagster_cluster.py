@@ -22,8 +22,8 @@ from niels_cache_assets.defs.finished_parts import finished_parts_sensor
 from niels_cache_assets.defs.places import PatientClaims, limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot, _RecordedExecutor
-from tests.dagster_tools import metadata
-from tests.parts_project import NAME, PartsProject, build, parts_of
+from tests.helpers.dagster_tools import metadata
+from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 
 _CHILD = """
 import json, os, sys, time

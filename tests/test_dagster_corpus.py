@@ -14,12 +14,12 @@ from niels_cache_assets.show.reports.cache import cache_report, find_items
 from niels_cache_assets.show.reports.drawings import draw_report
 from niels_cache_assets.show.reports.history import History
 from niels_cache_assets.show.reports.page import render_page
-from tests.built_project import Built
-from tests.dagster_tools import Project, checks, json_of, materializations, metadata, rows
-from tests.launches import launch, launch_in_memory
-from tests.messages import missing
-from tests.prepared_project import LETTERS, changed, configure, prepare_project, write_letters
-from tests.tiny import sentences
+from tests.helpers.built_project import Built
+from tests.helpers.dagster_tools import Project, checks, json_of, materializations, metadata, rows
+from tests.helpers.launches import launch, launch_in_memory
+from tests.helpers.messages import missing
+from tests.helpers.prepared_project import LETTERS, changed, configure, prepare_project, write_letters
+from tests.helpers.tiny import sentences
 
 META = META_KEYS["pretrain"]
 MIXTURE = '[pretrain.mix]\nsource = "interleave"\nmembers = { notes = 0.5, letters = 0.5 }\n'

@@ -16,9 +16,9 @@ from niels_cache_assets.defs.home import instance as instance_module
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import home_refusals
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
-from tests import programs
-from tests.dagster_tools import Project
-from tests.messages import missing
+from tests.helpers import programs
+from tests.helpers.dagster_tools import Project
+from tests.helpers.messages import missing
 
 
 def raise_from_dagster(error: Exception) -> None:

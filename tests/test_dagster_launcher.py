@@ -18,11 +18,11 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import read_meta
-from tests.built_project import Built
-from tests.dagster_tools import Project
-from tests.launches import Recorder, launch, launch_in_memory, states
-from tests.messages import missing
-from tests.prepared_project import prepare_project
+from tests.helpers.built_project import Built
+from tests.helpers.dagster_tools import Project
+from tests.helpers.launches import Recorder, launch, launch_in_memory, states
+from tests.helpers.messages import missing
+from tests.helpers.prepared_project import prepare_project
 
 
 @pytest.fixture

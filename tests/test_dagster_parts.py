@@ -25,9 +25,9 @@ from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_runtime.format.commit import remove
 from niels_cache_runtime.verify import verify_cache
-from tests.launches import Recorder, launch_in_memory, states
-from tests.messages import missing
-from tests.parts_project import NAME, PartsProject, build, stream_of
+from tests.helpers.launches import Recorder, launch_in_memory, states
+from tests.helpers.messages import missing
+from tests.helpers.parts_project import NAME, PartsProject, build, stream_of
 
 PARTS = [f"part/{NAME}/part-{number:05d}" for number in range(3)]
 

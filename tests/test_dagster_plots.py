@@ -21,8 +21,8 @@ from niels_cache_assets.show.samples import notable, notable_numbers
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import Family
 from niels_cache_runtime.format.meta import read_meta
-from tests.dagster_tools import Project, materializations, metadata, rows
-from tests.tiny import sentences
+from tests.helpers.dagster_tools import Project, materializations, metadata, rows
+from tests.helpers.tiny import sentences
 
 MAX_PNG_BYTES = 50_000
 

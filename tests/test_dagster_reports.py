@@ -22,10 +22,10 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, open_blend
 from niels_cache_runtime.remote.record import read_record
 from niels_cache_runtime.remote.store import open_store
-from tests.built_project import Built
-from tests.dagster_tools import Project, checks, data_versions, failure, materializations, metadata, rows
-from tests.messages import missing
-from tests.tiny import sentences
+from tests.helpers.built_project import Built
+from tests.helpers.dagster_tools import Project, checks, data_versions, failure, materializations, metadata, rows
+from tests.helpers.messages import missing
+from tests.helpers.tiny import sentences
 
 REPORTS = """
 [blend.mix]

@@ -16,12 +16,12 @@ from niels_cache_assets.defs.keys import META_KEYS, UPSTREAM_KEYS
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_assets.defs.sensors import UPSTREAM_TAG, notes_folder_sensor, upstream_revision_sensor
 from niels_cache_assets.sources.roam import Roam
-from tests.built_project import Built
-from tests.dagster_tools import Project, metadata
-from tests.hub_repositories import json_lines
-from tests.loopback_hub import LoopbackHub
-from tests.messages import missing
-from tests.prepared_project import prepare_project
+from tests.helpers.built_project import Built
+from tests.helpers.dagster_tools import Project, metadata
+from tests.helpers.hub_repositories import json_lines
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.messages import missing
+from tests.helpers.prepared_project import prepare_project
 
 TOKEN = "hf_averysecrettokenofatest"
 DOLLY, WIKITEXT = "databricks/databricks-dolly-15k", "Salesforce/wikitext"

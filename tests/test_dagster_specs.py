@@ -20,8 +20,8 @@ from niels_cache_assets.defs import keys
 from niels_cache_assets.defs.assembly import build_defs
 from niels_cache_assets.defs.resources import CacheRoot
 from niels_cache_runtime.errors import NielsCacheError
-from tests.dagster_tools import Project
-from tests.messages import missing
+from tests.helpers.dagster_tools import Project
+from tests.helpers.messages import missing
 
 # key: (group, kinds, code version, partitions, dependencies, checks)
 ASSETS = {

@@ -13,9 +13,9 @@ from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.keys import CORPUS_JOB, UPSTREAM_KEYS
 from niels_cache_assets.defs.metadata.builds import state_in
 from niels_cache_assets.sources.jsonl import Jsonl
-from tests.built_project import Built
-from tests.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata
-from tests.tiny import sentences
+from tests.helpers.built_project import Built
+from tests.helpers.dagster_tools import TRAIN_HERE, Project, checks, failure, materializations, metadata
+from tests.helpers.tiny import sentences
 
 TRAIN = dg.AssetKey(["pretrain", "train_shards"])
 

@@ -18,9 +18,9 @@ from niels_cache_assets.defs.keys import CORPUS_JOB, STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.turns import stream_limit
 from niels_cache_runtime.format.commit import writer_lock
-from tests.dagster_tools import Project
-from tests.messages import missing
-from tests.parts_project import build
+from tests.helpers.dagster_tools import Project
+from tests.helpers.messages import missing
+from tests.helpers.parts_project import build
 from tests.test_dagster_launcher import Recorder, states
 
 HOLDER = "letters (run 0a1b2c3d)"

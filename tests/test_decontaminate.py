@@ -21,10 +21,10 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.depth import sized
-from tests.plain_signatures import canonical_text
+from tests.helpers.depth import sized
+from tests.helpers.plain_signatures import canonical_text
+from tests.helpers.tiny import sentences
 from tests.test_cache_determinism import digests
-from tests.tiny import sentences
 
 PLENTY = 10**9
 BUDGETS: dict[str, object] = {"max_train_tokens": PLENTY, "max_val_tokens": 0, "shard_bytes": 1 << 20, "seed": 7, "shuffle_buffer": None}

@@ -19,10 +19,10 @@ from niels_cache_assets.streaming.decontaminate import REASONS_OF_REFERENCES, Re
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.corpora import write_jsonl
+from tests.helpers.corpora import write_jsonl
+from tests.helpers.tiny import sentences
 from tests.test_cache_determinism import digests
 from tests.test_decontaminate import sources_of
-from tests.tiny import sentences
 
 
 def found(texts: list[str], references: list[str], folder: Path, *, share: float = 0.5, run: int = 50) -> list[Match | None]:

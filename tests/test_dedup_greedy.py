@@ -16,7 +16,7 @@ from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, k
 from niels_cache_assets.dedup.hashing import NO_SHINGLE
 from niels_cache_assets.dedup.signatures import Signatures, Signer
 from niels_cache_runtime.errors import NielsCacheError
-from tests.depth import sized
+from tests.helpers.depth import sized
 
 Triple = tuple[int, int, bool]
 

@@ -14,7 +14,7 @@ from niels_cache_assets.dedup import greedy, ranges
 from niels_cache_assets.dedup.greedy import MEMBERS_COMPARED, Dropped, Verify, keep_first
 from niels_cache_assets.dedup.ranges import MOST_OF_ONE_RANGE, RANGES_OF_MANY, fitting_ranges
 from niels_cache_assets.dedup.signatures import Signatures, Signer
-from tests.depth import sized
+from tests.helpers.depth import sized
 from tests.test_dedup_greedy import clustered_texts, in_blocks, made_up, triples
 
 COUNTS = (2, 4, 16)

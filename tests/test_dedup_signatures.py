@@ -21,8 +21,8 @@ from niels_cache_assets.dedup.canonical import (
     code_points,
 )
 from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard, jaccard
-from tests.plain_signatures import PlainSigner, canonical_text, sign_canonical
-from tests.tiny import sentences
+from tests.helpers.plain_signatures import PlainSigner, canonical_text, sign_canonical
+from tests.helpers.tiny import sentences
 
 PURE = PlainSigner()
 COMPILED = Signer()

@@ -21,10 +21,10 @@ from niels_cache_assets.show.differences.documents import compare_documents
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE, Split
 from niels_cache_runtime.format.meta import write_meta
-from tests.depth import cases
-from tests.messages import missing
-from tests.tiny import sentences
-from tests.traced_root import build_chats, build_notes, build_root, rows_of
+from tests.helpers.depth import cases
+from tests.helpers.messages import missing
+from tests.helpers.tiny import sentences
+from tests.helpers.traced_root import build_chats, build_notes, build_root, rows_of
 
 TEXTS = [" ".join(sentences(1 + number % 4, seed=number)) for number in range(120)]
 ANSWERS = sentences(30, seed=1_000)

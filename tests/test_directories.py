@@ -18,10 +18,10 @@ from niels_cache_assets.disk.staging import atomic_directory, sweep_leftovers
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format import commit
 from niels_cache_runtime.format.commit import Busy, Writer, lock_path, writer_lock, writer_of
-from tests.artifacts import Line
-from tests.faults import children
-from tests.faults.disk import Disk
-from tests.messages import missing
+from tests.helpers import children
+from tests.helpers.artifacts import Line
+from tests.helpers.failing_disk import Disk
+from tests.helpers.messages import missing
 
 
 @pytest.fixture(autouse=True)

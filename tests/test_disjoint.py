@@ -11,7 +11,7 @@ from niels_cache_assets.streaming import disjoint
 from niels_cache_assets.streaming.disjoint import SplitOverlap, splits_disjoint
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
-from tests.tiny import sentences
+from tests.helpers.tiny import sentences
 
 
 def build(folder: Path, documents: list[Document], tokenizer: object, **changes: object) -> Path:

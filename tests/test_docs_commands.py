@@ -29,10 +29,10 @@ from niels_cache_assets.artifacts.index import plan_of, read_blend_file
 from niels_cache_assets.config.registry import Registry, cache_root, load_registry
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME
 from niels_cache_runtime.megatron import IndexedWriter
-from tests.corpora import articles, nearly, write_jsonl
-from tests.docs_reader import PAGES, REPOSITORY, SHOWN, Reader, blocks_of, inline_commands, page_name, parses
+from tests.helpers.corpora import articles, nearly, write_jsonl
+from tests.helpers.docs_reader import PAGES, REPOSITORY, SHOWN, Reader, blocks_of, inline_commands, page_name, parses
+from tests.helpers.tiny import sentences
 from tests.test_examples_runtime import quickstart  # noqa: F401  the fixture
-from tests.tiny import sentences
 
 README = "README.md"
 

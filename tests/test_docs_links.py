@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs_reader import PAGES, REPOSITORY, page_name
+from tests.helpers.docs_reader import PAGES, REPOSITORY, page_name
 
 _LINK = re.compile(r"""\]\(([^)\s]+)\)|(?:src|href)="([^"]+)\"""")
 _FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
-from tests.docs_reader import REPOSITORY, blocks_of
+from tests.helpers.docs_reader import REPOSITORY, blocks_of
 
 TROUBLESHOOTING = REPOSITORY / "docs/troubleshooting.md"
 COOKBOOK = REPOSITORY / "docs/cookbook.md"

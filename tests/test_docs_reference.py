@@ -22,13 +22,13 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer, open_mode
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import FORM_OF, form_problem
-from tests.chat_models import UNMARKED, template_of
-from tests.corpora import articles, corpus_registry
 from tests.golden.imports import described_names
-from tests.parts_project import NAME, PartsProject, build
-from tests.small_project import small_project
-from tests.tiny import sentences
-from tests.tokenizer_files import EOT, WORDS_PATTERN, write_json, write_ranks
+from tests.helpers.chat_models import UNMARKED, template_of
+from tests.helpers.corpora import articles, corpus_registry
+from tests.helpers.parts_project import NAME, PartsProject, build
+from tests.helpers.small_project import small_project
+from tests.helpers.tiny import sentences
+from tests.helpers.tokenizer_files import EOT, WORDS_PATTERN, write_json, write_ranks
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PUBLIC = ("niels_cache_runtime", "niels_cache_runtime.megatron", "niels_cache_assets", "niels_cache_assets.build_cache")

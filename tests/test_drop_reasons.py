@@ -22,8 +22,8 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.format.meta import read_meta
-from tests.messages import missing
-from tests.read_sources import read
+from tests.helpers.messages import missing
+from tests.helpers.read_sources import read
 
 
 def test_the_table_has_the_filters_of_cleaning_and_only_reasons_that_the_code_has() -> None:

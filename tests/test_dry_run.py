@@ -23,12 +23,12 @@ from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
-from tests import programs
-from tests.corpora import articles, write_jsonl
-from tests.loopback_hub import LoopbackHub
-from tests.messages import missing
-from tests.parts_project import NAME, PartsProject, build, parts_of
-from tests.small_project import small_project
+from tests.helpers import programs
+from tests.helpers.corpora import articles, write_jsonl
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.messages import missing
+from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
+from tests.helpers.small_project import small_project
 
 
 @pytest.fixture(scope="module")

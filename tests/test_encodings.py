@@ -37,10 +37,10 @@ from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
-from tests.dagster_tools import json_of
-from tests.messages import missing
-from tests.places import require_every_place_is_exact
-from tests.read_sources import one_file, read
+from tests.helpers.dagster_tools import json_of
+from tests.helpers.messages import missing
+from tests.helpers.places import require_every_place_is_exact
+from tests.helpers.read_sources import one_file, read
 
 FRENCH = "Le garçon élève fut très étonné: à l'été, déjà, où était la forêt? "
 ENGLISH = "The café on the corner of the long street opens at seven in the morning, and nobody who lives there comes before nine. " * 3

@@ -41,11 +41,11 @@ from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts
 from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
-from tests.messages import missing
-from tests.parts_project import PartsProject, build, parts_of
+from tests.helpers.messages import missing
+from tests.helpers.parts_project import PartsProject, build, parts_of
+from tests.helpers.tiny import sentences
+from tests.helpers.tokenizer_files import write_json
 from tests.test_cache_determinism import digests
-from tests.tiny import sentences
-from tests.tokenizer_files import write_json
 
 EOT = {"eot": "<|endoftext|>"}
 CHATS = {**EOT, "sys": "<|sys|>", "usr": "<|usr|>", "asst": "<|asst|>"}

@@ -13,9 +13,9 @@ import torch
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
 from niels_cache_assets.sources import python_docs
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
-from tests import programs
+from tests.helpers import programs
+from tests.helpers.tiny import sentences
 from tests.test_cache_determinism import conversations
-from tests.tiny import sentences
 
 ROOT = Path(__file__).parent.parent
 TRAIN_TINY = ROOT / "examples" / "train_tiny.py"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests import megatron_core
+from tests.helpers import megatron_core
 from tests.test_examples_runtime import quickstart  # noqa: F401  the fixture
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -20,8 +20,8 @@ from niels_cache_assets.sources.excluding import identity_of_ids, require_matche
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from tests.corpora import articles, corpus_registry
-from tests.messages import missing
+from tests.helpers.corpora import articles, corpus_registry
+from tests.helpers.messages import missing
 
 GONE = ("books-3", "books-17", "books-58")
 

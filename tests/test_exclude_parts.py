@@ -23,8 +23,8 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
-from tests.corpora import articles, write_jsonl
-from tests.parts_project import NAME, PartsProject, build, parts_of
+from tests.helpers.corpora import articles, write_jsonl
+from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 from tests.test_cache_determinism import digests
 
 SIZES = [9, 2, 30, 14, 7, 1, 21, 11]

@@ -18,10 +18,10 @@ from niels_cache_assets.exchange.datatrove import human_tokens
 from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_runtime import DatasetLoader, NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS
-from tests import megatron_core
-from tests.exports import WIDE, export, planned, random_documents, read_back, stream_of, write_documents_cache
-from tests.hand_made import EOT, TOKENIZER_SHA256
-from tests.saying import Saying
+from tests.helpers import megatron_core
+from tests.helpers.exports import WIDE, export, planned, random_documents, read_back, stream_of, write_documents_cache
+from tests.helpers.hand_made import EOT, TOKENIZER_SHA256
+from tests.helpers.saying import Saying
 
 DATATROVE = "compares with datatrove, which is not installed"
 DOCUMENTS = {"train": random_documents(300, seed=1), "val": random_documents(40, seed=2)}

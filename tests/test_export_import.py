@@ -13,10 +13,10 @@ from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, TOKEN_DTYPES,
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter
 from niels_cache_runtime.verify import verify_cache, verify_dataset
-from tests.exports import export, random_documents, stream_of, write_documents_cache
-from tests.hand_made import EOT, IDS, TOKENIZER_SHA256, VOCAB_SIZE, write_cache
-from tests.messages import missing
-from tests.saying import Saying
+from tests.helpers.exports import export, random_documents, stream_of, write_documents_cache
+from tests.helpers.hand_made import EOT, IDS, TOKENIZER_SHA256, VOCAB_SIZE, write_cache
+from tests.helpers.messages import missing
+from tests.helpers.saying import Saying
 
 KNOWN = Vocabulary(tokenizer_sha256=TOKENIZER_SHA256, vocab_size=VOCAB_SIZE, special_ids=IDS)
 UNKNOWN = Vocabulary()

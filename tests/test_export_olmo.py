@@ -16,9 +16,9 @@ from niels_cache_assets.exchange import olmo
 from niels_cache_assets.exchange.writing import ExportPlan
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split
-from tests.exports import OLMO_IMPORTS, WIDE, export, planned, random_documents, read_back, stream_of, write_documents_cache
-from tests.hand_made import EOT, VOCAB_SIZE
-from tests.saying import Saying
+from tests.helpers.exports import OLMO_IMPORTS, WIDE, export, planned, random_documents, read_back, stream_of, write_documents_cache
+from tests.helpers.hand_made import EOT, VOCAB_SIZE
+from tests.helpers.saying import Saying
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENTS = {"train": random_documents(300, seed=1), "val": random_documents(40, seed=2)}
@@ -59,7 +59,7 @@ def answers(plan: ExportPlan, wide: ExportPlan, folder: Path) -> list[Any]:
     if not (packages / ".installed").exists():
         pytest.skip("reads with OLMo-core, which is not installed (`make olmo`)")
     done = subprocess.run(
-        [sys.executable, "-P", str(REPOSITORY / "tests/olmo_reader.py")],
+        [sys.executable, "-P", str(REPOSITORY / "tests/helpers/olmo_reader.py")],
         input=json.dumps(requests),
         env={**os.environ, "PYTHONPATH": str(packages), "TMPDIR": str(folder), "HOME": str(folder)},
         capture_output=True,

@@ -17,9 +17,9 @@ from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.processes import Interrupted
 from niels_cache_runtime import NielsCacheError
-from tests.exports import contents, export, planned, random_documents, write_documents_cache
-from tests.hand_made import EOT, exchange, write_cache
-from tests.messages import missing
+from tests.helpers.exports import contents, export, planned, random_documents, write_documents_cache
+from tests.helpers.hand_made import EOT, exchange, write_cache
+from tests.helpers.messages import missing
 
 DOCUMENTS = {"train": random_documents(100, seed=1), "val": random_documents(20, seed=2)}
 

@@ -23,8 +23,8 @@ from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.files import file_bytes, find_files, find_groups, walk_folder
 from niels_cache_assets.sources.reading.references import questions
 from niels_cache_runtime.errors import NielsCacheError
-from tests.messages import missing
-from tests.read_sources import read
+from tests.helpers.messages import missing
+from tests.helpers.read_sources import read
 
 
 def write(path: Path, content: str = "x") -> Path:

@@ -23,8 +23,8 @@ from niels_cache_assets.sources.notes import notes_on_source
 from niels_cache_assets.sources.reading.references import questions
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_runtime.errors import NielsCacheError
-from tests.messages import missing
-from tests.read_sources import read
+from tests.helpers.messages import missing
+from tests.helpers.read_sources import read
 
 LINES = b"".join(json.dumps({"text": f"text {row}", "id": row}).encode() + b"\n" for row in range(50))
 POINTER = (

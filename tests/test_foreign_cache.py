@@ -26,8 +26,8 @@ from niels_cache_runtime.megatron.cache_split import CacheSplit
 from niels_cache_runtime.samplers.sequential import DatasetLoader
 from niels_cache_runtime.verify import verify_cache
 from niels_cache_runtime.verify.__main__ import main as verify
-from tests.hand_made import ASST, EOT, IDS, USR, VOCAB_SIZE, write_cache
-from tests.messages import missing
+from tests.helpers.hand_made import ASST, EOT, IDS, USR, VOCAB_SIZE, write_cache
+from tests.helpers.messages import missing
 
 TRAIN = [*range(10, 40), EOT] * 4
 NEEDED = {"token_dtype": "uint16-le", "vocab_size": VOCAB_SIZE, "special_token_ids": {"eot": EOT}}

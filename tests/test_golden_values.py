@@ -26,7 +26,6 @@ from niels_cache_assets.tokenizer.byte_level import train_byte_level
 from niels_cache_runtime import SFT, Blocks, DatasetLoader, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.megatron import IndexCache, open_blend
-from tests.exports import contents
 from tests.golden import Golden
 from tests.golden.definitions import told_of
 from tests.golden.imports import described_names, public_names, told_of_name
@@ -47,10 +46,11 @@ from tests.golden.project import (
     told_of_record,
     within,
 )
-from tests.small_project import STAGES, SmallProject
+from tests.helpers.exports import contents
+from tests.helpers.small_project import STAGES, SmallProject
+from tests.helpers.tiny import sentences
 from tests.test_fingerprints import fingerprints
 from tests.test_fingerprints import registry as every_kind
-from tests.tiny import sentences
 
 BATCHES = 3
 SECOND = 2  # records of a journal

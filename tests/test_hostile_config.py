@@ -16,8 +16,8 @@ from niels_cache_assets.config.running import ClusterSettings, NotifySettings
 from niels_cache_assets.config.toml import parse_toml
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_runtime import NielsCacheError
-from tests.hostile import CASES, TEXTS, Draws, fuzz
-from tests.messages import missing
+from tests.helpers.hostile import CASES, TEXTS, Draws, fuzz
+from tests.helpers.messages import missing
 
 _VALUES = ["true", "false", "0", "1", "-1", "9223372036854775808", "1e400", "nan", "inf", "-0.0", "0.5", "[]", "[[]]", "{}", "{ a = 1 }"]
 _VALUES += [

@@ -16,8 +16,8 @@ from niels_cache_runtime.format.meta import MOST_META_BYTES, sha256_text
 from niels_cache_runtime.format.npy_files import map_npy
 from niels_cache_runtime.megatron import IndexedDataset
 from niels_cache_runtime.verify import verify_dataset
-from tests import megatron_core
-from tests.hand_made import EOT, rewrite_meta, write_cache, write_pretrain
+from tests.helpers import megatron_core
+from tests.helpers.hand_made import EOT, rewrite_meta, write_cache, write_pretrain
 
 ENDS = np.array([3, 4, 9, 15, 20], dtype=DOC_ENDS_DTYPE)
 

@@ -16,9 +16,9 @@ from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.format.safe_open import link_problem
 from niels_cache_runtime.megatron import write_indexed
 from niels_cache_runtime.verify import verify_dataset
-from tests.exports import export
-from tests.hand_made import EOT, rewrite_meta, write_cache, write_pretrain
-from tests.messages import missing
+from tests.helpers.exports import export
+from tests.helpers.hand_made import EOT, rewrite_meta, write_cache, write_pretrain
+from tests.helpers.messages import missing
 
 LEAVING = ["../x", "a/../../x", "/etc/passwd", "..", ".", "./a", "a//b", "a/", "a/./b", "a\\..\\b", "a\0b", "a\nb", "\ud800", "", 5, None]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from niels_cache_runtime import DatasetLoader, NielsCacheError, TokenLoader
-from tests.hand_made import write_stream
+from tests.helpers.hand_made import write_stream
 
 State = dict[str, Any]
 

@@ -24,7 +24,7 @@ from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
-from tests.read_sources import COMPRESS, read
+from tests.helpers.read_sources import COMPRESS, read
 
 BOMB = b"x" * (32 << 20)
 MEMORY = 24 << 20  # of a reader that takes 1 MiB: the line, its text, blocks; 512 bytes of Zstandard may become 16 MiB

@@ -14,7 +14,7 @@ from niels_cache_assets.documents import Document
 from niels_cache_assets.tokenizer import limits
 from niels_cache_assets.tokenizer.kinds import open_model
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
-from tests.tokenizer_files import EOT, WORDS_PATTERN, added, described, write_json, write_ranks
+from tests.helpers.tokenizer_files import EOT, WORDS_PATTERN, added, described, write_json, write_ranks
 
 pytestmark = pytest.mark.usefixtures("short_proofs")
 ENDLESS = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "x"}  # it panics for the text PANICS alone

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import niels_cache_runtime
-from tests import programs
+from tests.helpers import programs
 
 ROOT = Path(niels_cache_runtime.__file__).parent.parent
 RUNTIME = sorted((ROOT / "niels_cache_runtime").rglob("*.py"))

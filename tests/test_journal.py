@@ -30,9 +30,9 @@ from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE, TOKEN_DTYPES
-from tests.messages import missing
+from tests.helpers.messages import missing
+from tests.helpers.tiny import sentences
 from tests.test_cache_determinism import conversations, digests
-from tests.tiny import sentences
 
 
 def opened(folder: Path, *, fingerprint: str = "one", afresh: bool = False, told: list[str] | None = None, **settings: Any) -> Journal:

@@ -20,7 +20,7 @@ from niels_cache_assets.parts.lease import Lease, LeaseLost, Stopped, Stops, Tim
 from niels_cache_assets.processes import Process
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, lock_path
-from tests.faults.disk import Disk
+from tests.helpers.failing_disk import Disk
 
 TIMES = Times(renew_seconds=15, lease_seconds=120)
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from niels_cache_runtime import Batch, NielsCacheError, TokenLoader
-from tests.hand_made import write_stream
+from tests.helpers.hand_made import write_stream
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -28,9 +28,9 @@ def folder(tmp_path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def lightning() -> Any:
-    """tests/lightning_run.py, where Lightning is installed."""
+    """tests/helpers/lightning_run.py, where Lightning is installed."""
     pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
-    from tests import lightning_run
+    from tests.helpers import lightning_run
 
     return lightning_run
 

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader
 
 from niels_cache_runtime import Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.cache import gather
-from tests.grouped import grouped
-from tests.hand_made import write_meta_of, write_pair, write_shards, write_stream
+from tests.helpers.grouped import grouped
+from tests.helpers.hand_made import write_meta_of, write_pair, write_shards, write_stream
 
 N, T = 1001, 10  # 100 windows
 WINDOWS = [first * T for first in range(100)]

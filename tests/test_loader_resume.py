@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.loader import blend
-from tests.hand_made import rewrite_meta, write_meta_of, write_pair, write_stream
+from tests.helpers.hand_made import rewrite_meta, write_meta_of, write_pair, write_stream
 
 T = 10
 WEIGHTS = {"notes": 3, "web": 1, "chats": 2}

@@ -9,7 +9,7 @@ import pytest
 from niels_cache_runtime import NielsCacheError, TokenLoader
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.loader.trace import BatchTrace
-from tests.hand_made import write_meta_of, write_pair, write_stream
+from tests.helpers.hand_made import write_meta_of, write_pair, write_stream
 
 T = 12
 ENDS = [3, 100, 101, 500, 1001]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from niels_cache_runtime import Batch, NielsCacheError, TokenLoader
-from tests.hand_made import write_stream
+from tests.helpers.hand_made import write_stream
 
 T = 10
 WINDOWS = [first * T for first in range(100)]

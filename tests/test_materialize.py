@@ -17,12 +17,12 @@ from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy, writer_lock
 from niels_cache_runtime.format.meta import read_meta
-from tests.artifacts import Line
-from tests.dagster_tools import Project
-from tests.faults import children
-from tests.messages import missing
-from tests.prepared_project import prepare_project
-from tests.watched import Watched, watched
+from tests.helpers import children
+from tests.helpers.artifacts import Line
+from tests.helpers.dagster_tools import Project
+from tests.helpers.messages import missing
+from tests.helpers.prepared_project import prepare_project
+from tests.helpers.watched import Watched, watched
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -121,8 +121,8 @@ from pathlib import Path
 from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.sources.jsonl import Jsonl
-from tests.dagster_tools import Project
-from tests.launches import Recorder
+from tests.helpers.dagster_tools import Project
+from tests.helpers.launches import Recorder
 
 folder, model, how, go = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 

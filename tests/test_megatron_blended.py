@@ -19,7 +19,7 @@ from niels_cache_runtime.megatron import (
     prebuild_blend,
 )
 from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
-from tests import megatron_core
+from tests.helpers import megatron_core
 
 
 def helper_blend(weights: list[float], size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,7 @@ from niels_cache_runtime.megatron import (
     write_indexed,
 )
 from niels_cache_runtime.megatron.indexed import PROBE_BYTES
-from tests.exports import random_documents, write_documents_cache
+from tests.helpers.exports import random_documents, write_documents_cache
 
 PAGE = mmap.PAGESIZE // TOKEN_DTYPE.itemsize
 SETTINGS: dict[str, Any] = {"num_samples": 40, "sequence_length": 16, "seed": 1}

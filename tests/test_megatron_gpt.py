@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, IndexedDataset, MegatronGPTDataset, gpt_indices, split_ranges
 from niels_cache_runtime.megatron.gpt_indices import build_gpt_indices, build_sample_index, plan_epochs
-from tests import megatron_core, programs
+from tests.helpers import megatron_core, programs
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
 

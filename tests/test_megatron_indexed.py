@@ -15,8 +15,8 @@ from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, doc_ends_name
 from niels_cache_runtime.megatron import IndexedDataset, IndexedWriter, indexed, indexed_writer, plan_indexed, write_indexed
 from niels_cache_runtime.megatron.indexed import DTYPES, HEADER
-from tests import megatron_core
-from tests.hand_made import write_shards
+from tests.helpers import megatron_core
+from tests.helpers.hand_made import write_shards
 
 DOCUMENTS = [[5, 6, 7, 2], [8, 2], [9, 10, 11, 12, 13, 2], [2]]
 

@@ -9,7 +9,7 @@ import pytest
 
 from niels_cache_runtime.megatron import blend_indices
 from niels_cache_runtime.megatron.blend_indices import build_blending_indices, build_exhaustive_blending_indices, normalized
-from tests import programs
+from tests.helpers import programs
 
 ROOT = Path(blend_indices.__file__).parents[2]
 

@@ -20,9 +20,9 @@ from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.chat_models import MARKED, UNMARKED, chat_project, chatml, examples_on_disk, opened_model, template_of
-from tests.hand_made import rewrite_meta
-from tests.tiny import sentences
+from tests.helpers.chat_models import MARKED, UNMARKED, chat_project, chatml, examples_on_disk, opened_model, template_of
+from tests.helpers.hand_made import rewrite_meta
+from tests.helpers.tiny import sentences
 
 IGNORED = -100
 ROLE_TOKENS = {"system": "<|sys|>", "user": "<|usr|>", "assistant": "<|asst|>"}

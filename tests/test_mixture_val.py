@@ -21,9 +21,9 @@ from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split, documents_name
-from tests.corpora import nearly, write_jsonl
-from tests.hub_repositories import parquet
-from tests.tiny import sentences, train_tiny_tokenizer
+from tests.helpers.corpora import nearly, write_jsonl
+from tests.helpers.hub_repositories import parquet
+from tests.helpers.tiny import sentences, train_tiny_tokenizer
 
 BUDGETS = "train_tokens = 6_000\nval_tokens = 3_000\n"
 FILES = 'source = "jsonl"\nfiles = ["a.jsonl"]\n'

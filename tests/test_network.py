@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.hub_builds import Build, build_from
-from tests.hub_repositories import card, dolly_rows, json_lines, parquet
-from tests.loopback_faults import BEFORE_ANSWERS, IN_ANSWERS, ByName, Faults
-from tests.loopback_hub import LoopbackHub
-from tests.messages import missing
-from tests.tiny import sentences
-from tests.watched import Watched, watched
+from tests.helpers.hub_builds import Build, build_from
+from tests.helpers.hub_repositories import card, dolly_rows, json_lines, parquet
+from tests.helpers.loopback_faults import BEFORE_ANSWERS, IN_ANSWERS, ByName, Faults
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.messages import missing
+from tests.helpers.tiny import sentences
+from tests.helpers.watched import Watched, watched
 
 TOKEN = "a-token-of-no-usual-shape-0123456789"
 FAULTS = sorted({*BEFORE_ANSWERS, *IN_ANSWERS, "whole"} - {"429 for a second", "429 for an hour", "silence"})

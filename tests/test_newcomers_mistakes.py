@@ -15,8 +15,8 @@ from niels_cache_assets.sources.inputs import input_problems
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
-from tests.hand_made import write_cache
-from tests.messages import missing
+from tests.helpers.hand_made import write_cache
+from tests.helpers.messages import missing
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.cli import main
-from tests.tiny import sentences
+from tests.helpers.tiny import sentences
 
 CANARY = "zqcanaryqxjvwkplmntrgz"  # the longest word of the text, so the tokenizer's sample has it, too
 SETTINGS = """

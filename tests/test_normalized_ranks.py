@@ -19,7 +19,7 @@ from niels_cache_assets.tokenizer.normalizing import nfc, nfc_with_places
 from niels_cache_assets.tokenizer.tiktoken_ranks import TiktokenTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
-from tests.tokenizer_files import EOT, WORDS_PATTERN, pieces, write_ranks
+from tests.helpers.tokenizer_files import EOT, WORDS_PATTERN, pieces, write_ranks
 
 PIECES = [  # what composes, reorders, decomposes, or does none of these
     *"ae\u0301\u0323\u0302>\u00e9\u212b\u212a\u037e\u0344\u0f73\u1100\u1161\u11a8\uac00\u09c7\u09be\u0958\u2adc\U0001d15e中😀 \n",

@@ -20,8 +20,8 @@ from niels_cache_assets.config.registry import load_registry
 from niels_cache_assets.config.running import NotifySettings
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import writer_lock
-from tests.launches import Recorder
-from tests.parts_project import NAME, PartsProject, build, stream_of
+from tests.helpers.launches import Recorder
+from tests.helpers.parts_project import NAME, PartsProject, build, stream_of
 
 SECRET = "T0K3N-of-the-hook"
 PART = f"part/{NAME}/part-00001"

@@ -9,9 +9,9 @@ import pytest
 
 from niels_cache_runtime import Batch, NielsCacheError, TokenLoader, open_cache
 from niels_cache_runtime.catalog import Cache
-from tests.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_cache, write_pretrain, write_stream
-from tests.messages import missing
-from tests.unreadable import forbid
+from tests.helpers.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_cache, write_pretrain, write_stream
+from tests.helpers.messages import missing
+from tests.helpers.unreadable import forbid
 
 DOCUMENTS = [[10, 11, 12, 13, EOT], [14, EOT], [*[20] * 8, EOT], [30, 31, 32, EOT]]
 EXAMPLES = [[USR, 10, 11, EOT, ASST, 12, EOT], [SYS, 20, EOT, USR, 21, EOT, ASST, 22, 23, EOT]]

@@ -18,8 +18,8 @@ from niels_cache_runtime.cache import sft
 from niels_cache_runtime.loader.packing import kept as kept_examples
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.loader.source import Rows, Source
-from tests.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
-from tests.messages import missing
+from tests.helpers.hand_made import ASST, EOT, SYS, USR, exchange_before, rewrite_meta, write_meta_of, write_pair, write_sft
+from tests.helpers.messages import missing
 
 A, B, C, U = 30, 31, 32, 21
 OVERFLOWS = ["truncate_right", "truncate_left", "drop"]

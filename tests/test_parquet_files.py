@@ -28,8 +28,8 @@ from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_assets.streaming import in_flight
 from niels_cache_assets.streaming.in_flight import results_in_order
 from niels_cache_runtime.errors import NielsCacheError
-from tests import programs
-from tests.read_sources import read
+from tests.helpers import programs
+from tests.helpers.read_sources import read
 
 MEGABYTE = 1_000_000
 MEMORY = """

@@ -31,14 +31,14 @@ from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import content_sha256, read_meta, write_meta
 from niels_cache_runtime.verify import find_folders, notes, verify_cache
-from tests.exports import contents, export
-from tests.hub_builds import Build, build_from
-from tests.hub_repositories import card, parquet
-from tests.loopback_hub import LoopbackHub
-from tests.messages import missing
-from tests.parts_project import NAME, PartsProject, build, is_val, parts_of, stream_of
+from tests.helpers.exports import contents, export
+from tests.helpers.hub_builds import Build, build_from
+from tests.helpers.hub_repositories import card, parquet
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.messages import missing
+from tests.helpers.parts_project import NAME, PartsProject, build, is_val, parts_of, stream_of
+from tests.helpers.tiny import sentences
 from tests.test_cache_determinism import digests
-from tests.tiny import sentences
 
 BUDGETS = "train_tokens = 900\nval_tokens = 301\nshuffle_buffer = 20"
 

@@ -22,8 +22,8 @@ from niels_cache_assets.sources.hub import data
 from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_runtime.errors import NielsCacheError
-from tests.messages import missing
-from tests.parts_project import NAME, PartsProject, build
+from tests.helpers.messages import missing
+from tests.helpers.parts_project import NAME, PartsProject, build
 
 TABLE = f"[[pretrain.{NAME}.added]]"
 

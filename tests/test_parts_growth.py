@@ -20,13 +20,13 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
-from tests.hub_builds import Build, build_from
-from tests.hub_repositories import card, parquet
-from tests.loopback_hub import LoopbackHub
-from tests.messages import missing
-from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
+from tests.helpers.hub_builds import Build, build_from
+from tests.helpers.hub_repositories import card, parquet
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.messages import missing
+from tests.helpers.parts_project import NAME, PartsProject, build, parts_of, stream_of
+from tests.helpers.tiny import sentences
 from tests.test_cache_determinism import digests
-from tests.tiny import sentences
 
 BUDGETS = "train_tokens = 900\nval_tokens = 301\nshuffle_buffer = 20"
 HASHED = "val_frac = 0.2\nshuffle_buffer = 10"

@@ -16,7 +16,7 @@ from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import ListedFile
 from niels_cache_assets.sources.val_share import HashRule
 from niels_cache_runtime.errors import NielsCacheError
-from tests.parts_project import NAME, PartsProject, build, is_val
+from tests.helpers.parts_project import NAME, PartsProject, build, is_val
 
 
 def listed(*sizes: int, split: str | None = None) -> list[ListedFile]:

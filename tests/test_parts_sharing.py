@@ -16,8 +16,8 @@ from niels_cache_assets.defs.launcher import LaunchResult, launch_builds
 from niels_cache_assets.parts.lease import LeaseLost, Times, leased
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.verify import verify_cache
-from tests.launches import Recorder, states
-from tests.parts_project import NAME, PartsProject, build, parts_of
+from tests.helpers.launches import Recorder, states
+from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 from tests.test_cache_determinism import digests
 
 SETTINGS = "val_tokens = 60"

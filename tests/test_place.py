@@ -20,9 +20,9 @@ from niels_cache_assets.tokenizer.measures import by_source
 from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_meta
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from niels_cache_runtime.verify.__main__ import main as runtime_verify
-from tests.hand_made import exchange, rewrite_meta, write_cache, write_pretrain, write_sft
-from tests.messages import missing
-from tests.small_project import SmallProject, small_project
+from tests.helpers.hand_made import exchange, rewrite_meta, write_cache, write_pretrain, write_sft
+from tests.helpers.messages import missing
+from tests.helpers.small_project import SmallProject, small_project
 
 OTHER = "dataset_name is 'notes'"  # of the folder letters
 

@@ -15,8 +15,8 @@ import pytest
 from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.corpus.reading import open_prepared
 from niels_cache_assets.dedup.bands import bands_for_recall
-from tests.corpora import articles, corpus_registry
-from tests.plain_signatures import canonical_text
+from tests.helpers.corpora import articles, corpus_registry
+from tests.helpers.plain_signatures import canonical_text
 
 PAIRS = 24
 DATA_SETS = ("books", "letters", "notes")

@@ -14,9 +14,9 @@ from niels_cache_assets.cli.progress import array_progress
 from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.megatron import IndexCache, gpt_dataset, open_blend, write_indexed
-from tests import megatron_core
-from tests.exports import random_documents, write_documents_cache
-from tests.messages import missing
+from tests.helpers import megatron_core
+from tests.helpers.exports import random_documents, write_documents_cache
+from tests.helpers.messages import missing
 
 CONFIG = """
 [build]

@@ -29,9 +29,9 @@ from niels_cache_runtime import SFT, NielsCacheError, PreferenceBatch, Preferenc
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.loader.preference.rows import PackedPairs
 from niels_cache_runtime.verify import verify_cache, verify_dataset
-from tests.chat_models import MARKED, chat_project, chatml, examples_on_disk, opened_model, template_of
-from tests.hand_made import rewrite_meta
-from tests.tiny import sentences
+from tests.helpers.chat_models import MARKED, chat_project, chatml, examples_on_disk, opened_model, template_of
+from tests.helpers.hand_made import rewrite_meta
+from tests.helpers.tiny import sentences
 
 IGNORED = -100
 

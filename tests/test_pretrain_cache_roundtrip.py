@@ -17,7 +17,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, list_shards
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.tiny import sentences
+from tests.helpers.tiny import sentences
 
 PLENTY = 10**9
 

@@ -12,7 +12,7 @@ from niels_cache_runtime import NielsCacheError, PretrainTokenStreamDataset
 from niels_cache_runtime.cache import mmap, opening
 from niels_cache_runtime.cache.mmap import MappedTokens
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
-from tests.hand_made import exchange_before, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_shards
+from tests.helpers.hand_made import exchange_before, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_shards
 
 PAGE_TOKENS = mmap.mmap.PAGESIZE // 2
 # A page and a bit, exactly two pages (so that the next lies back to back), too short for any window, one window, empty, high ids.

@@ -20,8 +20,8 @@ from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.inputs import BadInputs, hub_problems, input_problems, require_inputs
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
-from tests.messages import missing
-from tests.tiny import sentences
+from tests.helpers.messages import missing
+from tests.helpers.tiny import sentences
 
 NOTES = '[pretrain.notes]\nsource = "text"\nfiles = ["notes.txt"]\nsample_by = "line"\n'
 SMALL = "[tokenizer]\nvocab_size = 380\nsample_bytes = 50_000\n"

@@ -10,7 +10,7 @@ from niels_cache_assets.config.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_runtime.errors import NielsCacheError
-from tests.read_sources import read
+from tests.helpers.read_sources import read
 
 HUB_SOURCES = {name: kind for name, kind in {**PRETRAIN_SOURCES, **SFT_SOURCES}.items() if issubclass(kind, HubData)}
 HUB_NAMES = ("wikimedia/wikipedia", "20231101.en", "Salesforce/wikitext", "wikitext-103-raw-v1", "HuggingFaceFW", "CC-MAIN", "nikolina")

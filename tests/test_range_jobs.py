@@ -28,9 +28,9 @@ from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.parts.lease import Times, leased
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import notes, verify_cache
-from tests.corpora import articles, nearly, write_jsonl
-from tests.faults import children
-from tests.messages import missing
+from tests.helpers import children
+from tests.helpers.corpora import articles, nearly, write_jsonl
+from tests.helpers.messages import missing
 from tests.test_corpus_resume import contents, prepared
 
 BANDS = 9  # with that of the digests

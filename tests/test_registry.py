@@ -7,7 +7,7 @@ import pytest
 from niels_cache_assets.config import defaults
 from niels_cache_assets.config.registry import apply_run_settings, cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
-from tests.messages import missing
+from tests.helpers.messages import missing
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,8 @@ from niels_cache_runtime.remote import room as room_of_copy
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
-from tests.copied_caches import ADDRESS, OVERHEAD, Published, Watch, copied, rows, wait_until, write_notes
-from tests.loopback_s3 import BUCKET, LoopbackS3
+from tests.helpers.copied_caches import ADDRESS, OVERHEAD, Published, Watch, copied, rows, wait_until, write_notes
+from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
 

@@ -26,7 +26,7 @@ from niels_cache_runtime.remote.ledger import Ledger, Reader
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import RemoteError
 from niels_cache_runtime.remote.upkeep import trim
-from tests.copied_caches import (
+from tests.helpers.copied_caches import (
     ADDRESS,
     OVERHEAD,
     SHARDS,
@@ -41,8 +41,8 @@ from tests.copied_caches import (
     wait_until,
     write_notes,
 )
-from tests.loopback_s3 import BUCKET
-from tests.remote_caches import Caches
+from tests.helpers.loopback_s3 import BUCKET
+from tests.helpers.remote_caches import Caches
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
 

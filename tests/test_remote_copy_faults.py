@@ -17,7 +17,7 @@ from niels_cache_runtime.remote.ledger import Ledger, State
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import RemoteError
 from niels_cache_runtime.remote.upkeep import trim
-from tests.copied_caches import ADDRESS, Published, only_shards, room, rows
+from tests.helpers.copied_caches import ADDRESS, Published, only_shards, room, rows
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
 

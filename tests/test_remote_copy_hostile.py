@@ -23,7 +23,7 @@ from niels_cache_runtime.remote import fetcher, ledger
 from niels_cache_runtime.remote.ledger import Ledger, Presence, Reader
 from niels_cache_runtime.remote.store import RemoteError, Store
 from niels_cache_runtime.remote.upkeep import check, trim
-from tests.copied_caches import (
+from tests.helpers.copied_caches import (
     SHARDS,
     Published,
     Watch,

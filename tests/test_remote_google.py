@@ -21,7 +21,7 @@ from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.remote.record import read_record
 from niels_cache_runtime.remote.store import ConflictError, RemoteError, open_store
 from niels_cache_runtime.verify import verify_cache
-from tests.remote_caches import Caches, keys_of, letters, record_at
+from tests.helpers.remote_caches import Caches, keys_of, letters, record_at
 
 BUCKET = "caches"
 ADDRESS = f"gs://{BUCKET}/at/letters"

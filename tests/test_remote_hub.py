@@ -20,9 +20,9 @@ from niels_cache_assets.publish.push import local_build
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.verify import verify_cache
-from tests import programs
-from tests.loopback_hub import LoopbackHub, _Handler
-from tests.remote_caches import Caches
+from tests.helpers import programs
+from tests.helpers.loopback_hub import LoopbackHub, _Handler
+from tests.helpers.remote_caches import Caches
 
 ADDRESS = "hf://datasets/ours/letters"
 TOKEN = "hf_planted0004"

@@ -17,7 +17,7 @@ from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import Range, RemoteError, Store, open_store
 from niels_cache_runtime.remote.upkeep import trim
-from tests.copied_caches import ADDRESS, Published, T, room, rows, wait_until, write_notes
+from tests.helpers.copied_caches import ADDRESS, Published, T, room, rows, wait_until, write_notes
 
 pytestmark = pytest.mark.usefixtures("fetching_thread")
 

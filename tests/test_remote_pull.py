@@ -33,11 +33,11 @@ from niels_cache_runtime.remote.pieces import pieces
 from niels_cache_runtime.remote.record import Record, RemoteFile
 from niels_cache_runtime.remote.store import MissingError, RemoteError
 from niels_cache_runtime.verify import verify_cache
-from tests import programs
-from tests.loopback_s3 import BUCKET, LoopbackS3
-from tests.parts_project import PartsProject, build
-from tests.remote_caches import ADDRESS, Caches, letters
-from tests.tiny import WideTokenizer, sentences
+from tests.helpers import programs
+from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
+from tests.helpers.parts_project import PartsProject, build
+from tests.helpers.remote_caches import ADDRESS, Caches, letters
+from tests.helpers.tiny import WideTokenizer, sentences
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -26,10 +26,10 @@ from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.remote import store as remote_store
 from niels_cache_runtime.remote.record import read_record
 from niels_cache_runtime.remote.store import MissingError, RemoteError, check_address, open_store
-from tests import programs
-from tests.loopback_s3 import BUCKET, CODES, PASSING, SECRETS, LoopbackS3
-from tests.messages import missing
-from tests.remote_caches import ADDRESS, RECORD, Caches, keys_of, letters, record_at
+from tests.helpers import programs
+from tests.helpers.loopback_s3 import BUCKET, CODES, PASSING, SECRETS, LoopbackS3
+from tests.helpers.messages import missing
+from tests.helpers.remote_caches import ADDRESS, RECORD, Caches, keys_of, letters, record_at
 
 
 def require_nothing_visible() -> None:

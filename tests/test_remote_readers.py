@@ -32,10 +32,10 @@ from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.megatron import CacheSplit as MegatronSplit
 from niels_cache_runtime.megatron import open_blend
 from niels_cache_runtime.remote.store import is_address
-from tests.chat_models import model_folder
-from tests.loopback_s3 import BUCKET, LoopbackS3
-from tests.remote_caches import ADDRESS, Caches, letters
-from tests.tiny import sentences
+from tests.helpers.chat_models import model_folder
+from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
+from tests.helpers.remote_caches import ADDRESS, Caches, letters
+from tests.helpers.tiny import sentences
 
 pytestmark = pytest.mark.remote
 

@@ -18,10 +18,10 @@ import pytest
 
 from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime.remote.ledger import Ledger
-from tests import programs
-from tests.copied_caches import ADDRESS, OVERHEAD, SHARDS, Published, Watch, wait_until, write_notes
-from tests.copied_ranks import hashed
-from tests.loopback_s3 import PASSING, LoopbackS3
+from tests.helpers import programs
+from tests.helpers.copied_caches import ADDRESS, OVERHEAD, SHARDS, Published, Watch, wait_until, write_notes
+from tests.helpers.copied_ranks import hashed
+from tests.helpers.loopback_s3 import PASSING, LoopbackS3
 
 pytestmark = pytest.mark.remote
 
@@ -49,7 +49,7 @@ class Run:
         given |= {**SAME, "world_size": ranks, "dir": str(published.copy), "limit": LIMIT} | settings
         self.programs = []
         for rank, (out, errors) in enumerate(zip(self.outs, self.errors, strict=True)):
-            arguments = "-m", "tests.copied_ranks", json.dumps({**given, "rank": first + rank, "out": str(out)})
+            arguments = "-m", "tests.helpers.copied_ranks", json.dumps({**given, "rank": first + rank, "out": str(out)})
             with errors.open("wb") as stream:
                 self.programs.append(programs.Program(*arguments, cwd=REPOSITORY, env=dict(os.environ), streams=(0, 1, stream.fileno())))
 

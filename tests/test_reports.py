@@ -31,8 +31,8 @@ from niels_cache_runtime import TokenLoader, read_meta, write_meta
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import content_sha256
 from niels_cache_runtime.loader.blend import Blend
-from tests.messages import missing
-from tests.small_project import SmallProject, small_project
+from tests.helpers.messages import missing
+from tests.helpers.small_project import SmallProject, small_project
 
 T = 16  # of the blend
 NOW = 1_800_000_000.0

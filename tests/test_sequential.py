@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.samplers.sequential import DatasetLoader
-from tests.hand_made import (
+from tests.helpers.hand_made import (
     rewrite_meta,
     write_cache,
     write_meta_of,

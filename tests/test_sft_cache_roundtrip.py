@@ -15,7 +15,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.tiny import sentences
+from tests.helpers.tiny import sentences
 
 
 def chat(*contents: str, system: str | None = None) -> list[Message]:

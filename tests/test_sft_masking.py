@@ -10,7 +10,7 @@ import torch
 
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader, assistant_target_mask, write_meta
 from niels_cache_runtime.format.layout import IDX_DTYPE, IGNORE_INDEX
-from tests.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_meta_of, write_pair, write_sft
+from tests.helpers.hand_made import ASST, EOT, SYS, USR, rewrite_meta, write_meta_of, write_pair, write_sft
 
 A, B, S, U = 30, 31, 20, 21
 PAD = IGNORE_INDEX

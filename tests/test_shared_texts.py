@@ -22,8 +22,8 @@ from niels_cache_assets.strings import Strings, hashes_of
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.corpora import write_jsonl
-from tests.tiny import sentences
+from tests.helpers.corpora import write_jsonl
+from tests.helpers.tiny import sentences
 
 OF_VAL = 21
 SETTINGS: dict[str, Any] = {"shard_bytes": 4096, "seed": 1, "shuffle_buffer": None}

@@ -10,8 +10,8 @@ import yaml
 
 from docs.site import BUILD, ROOT, add_words_to_search, copy_pages, for_the_site, run_zensical
 from docs.versions import publish
-from tests.docs_reader import PAGES, page_name
 from tests.golden.imports import described_names
+from tests.helpers.docs_reader import PAGES, page_name
 
 REPOSITORY_URL = "https://example.org/somebody/niels-cache"
 

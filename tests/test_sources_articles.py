@@ -18,9 +18,9 @@ from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Row, Wikitext, articles
 from niels_cache_runtime.errors import NielsCacheError
-from tests.hub_repositories import parquet, wikitext_rows
-from tests.messages import missing
-from tests.read_sources import read
+from tests.helpers.hub_repositories import parquet, wikitext_rows
+from tests.helpers.messages import missing
+from tests.helpers.read_sources import read
 
 
 def titles(texts: list[str]) -> list[tuple[str | None, int]]:

@@ -26,8 +26,8 @@ from niels_cache_assets.sources.reading.files import SourceFile, files_digest, f
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_runtime.errors import NielsCacheError
-from tests.hub_repositories import fineweb_row, json_lines
-from tests.read_sources import COMPRESS, one_file, read
+from tests.helpers.hub_repositories import fineweb_row, json_lines
+from tests.helpers.read_sources import COMPRESS, one_file, read
 
 ROWS = [fineweb_row(0, row) for row in range(7)]
 

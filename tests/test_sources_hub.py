@@ -21,13 +21,13 @@ from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
-from tests import programs
-from tests.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, hub_repositories, json_lines, parquet
-from tests.loopback_faults import ByName, Faults
-from tests.loopback_hub import LoopbackHub
-from tests.messages import missing
-from tests.read_sources import read, read_from
-from tests.watched import watched
+from tests.helpers import programs
+from tests.helpers.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, hub_repositories, json_lines, parquet
+from tests.helpers.loopback_faults import ByName, Faults
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.messages import missing
+from tests.helpers.read_sources import read, read_from
+from tests.helpers.watched import watched
 
 FINEWEB = "HuggingFaceFW/fineweb-edu"
 
@@ -169,7 +169,7 @@ def test_the_stream_has_the_order_of_plain_load_dataset_and_may_be_closed_early(
         from datasets import load_dataset
         from niels_cache_assets.sources.types import StreamContext
         from niels_cache_assets.sources.fineweb_edu import FinewebEdu
-        from tests.read_sources import read
+        from tests.helpers.read_sources import read
         source = FinewebEdu(shuffle_buffer=20)
         ours, _ = read(source)
         plain = load_dataset("{FINEWEB}", "{CRAWL}", split="train", streaming=True).shuffle(seed=42, buffer_size=20)

@@ -15,9 +15,9 @@ from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.types import PretrainSource
 from niels_cache_assets.sources.val_share import val_mask
 from niels_cache_runtime.errors import NielsCacheError
-from tests.hub_repositories import fineweb_row, json_lines, parquet
-from tests.messages import missing
-from tests.read_sources import read
+from tests.helpers.hub_repositories import fineweb_row, json_lines, parquet
+from tests.helpers.messages import missing
+from tests.helpers.read_sources import read
 
 
 @pytest.fixture

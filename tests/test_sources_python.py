@@ -12,7 +12,7 @@ from niels_cache_assets.sources import python_help
 from niels_cache_assets.sources.python_docs import PythonDocs
 from niels_cache_assets.sources.python_help import PythonHelp
 from niels_cache_runtime.errors import NielsCacheError
-from tests.read_sources import read
+from tests.helpers.read_sources import read
 
 OAK = "A tree of the genus Quercus, long enough to be kept as a document."
 GROW = "Grow a little, as oaks do, in a docstring that is long enough."

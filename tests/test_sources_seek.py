@@ -35,11 +35,11 @@ from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron import IndexedWriter
-from tests.corpora import articles, corpus_registry
-from tests.exports import random_documents, write_documents_cache
-from tests.places import batches_of, places_of, require_every_place_is_exact, started_at
-from tests.read_sources import COMPRESS
-from tests.tiny import sentences
+from tests.helpers.corpora import articles, corpus_registry
+from tests.helpers.exports import random_documents, write_documents_cache
+from tests.helpers.places import batches_of, places_of, require_every_place_is_exact, started_at
+from tests.helpers.read_sources import COMPRESS
+from tests.helpers.tiny import sentences
 
 HEADER = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><siteinfo><sitename>Wé</sitename></siteinfo>\n'
 NOT_UTF8 = b"\xff\xe2\x82"

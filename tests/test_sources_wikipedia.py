@@ -25,11 +25,11 @@ from niels_cache_assets.sources.reading.compressed import DamagedFile
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
-from tests.corpora import articles
-from tests.depth import cases
-from tests.hub_repositories import json_lines
-from tests.read_sources import COMPRESS, one_file, read
-from tests.wiki_text import plain_text
+from tests.helpers.corpora import articles
+from tests.helpers.depth import cases
+from tests.helpers.hub_repositories import json_lines
+from tests.helpers.read_sources import COMPRESS, one_file, read
+from tests.helpers.wiki_text import plain_text
 
 HEADER = '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11"><siteinfo><sitename>W</sitename></siteinfo>\n'
 DATA = Path(os.environ.get("NIELS_CACHE_REAL_DATA", "/nonexistent"))

@@ -16,8 +16,8 @@ from niels_cache_assets.sources.mediawiki.site import NO_SITE, Site
 from niels_cache_assets.sources.reading.files import find_files
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
-from tests.read_sources import read
-from tests.wiki_text import plain_text
+from tests.helpers.read_sources import read
+from tests.helpers.wiki_text import plain_text
 
 XMLNS = "http://www.mediawiki.org/xml/export-0.11/"
 # Language, and its namespaces of media, talk, files, templates and categories.

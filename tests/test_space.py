@@ -22,9 +22,9 @@ from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.npy_files import create_npy
-from tests.corpora import articles
-from tests.messages import missing
-from tests.small_project import STAGES, small_project
+from tests.helpers.corpora import articles
+from tests.helpers.messages import missing
+from tests.helpers.small_project import STAGES, small_project
 
 
 def full(*_: object) -> None:

@@ -26,7 +26,7 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, list_shards
 from niels_cache_runtime.format.meta import Meta, read_meta
-from tests.tiny import sentences
+from tests.helpers.tiny import sentences
 
 PLENTY = 10**9
 SPECIALS = [*SPECIAL_TOKENS.values()]

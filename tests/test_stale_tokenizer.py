@@ -10,9 +10,9 @@ from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.config.registry import load_registry
 from niels_cache_runtime.format.meta import read_meta
-from tests.messages import missing
-from tests.parts_project import build
-from tests.tiny import sentences
+from tests.helpers.messages import missing
+from tests.helpers.parts_project import build
+from tests.helpers.tiny import sentences
 
 SETTINGS = """
 [dagster]

@@ -27,9 +27,9 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import lock_path, writer_lock
 from niels_cache_runtime.format.layout import META_NAME
-from tests.corpora import articles
-from tests.messages import missing
-from tests.unreadable import forbid
+from tests.helpers.corpora import articles
+from tests.helpers.messages import missing
+from tests.helpers.unreadable import forbid
 
 CONFIG = """
 profile = "quickstart"

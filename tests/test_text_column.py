@@ -22,13 +22,13 @@ from niels_cache_assets.sources.reading.rows import parquet_rows
 from niels_cache_assets.sources.text_column import ROWS, Column, kind_of_name
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
-from tests.dagster_tools import Project
-from tests.hub_repositories import json_lines, parquet
-from tests.loopback_hub import LoopbackHub
-from tests.messages import missing
-from tests.parts_project import NAME, PartsProject, build, stream_of
-from tests.read_sources import read_from
-from tests.tiny import sentences
+from tests.helpers.dagster_tools import Project
+from tests.helpers.hub_repositories import json_lines, parquet
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.messages import missing
+from tests.helpers.parts_project import NAME, PartsProject, build, stream_of
+from tests.helpers.read_sources import read_from
+from tests.helpers.tiny import sentences
 
 Rows = list[dict[str, Any]]
 TEXTS = sentences(40)

@@ -23,8 +23,8 @@ from niels_cache_assets.corpus.text_export import FILE_TYPES, FileType, TextExpo
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
-from tests.corpora import articles, corpus_registry, nearly
-from tests.read_sources import read
+from tests.helpers.corpora import articles, corpus_registry, nearly
+from tests.helpers.read_sources import read
 
 
 class Killed(BaseException):

@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from niels_cache_assets import to_hf_dataset
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, open_cache
-from tests.hand_made import ASST, EOT, SYS, USR, write_cache, write_pretrain, write_sft, write_stream
+from tests.helpers.hand_made import ASST, EOT, SYS, USR, write_cache, write_pretrain, write_sft, write_stream
 
 STREAM = [10, 11, 12, 13, EOT, 14, EOT, *[20] * 8, EOT, 30, 31, 32, EOT]
 DOCUMENTS = [[10, 11, 12, 13, EOT], [14, EOT], [*[20] * 8, EOT], [30, 31, 32, EOT]]

@@ -28,10 +28,10 @@ from niels_cache_assets.tokenizer.training import round_trip_losses
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPE, dataset_dir
 from niels_cache_runtime.format.meta import read_meta, sha256_file
-from tests.corpora import write_jsonl
-from tests.messages import missing
-from tests.tiny import sentences
-from tests.watched import watched
+from tests.helpers.corpora import write_jsonl
+from tests.helpers.messages import missing
+from tests.helpers.tiny import sentences
+from tests.helpers.watched import watched
 
 
 def configure(folder: Path, tables: str, text: str | None = None) -> str:

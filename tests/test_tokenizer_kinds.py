@@ -18,8 +18,8 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import list_shards, token_dtype_of
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.tiny import sentences
-from tests.tokenizer_files import EOT, REAL, WORDS_PATTERN, added, described, needs_real, pieces, write_json, write_ranks
+from tests.helpers.tiny import sentences
+from tests.helpers.tokenizer_files import EOT, REAL, WORDS_PATTERN, added, described, needs_real, pieces, write_json, write_ranks
 
 pytestmark = pytest.mark.usefixtures("short_proofs")
 TEXTS = [*sentences(40), "naïve café 中文 😀 \x00\t\n\n  x", "", "\n", "a" * 5_000, f"before {EOT} after"]

@@ -23,10 +23,10 @@ from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta, sha256_file
 from niels_cache_runtime.verify import verify_cache
+from tests.helpers.tiny import sentences
+from tests.helpers.tokenizer_files import EOT, REAL, WORDS_PATTERN, added, needs_real, pieces, write_json, write_ranks
 from tests.test_export_import import write_indexed
 from tests.test_tokenizer import configure
-from tests.tiny import sentences
-from tests.tokenizer_files import EOT, REAL, WORDS_PATTERN, added, needs_real, pieces, write_json, write_ranks
 
 NAMED = f'special_tokens = {{ eot = "{EOT}" }}'
 KINDS = {

@@ -20,10 +20,10 @@ from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
-from tests.exports import contents
-from tests.faults import children
-from tests.messages import missing
-from tests.parts_project import NAME, PartsProject, build, parts_of, stream_of
+from tests.helpers import children
+from tests.helpers.exports import contents
+from tests.helpers.messages import missing
+from tests.helpers.parts_project import NAME, PartsProject, build, parts_of, stream_of
 
 WHOLE = 'prepare = ["dedup"]\nval_frac = 0.1\n'
 TABLE = f"{WHOLE}tokens_in_parts = true\n"

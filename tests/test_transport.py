@@ -17,9 +17,9 @@ from niels_cache_assets.sources.huggingface import Huggingface
 from niels_cache_assets.sources.net import network, transport
 from niels_cache_assets.sources.reading.files import SourceFile, reading
 from niels_cache_runtime.errors import NielsCacheError
-from tests.loopback_hub import LoopbackHub
-from tests.messages import missing
-from tests.read_sources import read
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.messages import missing
+from tests.helpers.read_sources import read
 
 CONTENT = bytes(range(256)) * 40
 CUT = 3000  # bytes after which bodies of `breaking` break

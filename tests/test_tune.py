@@ -30,7 +30,7 @@ from niels_cache_assets.show.reports.page import render_tuning
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import notes, verify_cache
-from tests.corpora import articles, corpus_registry
+from tests.helpers.corpora import articles, corpus_registry
 
 SETTINGS = CleaningSettings(skip=("not_english", "language_error"), min_characters=200, min_words=40, max_duplicate_lines=0.3)
 

@@ -20,8 +20,8 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import Proof, compare, mixtures
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords
 from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.tiny import sentences
 from tests.test_cache_determinism import digests
-from tests.tiny import sentences
 
 EOT = SPECIAL_TOKENS["eot"]
 TIES = [  # ways with equal scores: which one SentencePiece takes depends on the rounding of all scores before

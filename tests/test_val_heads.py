@@ -14,7 +14,7 @@ from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.streaming.splits import UNLIMITED, BudgetSplitter, encoded_head
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
 from niels_cache_runtime.format.meta import read_meta
-from tests.parts_project import PartsProject, build
+from tests.helpers.parts_project import PartsProject, build
 
 POSITION = Feed.of((), SourceReport()).position(0)
 KINDS: dict[str, Callable[[int], str]] = {

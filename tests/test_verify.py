@@ -31,7 +31,7 @@ from niels_cache_runtime.format import reading
 from niels_cache_runtime.format.layout import IDX_DTYPE, META_NAME
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from niels_cache_runtime.verify.__main__ import main
-from tests.hand_made import (
+from tests.helpers.hand_made import (
     ASST,
     EOT,
     IDS,
@@ -46,8 +46,8 @@ from tests.hand_made import (
     write_sft,
     write_tokens,
 )
-from tests.messages import missing
-from tests.saying import Saying
+from tests.helpers.messages import missing
+from tests.helpers.saying import Saying
 
 CHANGED, MISSING, UNLISTED = Saying("sha256", "meta.json"), Saying("missing", "meta.json"), Saying("not listed", "meta.json")
 

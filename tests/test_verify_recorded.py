@@ -13,10 +13,10 @@ from niels_cache_assets.defs.keys import CORPUS_JOB
 from niels_cache_runtime import read_meta
 from niels_cache_runtime.format.meta import content_sha256, sha256_file, write_meta
 from niels_cache_runtime.verify import verify_cache
-from tests.built_project import Built
-from tests.dagster_tools import Project
-from tests.hand_made import rewrite_meta
-from tests.prepared_project import add_corpora
+from tests.helpers.built_project import Built
+from tests.helpers.dagster_tools import Project
+from tests.helpers.hand_made import rewrite_meta
+from tests.helpers.prepared_project import add_corpora
 
 
 def hide_change(folder: Path, path: str) -> None:

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from niels_cache_assets.defs.ui import guard as web_guard
 from niels_cache_assets.defs.ui.guard import App, Message, Scope, WebGuard, refuse_unknown_routes
 from niels_cache_runtime.errors import NielsCacheError
-from tests.messages import missing
+from tests.helpers.messages import missing
 
 PORT = 3000
 HOST = ("host", "127.0.0.1:3000")

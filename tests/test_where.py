@@ -31,9 +31,9 @@ from niels_cache_assets.sources.reading.keep import kept_values
 from niels_cache_assets.sources.reading.parquet_files import ParquetTable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.loader import TokenLoader
-from tests.corpora import articles, nearly
-from tests.places import require_every_place_is_exact
-from tests.read_sources import read
+from tests.helpers.corpora import articles, nearly
+from tests.helpers.places import require_every_place_is_exact
+from tests.helpers.read_sources import read
 
 SCHEMA = pa.schema({"id": pa.string(), "text": pa.string(), "int_score": pa.int32(), "language_score": pa.float64(), "url": pa.string()})
 SCHEMA = SCHEMA.append(pa.field("is_new", pa.bool_()))

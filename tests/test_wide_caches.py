@@ -28,10 +28,10 @@ from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_m
 from niels_cache_runtime.format.layout import Family, list_shards
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.verify import verify_dataset
-from tests.exports import WIDE, random_documents, write_documents_cache
-from tests.messages import missing
+from tests.helpers.exports import WIDE, random_documents, write_documents_cache
+from tests.helpers.messages import missing
+from tests.helpers.tiny import WORDS, WideTokenizer, sentences
 from tests.test_cache_determinism import conversations, digests
-from tests.tiny import WORDS, WideTokenizer, sentences
 
 TOKENIZER = WideTokenizer()
 EOT = 99_999

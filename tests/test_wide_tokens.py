@@ -27,8 +27,8 @@ from niels_cache_runtime.format.reading import BLOCK_BYTES
 from niels_cache_runtime.loader.batch import Batch
 from niels_cache_runtime.megatron import CacheSplit
 from niels_cache_runtime.verify import verify_cache
-from tests.exports import write_documents_cache
-from tests.hand_made import (
+from tests.helpers.exports import write_documents_cache
+from tests.helpers.hand_made import (
     ASST,
     EOT,
     rewrite_meta,
@@ -40,7 +40,7 @@ from tests.hand_made import (
     write_stream,
     write_wide,
 )
-from tests.saying import Saying
+from tests.helpers.saying import Saying
 
 T = 12
 PAGE = 2048  # tokens of uint16 in a page; also whole pages of uint32

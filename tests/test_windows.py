@@ -18,8 +18,8 @@ from niels_cache_runtime.cache import mmap, opening
 from niels_cache_runtime.cache.mmap import MappedTokens
 from niels_cache_runtime.format.layout import DOC_ENDS_DTYPE, TOKEN_DTYPE, shard_name
 from niels_cache_runtime.loader.windows import PretrainWindows
-from tests import programs
-from tests.hand_made import exchange, exchange_before, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_shards
+from tests.helpers import programs
+from tests.helpers.hand_made import exchange, exchange_before, rewrite_meta, write_cache, write_meta_of, write_pretrain, write_shards
 
 PAGE_TOKENS = mmap.mmap.PAGESIZE // 2
 LAYOUTS = {

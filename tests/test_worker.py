@@ -23,8 +23,8 @@ from niels_cache_assets.disk.attempts import recorded_attempts
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.parts.lease import request_stop
 from niels_cache_runtime.verify import verify_cache
-from tests.parts_project import NAME, PartsProject, build
-from tests.programs import Program
+from tests.helpers.parts_project import NAME, PartsProject, build
+from tests.helpers.programs import Program
 from tests.test_cache_determinism import digests
 
 SETTINGS = "train_tokens = 30000\nval_tokens = 600\nshuffle_buffer = 50"

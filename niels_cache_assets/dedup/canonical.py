@@ -35,7 +35,7 @@ Rules 4 to 9 depend on a code point, the visible ones before it and those after 
 the Python version. Other code points that Unicode added after 3.2 stay unchanged.
 
 The table takes about 0.2 s, once in each process. `signatures.Signer` makes the canonical text of documents (`canonical_kernels`);
-tests/plain_signatures.py does the same in plain Python.
+tests/helpers/plain_signatures.py does the same in plain Python.
 """
 
 import html

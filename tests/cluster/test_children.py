@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.parts.lease import latest
-from tests.cluster.servers import processes_of, sshd
-from tests.cluster.walk import LONG, ROOT, Walk, build_all, running
-from tests.faults.children import here
+from tests.helpers.children import here
+from tests.helpers.cluster_walk import LONG, ROOT, Walk, build_all, running
+from tests.helpers.servers import processes_of, sshd
 
 pytestmark = pytest.mark.cluster
 

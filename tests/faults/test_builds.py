@@ -18,11 +18,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.faults import builds, children
-from tests.hub_repositories import card, parquet
-from tests.loopback_hub import LoopbackHub
+from tests.helpers import children
+from tests.helpers import fault_builds as builds
+from tests.helpers.hub_repositories import card, parquet
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.tiny import sentences
 from tests.test_cache_determinism import digests
-from tests.tiny import sentences
 
 NAMES = [*builds.TABLES, *builds.SFT_TABLES, *builds.HUB_TABLES, *builds.PARTS_TABLES]
 LATE = ("jsonl", "shuffled", "trees")  # killed late

@@ -27,7 +27,7 @@ from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import idx_name, tokens_name
 from niels_cache_runtime.format.meta import Meta
-from tests.faults import children
+from tests.helpers import children
 from tests.test_cache_determinism import digests
 
 Build = Callable[[Path, int], None]

@@ -12,11 +12,11 @@ import pytest
 
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
-from tests.dagster_tools import Project
-from tests.tiny import sentences
-from tests.ui.browser import IN_A_BROWSER, browser_page
-from tests.ui.person import Person
-from tests.ui.running import SETTINGS, running_ui, wait_until
+from tests.helpers.dagster_tools import Project
+from tests.helpers.tiny import sentences
+from tests.helpers.ui.browser import IN_A_BROWSER, browser_page
+from tests.helpers.ui.person import Person
+from tests.helpers.ui.running import SETTINGS, running_ui, wait_until
 
 pytestmark = IN_A_BROWSER
 
@@ -47,7 +47,7 @@ def person(tmp_path: Path, tiny_model: Path) -> Iterator[Person]:
     (project.folder / "niels_cache.toml").write_text(
         "[dagster]\nplots = true\n" + SETTINGS + CONFIG.format(model=json.dumps(str(tiny_model))), encoding="utf-8"
     )
-    with browser_page() as page, running_ui(tmp_path, tiny_model, project=project, module="tests.ui.quick", forked=True) as ui:
+    with browser_page() as page, running_ui(tmp_path, tiny_model, project=project, module="tests.helpers.ui.quick", forked=True) as ui:
         yield Person(page, ui)
 
 

@@ -21,8 +21,8 @@ from niels_cache_assets.defs.ui import server as web
 from niels_cache_assets.defs.ui import services
 from niels_cache_assets.defs.ui.guard import WebGuard
 from niels_cache_runtime.errors import NielsCacheError
-from tests.messages import missing
-from tests.ui.running import is_alive, wait_until
+from tests.helpers.messages import missing
+from tests.helpers.ui.running import is_alive, wait_until
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:

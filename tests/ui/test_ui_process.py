@@ -15,11 +15,11 @@ import pytest
 from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.disk.staging import work_on
-from tests.faults.children import here
-from tests.messages import missing
+from tests.helpers.children import here
+from tests.helpers.messages import missing
+from tests.helpers.tiny import sentences
+from tests.helpers.ui.running import RunningUi, is_alive, running_ui, wait_until
 from tests.test_cache_determinism import digests
-from tests.tiny import sentences
-from tests.ui.running import RunningUi, is_alive, running_ui, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.random_order(disabled=True)]  # one server, whose last test ends it
 

@@ -20,8 +20,8 @@ from dagster._core.workspace.load_target import EmptyWorkspaceTarget
 from dagster_webserver.app import create_app_from_workspace_process_context
 
 from niels_cache_assets.defs.ui.guard import App, WebGuard
-from tests.ui.browser import IN_A_BROWSER, browser_page
-from tests.ui.running import wait_until
+from tests.helpers.ui.browser import IN_A_BROWSER, browser_page
+from tests.helpers.ui.running import wait_until
 
 pytestmark = IN_A_BROWSER
 
