@@ -45,7 +45,9 @@ def tokenizer(tiny_model: Path) -> SentencePieceTokenizer:
 
 @pytest.fixture(scope="module")
 def short_proofs() -> Iterator[None]:
-    """Prove engines on every 41st of the difficult texts. A whole proof takes two seconds for each model (see tests/test_engines.py)."""
+    """Prove engines on every 41st of the difficult texts. A whole proof takes two seconds for each model (see
+    tests/tokenizer/test_engines.py).
+    """
     with pytest.MonkeyPatch.context() as patch:
         # 41, because the texts come in groups of 3 and 8 forms, and all forms must occur
         patch.setattr(engines, "torture_texts", lambda **given: islice(torture_texts(**given), 0, None, 41))
@@ -64,41 +66,41 @@ def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
 
 # Files that take more than 12 seconds in `make test`, the longest first.
 LONGEST = (
-    "ui/test_ui_process.py",
-    "test_tokenizer_projects.py",
-    "ui/test_ui_browser.py",
-    "test_docs_commands.py",
-    "test_dagster_launcher.py",
-    "test_dagster_turns.py",
-    "test_engines.py",
-    "test_dagster_parts.py",
-    "test_chat_templates.py",
-    "test_tokenizer_kinds.py",
-    "test_network.py",
-    "test_remote_copy.py",
-    "ui/test_ui_strangers.py",
-    "test_loader_workers.py",
-    "test_remote_push.py",
-    "test_dagster_corpus.py",
-    "test_materialize.py",
-    "test_chat_caches.py",
-    "test_parts.py",
-    "test_lightning.py",
+    "defs/ui/test_process.py",
+    "product/test_tokenizer_projects.py",
+    "defs/ui/test_browser.py",
+    "repository/test_docs_commands.py",
+    "defs/test_launcher.py",
+    "defs/test_turns.py",
+    "tokenizer/test_engines.py",
+    "defs/test_parts.py",
+    "chats/test_templates.py",
+    "tokenizer/test_kinds.py",
+    "sources/test_network.py",
+    "remote/test_copy.py",
+    "defs/ui/test_strangers.py",
+    "loader/test_workers.py",
+    "publish/test_push.py",
+    "defs/test_corpus.py",
+    "artifacts/test_materialize.py",
+    "chats/test_caches.py",
+    "parts/test_parts.py",
+    "loader/test_lightning.py",
     "faults/test_materialize.py",
-    "test_dedup_ranges.py",
-    "test_cli.py",
-    "test_parts_growth.py",
-    "test_worker.py",
-    "test_remote_pull.py",
+    "dedup/test_ranges.py",
+    "cli/test_build_all.py",
+    "parts/test_growth.py",
+    "cli/test_worker.py",
+    "publish/test_pull.py",
     "faults/test_builds.py",
-    "test_dagster_staleness.py",
-    "test_parts_sharing.py",
-    "test_reports.py",
+    "defs/test_staleness.py",
+    "parts/test_sharing.py",
+    "reports/test_reports.py",
     "faults/test_hub.py",
-    "test_corpus_prepare.py",
-    "test_import_rules.py",
-    "test_examples_runtime.py",
-    "test_corpus_resume.py",
+    "corpus/test_prepare.py",
+    "repository/test_import_rules.py",
+    "repository/test_examples_runtime.py",
+    "corpus/test_resume.py",
 )
 
 
@@ -111,11 +113,11 @@ LONGEST_TORTURE = (
     "faults/test_materialize.py",
     "faults/test_corpus.py",
     "faults/test_builds.py",
-    "test_hostile_config.py",
+    "product/test_hostile_config.py",
     "faults/test_fuzz_text.py",
     "faults/test_bit_flips.py",
-    "test_loader_blocks.py",
-    "test_loader_resume.py",
+    "loader/test_blocks_on_ranks.py",
+    "loader/test_resume.py",
 )
 
 

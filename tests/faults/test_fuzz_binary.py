@@ -1,7 +1,7 @@
 """Fuzzed binary files, meta.json and states of loaders. A reader refuses them with the project's error, or reads the true content.
 
-Seeded and small in CI; `make torture` runs 100,000 cases of each. Cases that found mistakes are in tests/test_hostile_files.py and
-tests/test_hostile_states.py.
+Seeded and small in CI; `make torture` runs 100,000 cases of each. Cases that found mistakes are in tests/product/test_hostile_files.py and
+tests/product/test_hostile_states.py.
 """
 
 import io

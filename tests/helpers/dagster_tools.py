@@ -1,4 +1,4 @@
-"""A small configured project, and functions that run its Dagster definitions, for the test_dagster_* files.
+"""A small configured project, and functions that run its Dagster definitions, for the tests in tests/defs.
 
 A test that needs built data takes a copy of the project of `built_project` (tests/helpers/built_project.py), with its caches and
 its events.

@@ -1,4 +1,4 @@
-"""A run under Lightning, for test_lightning.py and its ranks. Importing Lightning takes seconds, so only they import this."""
+"""A run under Lightning, for tests/loader/test_lightning.py and its ranks. Importing Lightning takes seconds, so only they import this."""
 
 import importlib
 import json

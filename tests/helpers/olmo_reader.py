@@ -1,6 +1,6 @@
 """A program that reads an export with OLMo-core's own classes. Requests come on stdin, answers go to stdout, and both are JSON.
 
-tests/test_export_olmo.py runs this program. It imports nothing of niels-cache, and knows only the lines that the export command prints.
+tests/exchange/test_olmo.py runs this program. It imports nothing of niels-cache, and knows only the lines that the export command prints.
 """
 
 import json

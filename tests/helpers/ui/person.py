@@ -1,4 +1,4 @@
-"""The actions of a person with a mouse in the Dagster UI, one method for each. The tests of this folder use them, and the pictures of
+"""The actions of a person with a mouse in the Dagster UI, one method for each. The tests in tests/defs/ui use them, and the pictures of
 docs/.
 
 Selectors are the words that a person reads.

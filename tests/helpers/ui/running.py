@@ -1,4 +1,4 @@
-"""`niels-cache ui` on a small project in a separate process, for the tests of this folder."""
+"""`niels-cache ui` on a small project in a separate process, for the tests in tests/defs/ui."""
 
 import json
 import os
