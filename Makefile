@@ -4,7 +4,7 @@
 # PIP_ARGS  arguments of every pip call. For the small CPU build of torch on Linux, give the address of the
 #           CPU wheel index named on pytorch.org:                make cache PIP_ARGS="--extra-index-url <address>"
 # PORT      the port of `make ui`, on 127.0.0.1                  make ui PORT=3001
-# TEST_ARGS arguments of pytest                                  make test TEST_ARGS="tests/test_wheel.py -x"
+# TEST_ARGS arguments of pytest                                  make test TEST_ARGS="tests/product/test_wheel.py -x"
 # TEST_WORKERS processes of pytest: four for two cores, because tests wait for their children
 # TEST_TMPDIR  folder for the files of tests: in memory if 8 GiB are free there, which takes a sixth of the time off
 # RUNS      runs of `make shuffled`; SEEDS repeats orders          make shuffled SEEDS="12 34"

@@ -50,7 +50,7 @@ from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.dedup.greedy import keep_first
 from niels_cache_assets.dedup.signatures import Signatures, Signer, jaccard
 from niels_cache_assets.project.registry import load_registry
-from tests.plain_signatures import canonical_text, sign_canonical
+from tests.helpers.plain_signatures import canonical_text, sign_canonical
 
 NGRAM, NUM_PERM, BANDS, ROWS, THRESHOLD = 5, 128, 8, 16, 0.85
 CHARACTERS = 2400

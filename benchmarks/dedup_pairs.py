@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 import repository_path  # noqa: F401
-from tests.plain_signatures import canonical_text
+from tests.helpers.plain_signatures import canonical_text
 
 NGRAM = 5
 Pair = tuple[int, int]

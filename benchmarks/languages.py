@@ -19,7 +19,7 @@ from pathlib import Path
 import repository_path  # noqa: F401
 from niels_cache_assets.cleaning.languages import identify_language
 from niels_cache_assets.cleaning.normalizers import collapse_blanks, replace_unreadable
-from tests.prose import PARAGRAPHS, unspaced_documents
+from tests.helpers.prose import PARAGRAPHS, unspaced_documents
 
 SIZE = 400
 

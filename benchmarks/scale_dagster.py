@@ -172,7 +172,7 @@ def page(work: Path, partitions: list[str], rounds: int, recorded: int) -> Itera
     from playwright.sync_api import sync_playwright
 
     import repository_path  # noqa: F401
-    from tests.ui.browser import BROWSER_ARGUMENTS, browser_path
+    from tests.helpers.ui.browser import BROWSER_ARGUMENTS, browser_path
 
     size = record_parts(work, partitions[:recorded])
     yield Row(f"record {recorded:,} parts without a run", f"{size / 1e3:.1f} kB of database for a part", "")

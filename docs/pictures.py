@@ -1,5 +1,5 @@
-"""Takes the pictures of README and docs/ in the Dagster UI, in the system's Chromium, by the steps that tests/ui takes; and draws those of
-docs/runtime.md and of data sets in parts.
+"""Takes the pictures of README and docs/ in the Dagster UI, in the system's Chromium, by the steps of tests/helpers/ui/person.py; and draws
+those of docs/runtime.md and of data sets in parts.
 
 make pictures                   two minutes, in a temporary folder; nothing is asked of the network
 python -m docs.pictures web_ui  only the pictures of the UI that are named
@@ -20,10 +20,10 @@ from PIL import Image
 from playwright.sync_api import Locator
 
 from docs import chat_picture, parts_picture, runtime_pictures, trace_picture
-from tests.dagster_tools import Project
-from tests.ui.browser import browser_page
-from tests.ui.person import Person
-from tests.ui.running import running_ui
+from tests.helpers.dagster_tools import Project
+from tests.helpers.ui.browser import browser_page
+from tests.helpers.ui.person import Person
+from tests.helpers.ui.running import running_ui
 
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images"

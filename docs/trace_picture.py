@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from niels_cache_runtime import TokenLoader
-from tests.ui.browser import browser_page
+from tests.helpers.ui.browser import browser_page
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = "cache/quickstart/pretrain/python_docs/train"

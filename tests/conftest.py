@@ -11,21 +11,21 @@ import pytest
 from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import torture_texts
-from tests import depth  # noqa: F401  (it sets the profile of Hypothesis)
-from tests.hub_repositories import hub_repositories
-from tests.loopback_hub import LoopbackHub
-from tests.tiny import train_tiny_tokenizer
+from tests.helpers import depth  # noqa: F401  (it sets the profile of Hypothesis)
+from tests.helpers.hub_repositories import hub_repositories
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.tiny import train_tiny_tokenizer
 
 TESTS = Path(__file__).parent
 
 pytest_plugins = [
-    "tests.built_project",
-    "tests.chat_models",
-    "tests.copied_caches",
+    "tests.helpers.built_project",
+    "tests.helpers.chat_models",
+    "tests.helpers.copied_caches",
     "tests.golden",
-    "tests.left_out",
-    "tests.remote_caches",
-    "tests.workers",
+    "tests.helpers.left_out",
+    "tests.helpers.remote_caches",
+    "tests.helpers.workers",
 ]
 
 gc.set_threshold(50_000)  # with 700, looking for garbage takes a twentieth of the time of tests
@@ -45,7 +45,9 @@ def tokenizer(tiny_model: Path) -> SentencePieceTokenizer:
 
 @pytest.fixture(scope="module")
 def short_proofs() -> Iterator[None]:
-    """Prove engines on every 41st of the difficult texts. A whole proof takes two seconds for each model (see tests/test_engines.py)."""
+    """Prove engines on every 41st of the difficult texts. A whole proof takes two seconds for each model (see
+    tests/tokenizer/test_engines.py).
+    """
     with pytest.MonkeyPatch.context() as patch:
         # 41, because the texts come in groups of 3 and 8 forms, and all forms must occur
         patch.setattr(engines, "torture_texts", lambda **given: islice(torture_texts(**given), 0, None, 41))
@@ -64,41 +66,41 @@ def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
 
 # Files that take more than 12 seconds in `make test`, the longest first.
 LONGEST = (
-    "ui/test_ui_process.py",
-    "test_tokenizer_projects.py",
-    "ui/test_ui_browser.py",
-    "test_docs_commands.py",
-    "test_dagster_launcher.py",
-    "test_dagster_turns.py",
-    "test_engines.py",
-    "test_dagster_parts.py",
-    "test_chat_templates.py",
-    "test_tokenizer_kinds.py",
-    "test_network.py",
-    "test_remote_copy.py",
-    "ui/test_ui_strangers.py",
-    "test_loader_workers.py",
-    "test_remote_push.py",
-    "test_dagster_corpus.py",
-    "test_materialize.py",
-    "test_chat_caches.py",
-    "test_parts.py",
-    "test_lightning.py",
+    "defs/ui/test_process.py",
+    "product/test_tokenizer_projects.py",
+    "defs/ui/test_browser.py",
+    "repository/test_docs_commands.py",
+    "defs/test_launcher.py",
+    "defs/test_turns.py",
+    "tokenizer/test_engines.py",
+    "defs/test_parts.py",
+    "chats/test_templates.py",
+    "tokenizer/test_kinds.py",
+    "sources/test_network.py",
+    "remote/test_copy.py",
+    "defs/ui/test_strangers.py",
+    "loader/test_workers.py",
+    "publish/test_push.py",
+    "defs/test_corpus.py",
+    "artifacts/test_materialize.py",
+    "chats/test_caches.py",
+    "parts/test_parts.py",
+    "loader/test_lightning.py",
     "faults/test_materialize.py",
-    "test_dedup_ranges.py",
-    "test_cli.py",
-    "test_parts_growth.py",
-    "test_worker.py",
-    "test_remote_pull.py",
+    "dedup/test_ranges.py",
+    "cli/test_build_all.py",
+    "parts/test_growth.py",
+    "cli/test_worker.py",
+    "publish/test_pull.py",
     "faults/test_builds.py",
-    "test_dagster_staleness.py",
-    "test_parts_sharing.py",
-    "test_reports.py",
+    "defs/test_staleness.py",
+    "parts/test_sharing.py",
+    "reports/test_reports.py",
     "faults/test_hub.py",
-    "test_corpus_prepare.py",
-    "test_import_rules.py",
-    "test_examples_runtime.py",
-    "test_corpus_resume.py",
+    "corpus/test_prepare.py",
+    "repository/test_import_rules.py",
+    "repository/test_examples_runtime.py",
+    "corpus/test_resume.py",
 )
 
 
@@ -111,11 +113,11 @@ LONGEST_TORTURE = (
     "faults/test_materialize.py",
     "faults/test_corpus.py",
     "faults/test_builds.py",
-    "test_hostile_config.py",
+    "product/test_hostile_config.py",
     "faults/test_fuzz_text.py",
     "faults/test_bit_flips.py",
-    "test_loader_blocks.py",
-    "test_loader_resume.py",
+    "loader/test_blocks_on_ranks.py",
+    "loader/test_resume.py",
 )
 
 
@@ -123,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put long files first, then other files with slow tests. `make test` gives whole files to its processes, and a long file at the end
     would run alone.
     """
-    chosen: str = config.option.markexpr  # with "not torture", unless long tests are asked for (tests/left_out.py)
+    chosen: str = config.option.markexpr  # with "not torture", unless long tests are asked for (tests/helpers/left_out.py)
     longest = LONGEST_TORTURE if "torture" in chosen and "not torture" not in chosen else LONGEST
     slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("browser")}
     places = {TESTS / name: place for place, name in enumerate(longest)}

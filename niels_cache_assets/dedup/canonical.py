@@ -34,7 +34,7 @@ characters are those of Unicode 16. So digests and signatures do not depend on t
 after 3.2 are left unchanged.
 
 The table takes about 0.2 s, once in each process. `signatures.Signer` computes the canonical text of documents (`canonical_kernels`);
-tests/plain_signatures.py does the same in plain Python.
+tests/helpers/plain_signatures.py does the same in plain Python.
 """
 
 import html

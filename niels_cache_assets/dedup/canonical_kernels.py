@@ -1,7 +1,7 @@
 """The loop that computes canonical text, compiled by numba.
 
 Documents are given as one array of UTF-8 bytes, and the end of each document in this array. `canonical` defines the result, and a test
-compares it with tests/plain_signatures.py. If you change a rule here, change it there too, and raise SIGNATURE_VERSION.
+compares it with tests/helpers/plain_signatures.py. If you change a rule here, change it there too, and raise SIGNATURE_VERSION.
 
 ASCII letters and blanks take one table lookup and no branch. For most ASCII punctuation, the bytes before and after it decide. For
 everything else, the loop looks for the visible characters before and after it.

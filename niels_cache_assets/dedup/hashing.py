@@ -1,6 +1,6 @@
 """The definition of the numbers in a signature.
 
-`kernels` computes them, and a test compares it with a version in plain Python (tests/plain_signatures.py).
+`kernels` computes them, and a test compares it with a version in plain Python (tests/helpers/plain_signatures.py).
 
 * word hash: the UTF-8 bytes of a word are split into little-endian blocks of eight bytes; the last block is shorter, and may be empty. The
   hash h begins as WORD_START. Each block changes it to (h ^ block) * WORD_FACTOR, and `mix` ends it. A word contains no NUL, so words of up

@@ -2,7 +2,7 @@
 
 Documents are given as one array of UTF-8 bytes (canonical_kernels.py), and the end of each document in this array. A blank follows each
 text, so the next text begins at end + 1. PADDING more blanks follow the last text, because a word is read eight bytes at a time. `hashing`
-defines the values. If you change a value here, change it in tests/plain_signatures.py too, and raise SIGNATURE_VERSION.
+defines the values. If you change a value here, change it in tests/helpers/plain_signatures.py too, and raise SIGNATURE_VERSION.
 
 Positions are unsigned integers. For signed integers, numba would check for negative positions, which count from the end. All functions
 release the GIL. `signatures.compiled` describes when the functions are compiled, and the cost.

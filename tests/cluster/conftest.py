@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.servers import postgres
+from tests.helpers.servers import postgres
 
 _PLACE = "postgres"  # the database that each Postgres has
 

@@ -11,10 +11,10 @@ import yaml
 
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import PARTS
-from tests.cluster.servers import free_port, wait_for_port
-from tests.cluster.walk import ROOT, Output, Walk, running, stop, wait_until
-from tests.parts_project import NAME, parts_of
-from tests.ui.running import ask
+from tests.helpers.cluster_walk import ROOT, Output, Walk, running, stop, wait_until
+from tests.helpers.parts_project import NAME, parts_of
+from tests.helpers.servers import free_port, wait_for_port
+from tests.helpers.ui.running import ask
 
 pytestmark = pytest.mark.cluster
 

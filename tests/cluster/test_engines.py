@@ -16,11 +16,11 @@ from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.disk.attempts import staged_attempts
 from niels_cache_assets.disk.journal import read_journal
 from niels_cache_assets.parts.lease import latest
-from tests.cluster.servers import free_port, redis, wait_for_port
-from tests.cluster.walk import LONG, ROOT, Output, Walk, at_a_time, build_all, running, stop, wait_until
-from tests.faults.children import here
-from tests.parts_project import NAME, build, parts_of
-from tests.ui.running import LAUNCH, RUNS, TERMINATE, ask, is_alive
+from tests.helpers.children import here
+from tests.helpers.cluster_walk import LONG, ROOT, Output, Walk, at_a_time, build_all, running, stop, wait_until
+from tests.helpers.parts_project import NAME, build, parts_of
+from tests.helpers.servers import free_port, redis, wait_for_port
+from tests.helpers.ui.running import LAUNCH, RUNS, TERMINATE, ask, is_alive
 
 pytestmark = pytest.mark.cluster
 

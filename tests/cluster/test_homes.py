@@ -16,9 +16,9 @@ from dagster._core.storage.event_log.schema import ConcurrencyLimitsTable
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import PARTS_POOL
 from niels_cache_assets.defs.part_slots import limit_parts
-from tests.cluster.servers import made_postgres
-from tests.cluster.walk import Walk, build_all, running, wait_until
-from tests.parts_project import NAME, build
+from tests.helpers.cluster_walk import Walk, build_all, running, wait_until
+from tests.helpers.parts_project import NAME, build
+from tests.helpers.servers import made_postgres
 
 pytestmark = pytest.mark.cluster
 

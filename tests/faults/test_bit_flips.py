@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from niels_cache_runtime.verify import verify_cache
-from tests.small_project import SmallProject, small_project
+from tests.helpers.small_project import SmallProject, small_project
 
 
 @pytest.fixture(scope="module")

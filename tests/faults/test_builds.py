@@ -18,11 +18,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from tests.faults import builds, children
-from tests.hub_repositories import card, parquet
-from tests.loopback_hub import LoopbackHub
-from tests.test_cache_determinism import digests
-from tests.tiny import sentences
+from tests.build_cache.test_determinism import digests
+from tests.helpers import children
+from tests.helpers import fault_builds as builds
+from tests.helpers.hub_repositories import card, parquet
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.tiny import sentences
 
 NAMES = [*builds.TABLES, *builds.SFT_TABLES, *builds.HUB_TABLES, *builds.PARTS_TABLES]
 LATE = ("jsonl", "shuffled", "trees")  # killed late
@@ -31,7 +32,7 @@ ANYWHERE = (
     "prepared",
     "hub",
     "in_parts",
-)  # killed anywhere; all of NAMES are in the torture, and start at every place in test_sources_seek.py
+)  # killed anywhere; all of NAMES are in the torture, and start at every place in tests/sources/test_seek.py
 SHARD_BYTES = [512, 20_000, 1 << 27]
 RECORD_EVERY = [0, 3_000, 20_000]
 

@@ -27,8 +27,8 @@ from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import idx_name, tokens_name
 from niels_cache_runtime.format.meta import Meta
-from tests.faults import children
-from tests.test_cache_determinism import digests
+from tests.build_cache.test_determinism import digests
+from tests.helpers import children
 
 Build = Callable[[Path, int], None]
 Reader = Callable[[Path, int], set[int]]

@@ -34,10 +34,10 @@ from niels_cache_assets.exchange.formats import FORMATS, ExportSettings, plan_ex
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.streaming import encode
-from tests.corpora import articles, nearly, write_jsonl
-from tests.exports import random_documents, write_documents_cache
-from tests.faults import children
-from tests.faults.disk import Disk
+from tests.helpers import children
+from tests.helpers.corpora import articles, nearly, write_jsonl
+from tests.helpers.exports import random_documents, write_documents_cache
+from tests.helpers.failing_disk import Disk
 
 _PREPARE = 'prepare = ["clean", "dedup"]\n'
 TABLES = {

@@ -16,11 +16,11 @@ import pytest
 from niels_cache_assets.cli import main
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
-from tests.dagster_tools import Project
-from tests.faults.disk import Disk
-from tests.faults.rebuilds import TARGETS, Rebuilds, in_root, make_rebuilds, visible
-from tests.messages import missing
-from tests.small_project import STAGES
+from tests.helpers.dagster_tools import Project
+from tests.helpers.failing_disk import Disk
+from tests.helpers.messages import missing
+from tests.helpers.rebuilds import TARGETS, Rebuilds, in_root, make_rebuilds, visible
+from tests.helpers.small_project import STAGES
 
 ERRORS = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO]
 _JOURNAL_BYTES = "3000"  # several records in a small build

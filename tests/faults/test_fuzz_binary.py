@@ -1,7 +1,7 @@
 """Fuzzed binary files, meta.json and states of loaders. A reader refuses them with the project's error, or reads the true content.
 
-Seeded and small in CI; `make torture` runs 100,000 cases of each. Cases that found mistakes are in tests/test_hostile_files.py and
-tests/test_hostile_states.py.
+Seeded and small in CI; `make torture` runs 100,000 cases of each. Cases that found mistakes are in tests/product/test_hostile_files.py and
+tests/product/test_hostile_states.py.
 """
 
 import io
@@ -23,9 +23,9 @@ from niels_cache_runtime.loader import blend
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.megatron import IndexedDataset
 from niels_cache_runtime.verify import verify_dataset
-from tests import megatron_core
-from tests.hand_made import EOT, write_cache, write_meta_of, write_pair, write_stream
-from tests.hostile import CASES, Draws, fuzz, mutated_bytes, mutated_json
+from tests.helpers import megatron_core
+from tests.helpers.hand_made import EOT, write_cache, write_meta_of, write_pair, write_stream
+from tests.helpers.hostile import CASES, Draws, fuzz, mutated_bytes, mutated_json
 
 _SHAPES = ["()", "(5,)", "(4,)", "(6,)", "(5)", "(5, 1)", "(0,)", "(-5,)", "(5.0,)", "(2305843009213693952,)", "(2305843009213693957,)"]
 _SHAPES += ["(True,)", "(0, 4611686018427387904, 4)", "(99999999999999999999999,)", "5", "(5,),", "((5,),)", "(5L,)", "(1,)*5", "[5]"]

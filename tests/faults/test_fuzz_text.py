@@ -20,10 +20,10 @@ from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source, StreamContext
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
-from tests.depth import cases
-from tests.hostile import watched
-from tests.read_sources import one_file, read
-from tests.wiki_text import plain_text
+from tests.helpers.depth import cases
+from tests.helpers.hostile import watched
+from tests.helpers.read_sources import one_file, read
+from tests.helpers.wiki_text import plain_text
 
 CASES = 100
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub_builds import Build, build_from
-from tests.hub_repositories import card, dolly_rows, json_lines, parquet
-from tests.loopback_faults import ByName, Faults, at_random
-from tests.loopback_hub import LoopbackHub
-from tests.tiny import sentences
+from tests.helpers.hub_builds import Build, build_from
+from tests.helpers.hub_repositories import card, dolly_rows, json_lines, parquet
+from tests.helpers.loopback_faults import ByName, Faults, at_random
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.tiny import sentences
 
 SHARE = 0.1
 ROWS = [{"text": text} for text in sentences(200)]

@@ -20,12 +20,12 @@ from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.disk.staging import work_on
 from niels_cache_runtime.format.commit import UNKNOWN, Writer
 from niels_cache_runtime.verify import verify_cache
-from tests import programs
-from tests.dagster_tools import Project
-from tests.test_cache_determinism import digests
-from tests.test_dagster_turns import NeverWaiting
-from tests.tiny import sentences
-from tests.ui.running import wait_until
+from tests.build_cache.test_determinism import digests
+from tests.defs.test_turns import NeverWaiting
+from tests.helpers import programs
+from tests.helpers.dagster_tools import Project
+from tests.helpers.tiny import sentences
+from tests.helpers.ui.running import wait_until
 
 REPOSITORY = Path(__file__).parent.parent.parent
 # In a separate session, by which all its processes are known.

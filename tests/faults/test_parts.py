@@ -13,9 +13,9 @@ from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
-from tests.faults.disk import Disk, kill_at_each
-from tests.parts_project import NAME, PartsProject, build
-from tests.test_cache_determinism import digests
+from tests.build_cache.test_determinism import digests
+from tests.helpers.failing_disk import Disk, kill_at_each
+from tests.helpers.parts_project import NAME, PartsProject, build
 
 KEY = f"pretrain/{NAME}"
 

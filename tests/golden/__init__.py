@@ -1,8 +1,8 @@
 """Values that must not change, as JSON files in this folder, and their comparison with the values of the present code.
 
 `golden.hold(name, value)` compares a value with NAME.json in this folder, and gives the place and the old value of each difference. `pytest
---write-golden` writes the files again instead. tests/conftest.py loads this module as a plugin. tests/test_golden_values.py makes the
-values.
+--write-golden` writes the files again instead. tests/conftest.py loads this module as a plugin. tests/product/test_golden_values.py makes
+the values.
 """
 
 import json

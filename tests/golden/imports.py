@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from tests.docs_reader import REPOSITORY, blocks_of
+from tests.helpers.docs_reader import REPOSITORY, blocks_of
 
 _PACKAGES = ("niels_cache_runtime", "niels_cache_runtime.megatron", "niels_cache_assets", "niels_cache_assets.build_cache")
 _PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))

@@ -22,8 +22,8 @@ from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime import DatasetLoader, TokenLoader
 from niels_cache_runtime.loader.batch import Batch
-from tests.exports import contents
-from tests.small_project import STAGES, SmallProject, small_project
+from tests.helpers.exports import contents
+from tests.helpers.small_project import STAGES, SmallProject, small_project
 
 JOURNAL = "journal.json"
 BY_PYARROW, BY_ITSELF = "<by pyarrow>", "<over this file>"

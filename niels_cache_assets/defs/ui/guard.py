@@ -16,8 +16,8 @@ These rules hold for all requests. Host must be a name of this server. (A differ
 answer cannot be framed or embedded. With `read_only`, the guard refuses every mutation and report before Dagster sees them. Each request
 costs a few comparisons, and one more parse of its body.
 
-tests/test_web_guard.py tests the rules against the installed server. `refuse_unknown_routes` refuses a server with a route that has no rule
-here, for example after an update.
+tests/defs/ui/test_guard.py tests the rules against the installed server. `refuse_unknown_routes` refuses a server with a route that has no
+rule here, for example after an update.
 
 The guard does not decide who may log in. A program (not a web page) that can connect to the port is let through.
 """

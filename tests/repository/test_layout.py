@@ -1,0 +1,128 @@
+"""The rules of the layout: there is no cycle of imports, and a subpackage (here: room) imports only subpackages below it."""
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from niels_cache_assets.cli.parser import COMMANDS
+from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
+
+Graph = Mapping[str, set[str]]
+
+
+def modules(package: Path) -> dict[str, Path]:
+    """Map the dotted name of each module in the folder of a package to its file."""
+    parts = {path: path.relative_to(package.parent).with_suffix("").parts for path in sorted(package.rglob("*.py"))}
+    return {".".join(names[:-1] if names[-1] == "__init__" else names): path for path, names in parts.items()}
+
+
+def imports(files: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Map each module to those of `files` that it imports: anywhere in the file, in functions and for type checkers too.
+
+    `from package import name` counts as an import of the module `package.name` if there is one, and of the package if not.
+    """
+    return {name: _imported(path, files) - {name} for name, path in files.items()}
+
+
+def _imported(path: Path, files: Mapping[str, Path]) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in files else str(node.module) for name in names}
+    return found & files.keys()
+
+
+def circles(graph: Graph) -> set[frozenset[str]]:
+    """Find the cycles of imports: the largest sets of modules in which each module imports every other, directly or through others."""
+    reached = {start: _reachable(graph, start) for start in graph}
+    return {frozenset(other for other in reached[start] if start in reached[other]) for start in graph if start in reached[start]}
+
+
+def _reachable(graph: Graph, start: str) -> set[str]:
+    found: set[str] = set()
+    left = [start]
+    while left:
+        new = graph[left.pop()] - found
+        found |= new
+        left += new
+    return found
+
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = {name: path for package in ("niels_cache_runtime", "niels_cache_assets") for name, path in modules(ROOT / package).items()}
+
+
+PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+
+
+def rooms_of(package: str) -> list[str]:
+    """Read the rooms of a package from top to bottom, from its table on the page."""
+    [table] = re.findall(rf"^\| subpackage of `{package}` .*\n\| ---.*\n((?:\| .*\n)+)", PAGE, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)/` \| .* \|$", table, re.MULTILINE)
+    assert len(rows) == table.count("\n"), "a row has another form"
+    return rows
+
+
+ROOMS = {package: rooms_of(package) for package in ("niels_cache_runtime", "niels_cache_assets")}
+ANYWHERE = {"errors", "catalog_text"}  # modules of the runtime that every room may import
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    return imports(FILES)
+
+
+def test_no_module_leads_back_to_itself(graph: dict[str, set[str]]) -> None:
+    assert sum(map(len, graph.values())) > 1000
+    assert [{name: sorted(graph[name] & circle) for name in sorted(circle)} for circle in circles(graph)] == []
+
+
+def test_a_source_is_in_the_module_of_its_name_and_a_command_too() -> None:
+    sources = {**PRETRAIN_SOURCES, **SFT_SOURCES}
+    assert len(sources) > 10
+    assert {kind: source.__module__ for kind, source in sources.items()} == {kind: f"niels_cache_assets.sources.{kind}" for kind in sources}
+    commands = {name.replace("-", "_") for group in COMMANDS.values() for name in group}
+    files = {path.stem for path in FILES.values() if path.parent == ROOT / "niels_cache_assets/cli/commands"}
+    assert files == {*commands, "__init__"}
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_rooms_below_it(package: str, graph: dict[str, set[str]]) -> None:
+    rooms = ROOMS[package]
+    between = {
+        (name.split(".")[1], other.split(".")[1]) for name, other in pairs(graph) if name.startswith(package) and other.startswith(package)
+    }
+    upwards = [(room, other) for room, other in sorted(between) if room in rooms and other in rooms[: rooms.index(room)]]
+    assert len(between) > 20
+    assert upwards == []
+    by_room = {room: {other for one, other in between if one == room and other in rooms} for room in rooms}
+    assert circles(by_room) <= {frozenset({room}) for room in rooms}, "rooms import each other"
+    outside = {other for room, other in between if room in rooms} - {*rooms, *ANYWHERE}
+    assert outside == set(), "a module that is in no room"
+
+
+def pairs(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
+    """Return each import of a module by a module of a room."""
+    return [(name, other) for name, found in graph.items() for other in found if name.count(".") > 1 and other.count(".") > 0]
+
+
+def test_every_module_is_in_a_room_or_a_documented_path() -> None:
+    single = {name for name in FILES if name.count(".") == 1 and not FILES[name].name.startswith("__init__")}
+    paths = {"catalog", "catalog_text", "errors", "formats", "lightning", "map_style", "packed_examples", "trace"}
+    assert single == {f"niels_cache_runtime.{name}" for name in paths} | {"niels_cache_assets.definitions"}
+
+
+def test_the_page_about_the_architecture_names_every_room_and_only_files_that_are_there() -> None:
+    folders = {package: {path.parent.name for path in (ROOT / package).glob("*/__init__.py")} for package in ROOMS}
+    assert {package: set(rooms) for package, rooms in ROOMS.items()} == folders
+    named = [path for path in re.findall(r"`([\w/]+(?:/|\.py))`", PAGE) if "/" in path.rstrip("/")]
+    assert len(named) > 30
+    places = (ROOT, ROOT / "niels_cache_assets", ROOT / "niels_cache_runtime")
+    assert [path for path in named if not any((place / path).exists() for place in places)] == []

@@ -1,0 +1,172 @@
+"""The key `exclude`: documents that are taken down by their ids, in caches, corpora and mixtures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from niels_cache_assets.artifacts.base import Outcome
+from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
+from niels_cache_assets.artifacts.corpus_facts import corpus_report
+from niels_cache_assets.artifacts.dataset import Pretrain
+from niels_cache_assets.artifacts.forecast.volumes import _documents
+from niels_cache_assets.artifacts.prepared_corpora import open_prepared
+from niels_cache_assets.base.documents import DocumentBatch
+from niels_cache_assets.defs.metadata.corpora import report_metadata
+from niels_cache_assets.project.registry import Registry
+from niels_cache_assets.sources.excluding import identity_of_ids, require_matches, unmatched_lines
+from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.types import StreamContext
+from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.corpora import articles, corpus_registry
+from tests.helpers.messages import missing
+
+GONE = ("books-3", "books-17", "books-58")
+
+
+def excluded(tmp_path: Path, ids: str, **more: Any) -> tuple[list[str], StreamContext]:
+    """Read 60 rows without these ids, and return the ids that stay."""
+    (tmp_path / "ids.txt").write_text(ids, encoding="utf-8")
+    (tmp_path / "books.jsonl").write_text("".join(json.dumps({"id": f"books-{row}", "text": f"text {row}"}) + "\n" for row in range(60)))
+    source = Jsonl(files=[str(tmp_path / "books.jsonl")], exclude=str(tmp_path / "ids.txt"), **more)
+    context = StreamContext(seed=1)
+    return [document.source_id for batch in source.kept_documents(context) for document in batch], context
+
+
+def test_the_rest_equals_a_plain_loop(tmp_path: Path) -> None:
+    stay, context = excluded(tmp_path, "\ufeffbooks-3\r\n\n  books-17 \nbooks-58\nbooks-99")
+    assert stay == [f"books-{row}" for row in range(60) if f"books-{row}" not in GONE]
+    assert context.report.dropped == {"excluded": 3}
+    assert context.report.facts["excluded"] == dict.fromkeys(GONE, 1)
+
+
+ODD = [" outer ", "\u00a0nbsp\u00a0", "a\u2028b", "c\rd", "e\nf", "\tg", '"quoted"', "plain", "h\\n", " "]
+
+
+def odd_rows(tmp_path: Path, lines: list[str]) -> tuple[list[str], StreamContext]:
+    """Read rows with odd ids without these lines, and return the ids that stay."""
+    (tmp_path / "odd.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
+    (tmp_path / "odd.jsonl").write_text("".join(json.dumps({"id": each, "text": "some text"}) + "\n" for each in [*ODD, "stays"]))
+    source = Jsonl(files=[str(tmp_path / "odd.jsonl")], exclude=str(tmp_path / "odd.txt"))
+    context = StreamContext(seed=1)
+    return [document.source_id for batch in source.kept_documents(context) for document in batch], context
+
+
+@pytest.mark.parametrize("form", ["plain", "as JSON"])
+def test_ids_with_white_space_and_line_ends_are_left_out(tmp_path: Path, form: str) -> None:
+    with_ends = [each for each in ODD if "\n" in each or "\r" in each or each == " "]  # no line can hold these
+    lines = [each if form == "plain" and each not in with_ends else json.dumps(each) for each in ODD]
+    stay, context = odd_rows(tmp_path, lines)
+    assert stay == ["stays"]
+    assert unmatched_lines(str(tmp_path / "odd.txt"), context.report.facts["excluded"]) == []
+
+
+def test_ids_that_match_nothing_are_listed(tmp_path: Path) -> None:
+    _, context = odd_rows(tmp_path, ["plain ", "nobody", "no\u2028body"])
+    assert context.report.facts["excluded"] == {"plain": 1}
+    line = require_matches(str(tmp_path / "odd.txt"), context.report.facts, must_match=False)
+    assert missing(line, "odd.txt", "2 of 3 ids", '"nobody"', '"no\u2028body"') == []
+    with pytest.raises(NielsCacheError, match=r"exclude_must_match.*") as raised:
+        require_matches(str(tmp_path / "odd.txt"), context.report.facts, must_match=True)
+    assert "nobody" in str(raised.value)
+
+
+def test_two_lists_that_differ_only_in_a_line_end_have_two_fingerprints() -> None:
+    assert identity_of_ids(["a\nb"]) != identity_of_ids(["a", "b"])
+
+
+@pytest.mark.parametrize("prepare", [False, True])
+def test_an_id_that_must_match_stops_a_build_and_a_cache_hit(tmp_path: Path, tiny_model: Path, prepare: bool) -> None:
+    (tmp_path / "ids.txt").write_text("books-3\nnobody")
+    table = 'val_frac = 0.1\nexclude = "ids.txt"\n' + ('prepare = ["clean"]\n' if prepare else "")
+    root = tmp_path / "cache"
+
+    def build(more: str) -> Outcome:
+        registry = corpus_registry(tmp_path, {"books": articles(60)}, settings=f'[tokenizer]\nmodel = "{tiny_model}"\n', table=table + more)
+        build_tokenizer(registry, root=root)
+        return prepare_corpus(registry, "books", root=root, processes=1) if prepare else build_dataset(registry, "books", root=root)
+
+    with pytest.raises(NielsCacheError, match="nobody"):
+        build("exclude_must_match = true")
+    assert not [*root.glob("*/books/meta.json")]
+    outcomes = [build(""), build("")]
+    assert [outcome.state for outcome in outcomes] == ["built", "cache_hit"]
+    for outcome in outcomes:
+        assert [warning for warning in outcome.drops.warnings if "nobody" in warning and "books-3" not in warning]
+        assert "excluded 1" in str(outcome.drops.asked)
+    with pytest.raises(NielsCacheError, match="nobody"):
+        build("exclude_must_match = true")
+    (tmp_path / "ids.txt").write_text("books-3\n")
+    assert build("exclude_must_match = true").drops.warnings == ()
+
+
+def test_an_estimate_reads_the_rest(tmp_path: Path) -> None:
+    stay, _ = excluded(tmp_path, "\n".join(GONE))
+    source = Jsonl(files=[str(tmp_path / "books.jsonl")], exclude=str(tmp_path / "ids.txt"))
+    read = _documents(source, source.list_files(None), StreamContext(seed=1))
+    assert [document.source_id for batch in read for document in batch] == stay
+
+
+def test_the_count_for_val_frac_leaves_them_out(tmp_path: Path) -> None:
+    stay, _ = excluded(tmp_path, "\n".join(GONE))
+    source = Jsonl(files=[str(tmp_path / "books.jsonl")], exclude=str(tmp_path / "ids.txt"))
+    assert source.count_unsplit(StreamContext(seed=1)) == len(stay) == 57
+
+
+def test_the_ids_decide_the_fingerprint_and_the_path_does_not(tmp_path: Path) -> None:
+    identities = []
+    for name, ids in (("a.txt", "1\n2\n"), ("b.txt", "2\r\n\r\n1"), ("c.txt", "1\n3\n")):
+        (tmp_path / name).write_text(ids)
+        identities.append(Jsonl(files=["a.jsonl"], exclude=str(tmp_path / name)).identity())
+    assert identities[0] == identities[1] != identities[2]
+    assert "exclude" not in Jsonl(files=["a.jsonl"]).identity()
+
+
+@pytest.mark.parametrize(("content", "keyword"), [(None, "correct its path"), (b"\n \n", "no id"), (b"\xff\xfe1", "UTF-8")])
+def test_a_file_of_no_ids_is_one_line(tmp_path: Path, content: bytes | None, keyword: str) -> None:
+    if content is not None:
+        (tmp_path / "ids.txt").write_bytes(content)
+    with pytest.raises(NielsCacheError, match=keyword) as raised:
+        Jsonl(files=["a.jsonl"], exclude=str(tmp_path / "ids.txt")).identity()
+    assert "ids.txt" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("rule", ["val_frac = 0.1", "val_tokens = 50"])
+@pytest.mark.parametrize("name", ["books", "mix"])
+def test_a_cache_and_a_mixture_read_the_rest(tmp_path: Path, rule: str, name: str) -> None:
+    (tmp_path / "ids.txt").write_text("\n".join(GONE))
+    mix = f'[pretrain.mix]\nsource = "interleave"\nmembers = {{ books = 1.0 }}\n{rule}\n'
+    registry = corpus_registry(tmp_path, {"books": articles(60)}, settings=mix, table='exclude = "ids.txt"\n' + rule)
+    artifact = Pretrain(registry=registry, root=tmp_path, name=name, source=registry.pretrain[name], build=registry.build)
+    siblings = registry.pretrain
+    context = StreamContext(seed=1, revision=artifact.source.revision(siblings), siblings=siblings)
+    read = [document.source_id for batch in artifact._feed(context).open() for document in DocumentBatch.of(batch)]
+    assert len(read) > 40
+    assert set(read).isdisjoint(GONE)
+    assert context.report.dropped["excluded"] == 3
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    (tmp_path / "ids.txt").write_text("\n".join(GONE))
+    return corpus_registry(tmp_path, {"books": articles(60)}, table='prepare = ["clean"]\nval_frac = 0.1\nexclude = "ids.txt"\n')
+
+
+def test_a_corpus_and_its_report_say_what_was_removed(registry: Registry, tmp_path: Path) -> None:
+    prepare_corpus(registry, "books", root=tmp_path, processes=1)
+    prepared = open_prepared(registry, "books", root=tmp_path)
+    assert {document.source_id for batch in prepared.documents() for document in batch}.isdisjoint(GONE)
+    report = corpus_report(registry, "books", root=tmp_path)
+    assert report["documents"] == {"given": 60, "kept": 57}
+    assert report["excluded"] == dict.fromkeys(GONE, 1)
+    assert [row["documents"] for row in report["reasons"] if row["reason"] == "excluded"] == [3]
+    outcome = Outcome(key="reports/corpus/books", state="built", meta=report, directory=tmp_path)
+    shown = report_metadata(outcome, draw=False)["excluded_table"]
+    assert isinstance(shown, dg.TableMetadataValue)
+    assert [record.data for record in shown.records] == [{"id": each, "documents": 1} for each in sorted(GONE)]
+    (tmp_path / "ids.txt").write_text("books-4")
+    with pytest.raises(NielsCacheError, match="other settings"):
+        open_prepared(registry, "books", root=tmp_path)

@@ -1,0 +1,271 @@
+"""Hub sources against a hub on the loopback interface, and the same loading code on local files."""
+
+import itertools
+import json
+import random
+import signal
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from niels_cache_assets.sources.fineweb_edu import FinewebEdu
+from niels_cache_assets.sources.gutenberg import Gutenberg
+from niels_cache_assets.sources.hub.errors import hub_errors
+from niels_cache_assets.sources.huggingface import Huggingface
+from niels_cache_assets.sources.types import StreamContext
+from niels_cache_assets.sources.wikitext import Wikitext
+from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers import programs
+from tests.helpers.hub_repositories import CRAWL, FINEWEB_FILES, FINEWEB_ROWS, fineweb_row, hub_repositories, json_lines, parquet
+from tests.helpers.loopback_faults import ByName, Faults
+from tests.helpers.loopback_hub import LoopbackHub
+from tests.helpers.messages import missing
+from tests.helpers.read_sources import read, read_from
+from tests.helpers.watched import watched
+
+FINEWEB = "HuggingFaceFW/fineweb-edu"
+
+
+WIDE_ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def hub_reading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LoopbackHub, list[dict[str, Any]]]]:
+    """A hub and what its data sets gave, read in one child process: importing the libraries takes longer than reading."""
+    hub = LoopbackHub(hub_repositories(), tmp_path_factory.mktemp("hf_home"))
+    noise = random.Random(1)  # test data only: incompressible, so that the column is as wide on disk
+    rows = [{"text": f"text {row}", "wide": noise.randbytes(800_000)} for row in range(WIDE_ROWS)]
+    hub.repositories["example/wide"] = {"data/train-00000-of-00001.parquet": parquet(rows, row_group_size=20)}
+    tables = [{"source": "fineweb_edu", "shuffle_buffer": 20}, {"source": "wikitext"}, {"source": "dolly15k"}]
+    more = [{"source": "oasst1", "val_split": "validation"}]
+    wide = {"source": "huggingface", "dataset": "example/wide", "shuffle_buffer": 0}
+    yield hub, read_from(hub, *tables, *more, wide)
+    hub.close()
+
+
+def test_the_default_data_sets_come_from_the_hub_at_a_pinned_commit(hub_reading: tuple[LoopbackHub, list[dict[str, Any]]]) -> None:
+    hub, (fineweb, wikitext, dolly, oasst, *_) = hub_reading
+
+    assert fineweb["revision"] == hub.commit(FINEWEB)
+    assert {item["source_id"] for item in fineweb["items"]} == {
+        fineweb_row(file, row)["id"] for file in range(FINEWEB_FILES) for row in range(FINEWEB_ROWS)
+    }
+    for item in fineweb["items"]:
+        file = int(item["file"].removeprefix(f"data/{CRAWL}/train-")[:5])
+        assert fineweb_row(file, item["row"])["text"] == item["text"]
+
+    assert [(item["title"], item["split"]) for item in wikitext["items"]] == [
+        *((f"River {number}", "val") for number in (1, 2)),
+        *((f"Town {number}", "train") for number in range(9)),
+    ]
+    assert len(dolly["items"]) == 30
+    assert dolly["items"][0]["messages"][0]["content"] == "What is 0 plus 0?\n\ncontext:\n0 is a number."
+    assert [dolly["items"][1][key] for key in ("file", "row", "category")] == ["databricks-dolly-15k.jsonl", 1, "open_qa"]
+    assert oasst["facts"] == {"trees": 14}
+    assert [item["split"] for item in oasst["items"]] == ["val"] * 4 + ["train"] * 24
+
+    resolved = {path.split("/resolve/")[1].split("/")[0] for _, path, _ in hub.requests if "/resolve/" in path}
+    assert resolved == {hub.commit(name) for name in hub.repositories}, "files are read at the commit, never at main"
+    assert all(asked for method, path, asked in hub.requests if method == "GET" and path.endswith(".parquet")), "Range reads only"
+
+
+def test_columns_that_are_not_needed_are_not_downloaded(hub_reading: tuple[LoopbackHub, list[dict[str, Any]]]) -> None:
+    hub, (*_, wide) = hub_reading
+    assert [item["text"] for item in wide["items"]] == [f"text {row}" for row in range(WIDE_ROWS)]
+    (content,) = hub.repositories["example/wide"].values()
+    assert 0 < sum(hub.served) < len(content) / 2
+
+
+WRONG: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"source": "huggingface", "dataset": "no/such"}, ("no/such:", "private", "https://huggingface.co/datasets/no/such", "HF_TOKEN")),
+    ({"source": "huggingface", "dataset": "not a name"}, ("'not a name'", "owner/name")),
+    ({"source": "fineweb_edu", "config": "CC-MAIN-2024-11"}, ("'CC-MAIN-2024-11'", f"did you mean '{CRAWL}'")),
+    ({"source": "fineweb_edu", "config": None}, ("config", f": {CRAWL}, sample-10BT")),
+    ({"source": "fineweb_edu", "split": "trian"}, ("split", "'trian'", "did you mean 'train'")),
+    ({"source": "fineweb_edu", "pinned_revision": "v9"}, ("'v9'", "pinned_revision")),
+    ({"source": "fineweb_edu", "text_field": "body"}, ("text_field", ": text, id, dump, url")),
+    ({"source": "dolly15k", "dataset": "OpenAssistant/oasst1"}, ("OpenAssistant/oasst1:", "instruction", "response")),
+    ({"source": "wikitext"}, ("Salesforce/wikitext:", "gated", "https://huggingface.co/datasets/Salesforce/wikitext")),
+]
+DOWN = {"source": "fineweb_edu", "dataset": "down/data"}
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Return the errors for the tables of WRONG and of DOWN. One child process reads all of them."""
+    hub = LoopbackHub(hub_repositories(), tmp_path_factory.mktemp("hf_home"))
+    hub.gated.add("Salesforce/wikitext")
+    hub.faults = ByName({"down": Faults(itertools.repeat("503"))})
+    hub.env["HF_TOKEN"] = "hf_secretsecretsecret"
+    tables = [DOWN, *(table for table, _ in WRONG)]
+    results = read_from(hub, *tables)
+    hub.close()
+    return {json.dumps(table): result for table, result in zip(tables, results, strict=True)}
+
+
+@pytest.mark.parametrize(("table", "expected"), WRONG)
+def test_what_does_not_exist_on_the_hub_is_an_error_that_says_what_to_do(
+    table: dict[str, Any], expected: tuple[str, ...], errors: dict[str, dict[str, Any]]
+) -> None:
+    result = errors[json.dumps(table)]
+    assert missing(result["error"], *expected) == []
+    assert not result["unavailable"]
+    assert "\n" not in result["error"]
+    assert "hf_secretsecretsecret" not in result["error"]
+
+
+def test_a_token_with_a_stray_character_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secretsecret\u20ac")
+    with pytest.raises(NielsCacheError, match=r"HF_TOKEN.*characters") as told, hub_errors("me/data", None):
+        "hf_secretsecret\u20ac".encode("ascii")
+    assert "secret" not in str(told.value)
+
+
+def test_a_hub_that_cannot_be_reached_is_no_error_of_the_user(errors: dict[str, dict[str, Any]], hub: LoopbackHub, tmp_path: Path) -> None:
+    """Whether the data set is there is told where this machine has read it before."""
+    (tmp_path / "hf_home/hub/datasets--known--data").mkdir(parents=True)
+    hub.close()
+    gone, unknown, known = read_from(hub, *({"source": "huggingface", "dataset": name} for name in ("a/b", "no/such", "known/data")))
+    for name, result in (("down/data", errors[json.dumps(DOWN)]), ("a/b", gone), ("no/such", unknown), ("known/data", known)):
+        assert result["unavailable"]
+        expected = (f"{name}:", "reached", f"https://huggingface.co/datasets/{name}", 'files = ["/path/to/copy/*.parquet"]')
+        assert missing(result["error"], *expected) == []
+        assert ("unknown whether" in result["error"], "before" in result["error"]) == (result is not known, result is known)
+
+
+def write_mirror(folder: Path) -> list[str]:
+    """Three Parquet files of 40 rows in row groups of 16."""
+    paths = [folder / f"train-{file}.parquet" for file in range(FINEWEB_FILES)]
+    for file, path in enumerate(paths):
+        path.write_bytes(parquet([fineweb_row(file, row) for row in range(FINEWEB_ROWS)]))
+    return [str(path) for path in paths]
+
+
+def test_a_damaged_mirror_names_the_file(tmp_path: Path) -> None:
+    write_mirror(tmp_path)
+    damaged = tmp_path / "train-1.parquet"
+    content = bytearray(damaged.read_bytes())
+    content[100:2000] = bytes(1900)
+    damaged.write_bytes(content)
+    with pytest.raises(NielsCacheError, match=r"train-1\.parquet: damaged"):
+        read(FinewebEdu(files=[str(tmp_path / "*.parquet")]))
+
+
+def test_an_empty_mirror_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    with pytest.raises(NielsCacheError, match=r"a\.jsonl: .*no row"):
+        read(FinewebEdu(files=[str(tmp_path / "a.jsonl")]))
+
+
+def test_the_stream_has_the_order_of_plain_load_dataset_and_may_be_closed_early(hub: LoopbackHub) -> None:
+    script = f"""
+        import json
+        from datasets import load_dataset
+        from niels_cache_assets.sources.types import StreamContext
+        from niels_cache_assets.sources.fineweb_edu import FinewebEdu
+        from tests.helpers.read_sources import read
+        source = FinewebEdu(shuffle_buffer=20)
+        ours, _ = read(source)
+        plain = load_dataset("{FINEWEB}", "{CRAWL}", split="train", streaming=True).shuffle(seed=42, buffer_size=20)
+        stream = source.documents(StreamContext(seed=42))
+        next(stream)
+        stream.close()
+        print(json.dumps([[document.text for document in ours], [row["text"] for row in plain]]))
+    """
+    done = programs.run("-c", textwrap.dedent(script), env=hub.env, check=True)
+    ours, plain = json.loads(done.stdout)
+    assert len(plain) == FINEWEB_FILES * FINEWEB_ROWS
+    assert ours == plain
+
+
+def test_ctrl_c_ends_a_shuffled_stream_at_once(tmp_path: Path) -> None:
+    write_mirror(tmp_path)
+    script = f"""
+        import signal
+        from niels_cache_assets.sources.types import StreamContext
+        from niels_cache_assets.sources.fineweb_edu import FinewebEdu
+        source = FinewebEdu(files=[{str(tmp_path / "*.parquet")!r}], shuffle_buffer=7)
+        for batch in source.documents(StreamContext(seed=42)):
+            print("reading", flush=True)
+            signal.pause()  # where files are opened, fsspec takes the signal for a file that is not there
+    """
+    with watched("-c", textwrap.dedent(script)) as reader:
+        assert reader.output.readline() == "reading\n"
+        begin = time.monotonic()
+        reader.program.send_signal(signal.SIGINT)
+        assert reader.last_words(within=60) == "KeyboardInterrupt"
+        assert time.monotonic() - begin < 5, "the library itself would sleep so long"
+
+
+@pytest.mark.parametrize("kind", [Huggingface, Gutenberg, Wikitext])
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.json", b'["a", null]', {"null_text": 1}),
+        ("a.jsonl", b'null\n{"text": "a"}\n null', {"null_text": 2}),  # given null first, Arrow's parser ended the process
+        ("a.jsonl", b'{"text": "a"}\n5\n', "record.*JSON object"),
+        ("a.json", b'[1, {"text": "a"}]', "record.*JSON object"),
+    ],
+)
+def test_records_that_are_no_objects_are_counted_or_refused(
+    tmp_path: Path, kind: type[Huggingface | Gutenberg | Wikitext], name: str, content: bytes, expected: dict[str, int] | str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    source = kind(dataset="a/b", files=[str(tmp_path / name)], **({"shuffle_buffer": 0} if kind is Huggingface else {}))  # type: ignore[arg-type]
+    if isinstance(expected, str):
+        with pytest.raises(NielsCacheError, match=rf"{name}: .*{expected}"):
+            read(source)
+        return
+    documents, context = read(source)
+    assert context.report.dropped == expected
+    assert [document.text for document in documents] == (["a"] if b'"a"' in content else [])
+
+
+def test_a_file_to_begin_at_that_is_gone_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(json_lines([{"text": "a"}]))
+    source = Huggingface(dataset="a/b", files=[str(tmp_path / "a.jsonl")], shuffle_buffer=0)
+    context = StreamContext(seed=1, start={"part": 0, "file": "b.jsonl", "row": 3})
+    with pytest.raises(NielsCacheError, match=r"^b\.jsonl: .*--force"):
+        list(source.documents(context))
+
+
+def test_a_json_column_of_mixed_types_keeps_its_strings_as_they_are(tmp_path: Path) -> None:
+    rows = [{"text": "plain", "id": "x"}, {"text": 5, "id": 7}, {"text": 'line one\nline "two" \u00e9', "id": "y"}, {"text": None}]
+    (tmp_path / "a.jsonl").write_bytes(json_lines(rows))
+    for shuffle_buffer in (0, 3):
+        documents, context = read(Huggingface(dataset="a/b", files=[str(tmp_path / "a.jsonl")], shuffle_buffer=shuffle_buffer))
+        found = sorted((document.text, document.source_id) for document in documents)
+        assert found == [('line one\nline "two" \u00e9', "y"), ("plain", "x")]
+        assert context.report.dropped == {"non_string_text": 1, "null_text": 1}
+
+
+def test_large_row_groups_are_read_in_batches_in_the_order_of_load_dataset(tmp_path: Path) -> None:
+    import datasets
+
+    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for path in paths:
+        pq.write_table(pa.Table.from_pylist([{"text": f"{path.stem}{row}"} for row in range(2500)]), path, row_group_size=2400)
+    documents, _ = read(Huggingface(dataset="a/b", files=[str(path) for path in paths], shuffle_buffer=500))
+    plain = datasets.load_dataset("parquet", data_files=[str(path) for path in paths], split="train", streaming=True)
+    assert [document.text for document in documents] == [row["text"] for row in plain.shuffle(seed=42, buffer_size=500)]
+    assert all(document.text == f"{document.file[0]}{document.row}" for document in documents)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.arrow", "a.csv.gz"])
+def test_files_of_another_kind_are_an_error_that_names_the_kinds(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"text\nwords\n")
+    with pytest.raises(NielsCacheError, match=r"^a\.\w+: .*\.parquet, \.jsonl"):
+        read(Huggingface(dataset="a/b", files=[str(tmp_path / name)]))
+
+
+def test_files_of_two_kinds_are_an_error_that_names_both(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet([{"text": "a"}]))
+    (tmp_path / "b.jsonl.gz").write_bytes(b"")
+    with pytest.raises(NielsCacheError, match=r"^files: json and parquet files .*globs"):
+        read(Huggingface(dataset="a/b", files=[str(tmp_path / "*")]))

@@ -1,6 +1,0 @@
-"""The program `python -m tests.ui.quick ui`, which is `niels-cache ui` for the walk in the browser. Its daemon looks every second, and a
-run is one process.
-
-In the real program, the daemon looks for back-fills twice a minute, and a run imports everything again for each of its steps. The pages
-show neither, and both would cost the walk minutes. tests/ui/test_ui_process.py tests the real program.
-"""
