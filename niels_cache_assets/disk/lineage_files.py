@@ -101,7 +101,6 @@ class LineageWriter:
         self._file.seal()
 
     def abandon(self) -> None:
-        """Close the unfinished file."""
         self._file.abandon()
 
     def _table(self) -> pa.Table:

@@ -76,7 +76,6 @@ class GrowingFile:
         return self._hash.hexdigest()
 
     def append(self, data: memoryview | bytes) -> None:
-        """Append bytes, and hash them."""
         with naming(self.path, writes=len(data)):
             self.file.write(data)
         self._hash.update(data[max(0, self._header - self.bytes) :])
@@ -97,7 +96,6 @@ class GrowingFile:
         sync_and_close(self.file)
 
     def abandon(self) -> None:
-        """Close the unfinished file."""
         with suppress(OSError):  # the error of the write was raised already
             self.file.close()
 
@@ -132,7 +130,6 @@ class ShardWriter:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes written so far."""
         return self.tokens * self._dtype.itemsize
 
     def write(self, tokens: np.ndarray) -> None:
@@ -154,13 +151,11 @@ class ShardWriter:
             self._shard.checkpoint(sizes)
 
     def seal(self) -> None:
-        """Finish the last shard."""
         if self._shard is not None:
             self._shard.seal()
             self._shard = None
 
     def abandon(self) -> None:
-        """Close the unfinished shard."""
         if self._shard is not None:
             self._shard.abandon()
 
@@ -186,7 +181,6 @@ class NpyWriter(GrowingFile):
         self.items = resume_at
 
     def write(self, values: np.ndarray) -> None:
-        """Append values, or rows of `width` values."""
         if len(values):  # a memoryview without rows cannot be cast
             self.append(np.ascontiguousarray(values, self._dtype).data.cast("B"))
         self.items += len(values)

@@ -231,17 +231,14 @@ class Part:
 
     @property
     def documents(self) -> int:
-        """The number of documents."""
         return self.end_document - self.first_document
 
     @property
     def bin_bytes(self) -> int:
-        """The size of the .bin file."""
         return (self.end_token - self.first_token) * self.dtype.itemsize
 
     @property
     def idx_bytes(self) -> int:
-        """The size of the .idx file."""
         per_document = LENGTHS_DTYPE.itemsize + POINTERS_DTYPE.itemsize + DOCUMENTS_DTYPE.itemsize
         return HEADER.size + DOCUMENTS_DTYPE.itemsize + per_document * self.documents
 

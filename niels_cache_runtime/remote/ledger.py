@@ -302,7 +302,6 @@ class Ledger:
                 self.files.make_folder(name)
 
     def exists(self) -> bool:
-        """Return whether the folder exists."""
         return (self.folder / "readers").is_dir()
 
     @contextmanager
