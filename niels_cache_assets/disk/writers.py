@@ -49,8 +49,8 @@ class GrowingFile:
     """A file that grows at its end and is hashed at the same time.
 
     Args:
-        path: The file.
-        relative: Its path relative to the data set.
+        root: The folder of the data set.
+        relative: The path of the file, relative to `root`.
         resume_at: The number of bytes to keep. The journal has already truncated the file to this size. A resumed file is read again to
             hash it.
         header: The number of bytes at the start that are not hashed, because they are overwritten at the end.
@@ -116,6 +116,14 @@ class ShardWriter:
     """A writer of the token stream of one split, in files of exactly `shard_bytes` bytes. Only the last file may be shorter.
 
     Without tokens, no file is written.
+
+    Args:
+        root: The folder of the data set.
+        folder: The folder of the shards, relative to `root`.
+        dtype: The dtype of the tokens.
+        shard_bytes: The size of a shard in bytes.
+        files: Gets the size and the sha256 of each finished shard. When resuming, it must already contain the finished shards.
+        resume_at: The number of tokens that are already written.
     """
 
     def __init__(self, root: Path, folder: str, *, dtype: np.dtype, shard_bytes: int, files: Files, resume_at: int = 0) -> None:
@@ -168,7 +176,13 @@ class ShardWriter:
 class NpyWriter(GrowingFile):
     """A .npy file whose length is not known in advance: the header is written last, into reserved space.
 
-    The array is 1-D, or 2-D with rows of `width` items. `resume_at` counts items, or with `width` rows.
+    Args:
+        root: The folder of the data set.
+        relative: The path of the file, relative to `root`.
+        dtype: The dtype of the array.
+        files: Gets the size and the sha256 of the file.
+        width: The number of items in a row of a 2-D array, or None for a 1-D array.
+        resume_at: The number of items, or with `width` rows, that are already written.
     """
 
     def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files, *, width: int | None = None, resume_at: int = 0) -> None:

@@ -24,7 +24,7 @@ class ExportSplit:
     Attributes:
         name: The name of the data set.
         split: The split.
-        folder: The folder of the cache.
+        folder: The folder of the split.
         opened: The open split.
         eot: The id that all documents end with, or None if they do not end with EOT or if meta.json names no EOT.
     """
