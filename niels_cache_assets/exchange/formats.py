@@ -24,7 +24,7 @@ class ExportSettings:
         out: A folder, or for megatron the prefix of the files.
         splits: The splits to export. Empty splits are left out.
         max_bytes: The largest size of the tokens in one file. None means the format's default.
-        key: Megatron's naming, PREFIX_<key>_document.
+        key: Megatron's naming, `PREFIX_<key>_document`.
         link: How megatron's .bin is made if it equals exactly one shard.
     """
 

@@ -65,7 +65,7 @@ class IndexedDataset:
         tokens: All of .bin, a 1-D array of this dtype.
         sequence_lengths: The length of each sequence, (S,) int32, in tokens.
         sequence_pointers: Where each sequence starts in .bin, (S,) int64, in bytes.
-        document_indices: (D + 1,) int64. Document i has the sequences document_indices[i] to document_indices[i + 1] - 1.
+        document_indices: (D + 1,) int64. Document i has the sequences `document_indices[i]` to `document_indices[i + 1] - 1`.
         sequence_modes: (S,) int8 for a multimodal data set, otherwise None.
 
     Raises:

@@ -253,7 +253,7 @@ def plan_indexed(prefix: str | Path, folder: str | Path, *, max_bytes: int = MAX
         prefix: The prefix of the parts.
         folder: The folder of the split, such as `cache/pretrain/NAME/train`.
         max_bytes: The largest size of a .bin file. The default is 512 GB.
-        key: If given, the names get Megatron's ending, as in PREFIX_<key>_document.
+        key: If given, the names get Megatron's ending, as in `PREFIX_<key>_document`.
 
     Raises:
         NielsCacheError: If the split cannot be opened, is empty or has no doc_ends file, or if a document is larger than `max_bytes` or
@@ -278,7 +278,7 @@ def write_indexed(
         prefix: The prefix of the parts.
         folder: The folder of the split, such as `cache/pretrain/NAME/train`.
         max_bytes: The largest size of a .bin file. The default is 512 GB.
-        key: If given, the names get Megatron's ending, as in PREFIX_<key>_document.
+        key: If given, the names get Megatron's ending, as in `PREFIX_<key>_document`.
         link: How to write a part that is exactly one shard. "copy", the default, copies the bytes. "hardlink" makes .bin another name of
             the shard. "reflink" makes .bin a copy that shares the shard's blocks. If the file system does not support this, and for all
             other parts, bytes are copied.
