@@ -1,7 +1,7 @@
 """The asset package, which turns text into token caches.
 
 It reads sources as streams, tokenizes them with one tokenizer, and writes shards of uint16 or uint32 tokens. The lineage of the tokens and
-the sha256 of each file are stored with the shards. A name loads its module at first use.
+the sha256 of each file are stored with the shards. Each name loads its module at first use.
 """
 
 import importlib

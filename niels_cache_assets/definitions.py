@@ -1,8 +1,8 @@
 """The code location that `dagster dev`, `dagster asset materialize -m niels_cache_assets.definitions` and CI load.
 
-The registry (the configuration in niels_cache.toml) is read when this module is imported. So "Reload definitions" in Dagster's pages also
-shows a data set that you have added to niels_cache.toml. A program with its own registry calls `build_defs` from defs/assembly.py. The
-import of defs/assembly.py reads no file.
+The registry (the configuration in niels_cache.toml) is read when this module is imported, so "Reload definitions" in Dagster's pages also
+shows a data set that was added to niels_cache.toml. A program with its own registry calls `build_defs` from defs/assembly.py, whose import
+reads no file.
 """
 
 from niels_cache_assets.defs.assembly import build_defs

@@ -1,7 +1,7 @@
-"""The data that pass through a build: documents, batches of documents by column, conversations, and the counters of dropped items.
+"""The data that pass through a build: documents, batches of documents by column, conversations, and counters of dropped items.
 
-Documents and conversations are named tuples, which are immutable. A named tuple costs a third as much as a frozen data class. If a source
-gives columns, a build does not make an object for each document: a DocumentBatch holds one array for each column.
+Documents and conversations are named tuples, which are immutable and cost a third as much as frozen data classes. If a source yields
+columns, a build does not create an object for each document: a DocumentBatch contains one array for each column.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class Message(TypedDict):
-    """One turn of a conversation: the speaker, and the text. Only chat templates know the speakers
-    "developer" and "tool".
+    """One turn of a conversation.
 
-    With a chat template, a message may have further keys, with JSON values. They reach the template unchanged.
+    With a chat template, a message may have further keys with JSON values, which reach the template unchanged.
+
+    Attributes:
+        role: The speaker. Only chat templates know the speakers "developer" and "tool".
+        content: The text.
     """
 
     role: Role
@@ -37,9 +40,14 @@ class Message(TypedDict):
 class Document(NamedTuple):
     """One pretraining text and its origin.
 
-    `source_id` is the id that the source gives to the text, or `file#row`. `file` is relative to the source's root, and `row` is the number
-    of the row in that file, from 0. A document with a `split` stays in this split. If `split` is None, val_frac or the token budgets decide
-    the split. `kept`: the values of the columns in `keep`, as a JSON object; None without this key.
+    Attributes:
+        text: The text.
+        source_id: The id of the text at the source, or `file#row`.
+        file: The file, relative to the source's root.
+        row: The number of the row in that file, from 0.
+        title: The title of the text, or None.
+        split: The split of the document. With None, the default, val_frac or the token budgets decide it.
+        kept: The values of the columns in `keep` as a JSON object, or None without this key.
     """
 
     text: str
@@ -52,7 +60,7 @@ class Document(NamedTuple):
 
 
 def beginning(texts: Iterable[str], characters: int | None) -> Iterator[str]:
-    """Yield non-empty texts until all texts had `characters` characters. Cut the last one there. None: yield all texts."""
+    """Yield non-empty texts until they have `characters` characters in total, and truncate the last one there. With None, yield all."""
     for text in texts:
         if text:
             yield text[:characters]
@@ -65,7 +73,7 @@ def beginning(texts: Iterable[str], characters: int | None) -> Iterator[str]:
 def object_array(values: Iterable[Any], count: int) -> Objects:
     """Return the values as an object array, (count,).
 
-    `np.array` is not used, because it would also look into values that are sequences themselves.
+    `np.array` is not used, because it would also look into values that are themselves sequences.
     """
     return np.fromiter(values, dtype=object, count=count)
 
@@ -74,11 +82,17 @@ def object_array(values: Iterable[Any], count: int) -> Objects:
 class DocumentBatch:
     """A batch of documents by column, in stream order. Iteration yields a Document for each row.
 
-    text, source_id, file: columns of n strings (strings.py). row: (n,) int64. split: (n,) int8, an index into SPLITS or NO_SPLIT.
-    characters: (n,) int64, the length of each text. title: (n,) object array of str or None; None instead of the array if no document has a
-    title. kept: (n,) object array of str or None, the kept values as JSON; None instead of the array if no document has any.
-
     The columns of a batch are not changed after its creation. The class is not frozen, because that would double the cost of a slice.
+
+    Attributes:
+        text: The texts, a column of n strings (strings.py).
+        source_id: The ids, a column of n strings.
+        file: The files, a column of n strings.
+        row: The rows in the files, (n,) int64.
+        split: The splits, (n,) int8: an index into SPLITS, or NO_SPLIT.
+        characters: The length of each text in characters, (n,) int64.
+        title: The titles, an object array (n,) of str or None, or None instead of the array if no document has a title.
+        kept: The kept values as JSON, an object array (n,) of str or None, or None instead of the array if no document has any.
     """
 
     text: Strings | Objects
@@ -142,7 +156,7 @@ class DocumentBatch:
     def __getitem__(self, index: slice | Array) -> DocumentBatch:
         """Return the documents that a slice, a mask (bool, (n,)) or an array of positions (int, (m,)) selects."""
         if isinstance(index, slice) and index.indices(len(self)) == (0, len(self), 1):
-            return self  # the columns are not changed
+            return self  # columns are never changed
         return DocumentBatch(
             text=self.text[index],
             source_id=self.source_id[index],
@@ -156,7 +170,7 @@ class DocumentBatch:
 
 
 def _joined_column(columns: Sequence[Objects | None], batches: Sequence[DocumentBatch]) -> Objects | None:
-    """Return the joined column, or None if no batch has this column. Documents of batches without it get None."""
+    """Return the joined column, or None if no batch has it. Documents of batches without it get None."""
     if all(column is None for column in columns):
         return None
     filled = (np.full(len(batch), None) if column is None else column for column, batch in zip(columns, batches, strict=True))
@@ -164,20 +178,23 @@ def _joined_column(columns: Sequence[Objects | None], batches: Sequence[Document
 
 
 class Divider:
-    """A rule that divides a stream of batches into groups. A group ends after `most_items` items, or when it has `most_characters`
-    characters.
+    """A rule that divides a stream of batches into groups.
+
+    A group ends after `most_items` items, or when it has `most_characters` characters.
     """
 
     def __init__(self, *, most_items: int, most_characters: int) -> None:
         self._most_items, self._most_characters = most_items, most_characters
-        self._items = self._characters = 0  # of the group that is not full yet
+        self._items = self._characters = 0  # of the unfinished group
 
     def cuts(self, characters: Ints) -> Iterator[tuple[slice, bool]]:
-        """Yield the parts of the next batch, and for each part, whether its group is full. characters: (n,), the length of each item of the
-        batch.
+        """Yield the slices of the next batch, each with whether it completes its group.
+
+        Args:
+            characters: The length of each item of the batch, (n,).
         """
         ends = np.cumsum(characters)
-        is_short = not len(ends) or self._characters + int(ends[-1]) < self._most_characters  # so only the items fill a group
+        is_short = not len(ends) or self._characters + int(ends[-1]) < self._most_characters  # then only items fill a group
         start = before = 0
         while start < len(ends):
             full = len(ends)
@@ -199,12 +216,20 @@ Documents = Sequence[Document] | DocumentBatch
 
 
 class Conversation(NamedTuple):
-    """One SFT example: its messages, and its origin (see Document).
+    """One SFT example: its messages and their origin.
 
-    See Message. The messages are in order. If a data set splits by group,
-    all examples with the same `group` get the same split. In oasst1, a group is a tree of messages.
-    A preference pair has its chosen side in `messages`, and its rejected side in `rejected`. Both are whole conversations, with the prompt.
-    `tools`: the JSON schemas of the tools, for a chat template.
+    A preference pair has its chosen side in `messages`, and its rejected side in `rejected`. Both are whole conversations with the prompt.
+
+    Attributes:
+        messages: The messages, in order.
+        source_id: The id of the example at the source, or `file#row`.
+        file: The file, relative to the source's root.
+        row: The number of the row in that file, from 0.
+        group: If a data set splits by group, all examples with the same group get the same split. In oasst1, a group is a tree of messages.
+        category: The category of the example, or None.
+        split: The split of the example, or None if upstream does not decide it.
+        rejected: The rejected side of a preference pair, or None.
+        tools: The JSON schemas of the tools, for a chat template, or None.
     """
 
     messages: list[Message]
@@ -219,27 +244,28 @@ class Conversation(NamedTuple):
 
 
 Place = dict[str, Any]
-"""The place at which a stream can resume, as JSON values: "file" (a name), "row" (the index of the next row), and further keys of the
-source.
-"""
+"""Where a stream can resume, as JSON values: "file" (a name), "row" (the index of the next row), and further keys of the source."""
 
 
-FIRST_DROPPED = "first_dropped"  # in `facts`: the place of the first dropped item, by unasked reason
-DROPPED_OF_VAL = "dropped_of_val"  # in `facts`: the number of dropped items of val, by reason
-FILES_WITHOUT_ITEMS = "files_without_items"  # in `facts`: the number of files that gave nothing (`files`), and the name of the first one
+FIRST_DROPPED = "first_dropped"  # in `facts`: where the first dropped item is, by unasked reason
+DROPPED_OF_VAL = "dropped_of_val"  # in `facts`: the number of dropped items in val, by reason
+FILES_WITHOUT_ITEMS = "files_without_items"  # in `facts`: the number of files without items (`files`), and the name of the first
 
 
 def place_of(item: Document | Conversation, number: int = 0) -> str:
-    """Return the place of an item, as messages name it. number: its number in the source, for an item without file and id."""
+    """Return where an item is, for messages. `number` is its number in the source, for an item without a file and an id."""
     return f"{item.file}: row {item.row}" if item.file else item.source_id or str(number)
 
 
 class Drops:
     """The number of dropped items by reason, with further facts about them.
 
-    `dropped`: the counts. `facts`: entries for meta.json: the place of the first dropped item of each unasked reason (FIRST_DROPPED), and
-    the counts of items that are known to be of val (DROPPED_OF_VAL). Their values are never changed in place, because positions of a stream
-    hold them.
+    The values of `facts` are never changed in place, because positions of a stream refer to them.
+
+    Attributes:
+        dropped: The number of dropped items by reason.
+        facts: Entries for meta.json: where the first dropped item of each unasked reason is (FIRST_DROPPED), and the number of items that
+            are known to be in val (DROPPED_OF_VAL).
     """
 
     def __init__(self, dropped: Mapping[str, int] | None = None, facts: Mapping[str, Any] | None = None) -> None:
@@ -247,9 +273,16 @@ class Drops:
         self.facts: dict[str, Any] = dict(facts or {})
 
     def drop(self, reason: str, place: str, *, count: int = 1, of_val: int = 0) -> None:
-        """Count dropped items. place: that of the first of them. of_val: how many of them are of val.
+        """Count dropped items.
 
-        Raises ValueError for a reason that is not in the table of reasons.
+        Args:
+            reason: The reason.
+            place: Where the first of them is.
+            count: The number of items.
+            of_val: How many of them are in val.
+
+        Raises:
+            ValueError: If the reason is not in the table of reasons.
         """
         require_known(reason)
         self.dropped[reason] += count
@@ -260,7 +293,7 @@ class Drops:
             self.facts[DROPPED_OF_VAL] = {**val, reason: val.get(reason, 0) + of_val}
 
     def join(self, later: Drops) -> None:
-        """Add drops that come later in the stream."""
+        """Add drops from later in the stream."""
         self.dropped.update(later.dropped)
         self.facts.update(joined_facts([self.facts, later.facts]))
 
@@ -268,12 +301,12 @@ class Drops:
         return Drops(self.dropped, self.facts)
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return the arguments that make an equal object, as JSON values."""
+        """Return the arguments that create an equal object, as JSON values."""
         return {"dropped": dict(self.dropped), "facts": dict(self.facts)}
 
 
 def joined_facts(every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts of several passes or parts together. Numbers are added; of other values, the first counts."""
+    """Return the facts of several passes or parts together. Numbers are added; of other values, the first one is used."""
     found: dict[str, Any] = {}
     for facts in every:
         for key, value in facts.items():
@@ -289,17 +322,21 @@ def joined_facts(every: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 class SourceReport(Drops):
     """The report of a source about one pass over its items.
 
-    `dropped` counts dropped items by reason; a source counts with `drop_row`. `facts` are entries for meta.json, such as the number of
-    replaced bytes. A source that can start in the middle (`StreamContext.start`) sets `place` immediately before it yields a batch. `place`
-    is then a new dictionary, which says where the next batch begins. At that moment `dropped` and `facts` cover all rows before `place`,
-    and no later rows. A source that cannot start in the middle is read from the beginning, and the builder skips the items that it has
-    already written.
+    A source that can start in the middle (`StreamContext.start`) sets `place` immediately before it yields a batch. At that moment,
+    `dropped` and `facts` must cover all rows before `place`, and no later rows. A source that cannot start in the middle is read from the
+    beginning, and the builder skips the items that it has already written.
 
-    `share` is the part of the source that was read, 0 to 1, or None if computing it is not cheap. `split` is the split of the rows that are
-    being read, if upstream decides it. If a source is a member of another source, `within` is a prefix for file names in `facts`. `hints`
-    are possible mistakes in the configuration. If the source gives no usable item, the error message shows the hints. Hints are never
-    stored in metadata. `drops_of_files`: whether a file that gives nothing (`FilePass`) needs no further
-    note, because the settings ask for all its drops, or because its missing field is said.
+    Attributes:
+        dropped: The number of dropped items by reason. A source counts them with `drop_row`.
+        facts: Entries for meta.json, such as the number of replaced bytes.
+        within: A prefix for file names in `facts`, if the source is a member of another source.
+        place: A new dictionary that says where the next batch begins, or None.
+        share: The part of the source that was read, from 0 to 1, or None if it is expensive to compute.
+        split: The split of the rows that are being read, if upstream decides it, otherwise None.
+        hints: Possible mistakes in the configuration. If the source yields no usable item, the error message shows them. They are never
+            stored in metadata.
+        drops_of_files: Whether a file that yields nothing (`FilePass`) needs no further note, because the settings ask for all its drops,
+            or because its missing field was reported.
     """
 
     def __init__(self, within: str = "") -> None:
@@ -312,13 +349,20 @@ class SourceReport(Drops):
         self.drops_of_files: dict[str, bool] | None = None
 
     def drop_row(self, reason: str, file: str, row: int | None = None, *, count: int = 1) -> None:
-        """Count dropped rows of a file. row: the number of the first of them; None for a whole file."""
+        """Count dropped rows of a file.
+
+        Args:
+            reason: The reason.
+            file: The file.
+            row: The number of the first of the rows, or None for a whole file.
+            count: The number of rows.
+        """
         place = f"{self.within}{file}" if row is None else f"{self.within}{file}: row {row}"
         self.drop(reason, place, count=count, of_val=count if self.split == "val" else 0)
         if self.drops_of_files is not None:
             self.drops_of_files[file] = is_asked(reason) and self.drops_of_files.get(file, True)
 
     def note_file_without_items(self, file: str) -> None:
-        """Remember that a file gave nothing."""
+        """Record that a file has yielded nothing."""
         found = self.facts.get(FILES_WITHOUT_ITEMS, {"files": 0, "first": f"{self.within}{file}"})
         self.facts[FILES_WITHOUT_ITEMS] = {**found, "files": found["files"] + 1}

@@ -1,8 +1,8 @@
-"""What a file is, judged by its first bytes, for files that are not what their names say.
+"""The kind of a file, judged by its first bytes, for files that are not what their names say.
 
-Some files can be read as text, but never hold the text that somebody wants to train on: pointers of Git LFS, PDFs. Readers refuse these
-(`refuse_content`). Everything else is left to them: when they cannot read a file, `described` says what it is. This is a guess for messages
-and decides nothing.
+Some files can be read as text, but never contain text to train on: Git LFS pointers, PDFs. Readers refuse these (`refuse_content`).
+Everything else is left to them: when they cannot read a file, `described` says what it is. This is a guess for messages and decides
+nothing.
 """
 
 import re
@@ -14,7 +14,14 @@ HEAD_BYTES = 512  # the header of a tar archive names it at byte 257
 
 
 class Content(NamedTuple):
-    """What a file is, and what to do. `is_text`: whether it is text. `is_refused`: whether it can be read as text, and never should be."""
+    """The kind of a file, and what to do with it.
+
+    Attributes:
+        what: What the file is.
+        advice: What to do.
+        is_text: Whether it is text.
+        is_refused: Whether it could be read as text, but never should be.
+    """
 
     what: str
     advice: str
@@ -34,7 +41,7 @@ def _rename(suffix: str) -> str:
     return f"let its name end in {suffix}"
 
 
-_CONTENTS: dict[bytes, Content] = {  # regular expressions of the first bytes
+_CONTENTS: dict[bytes, Content] = {  # by a regular expression for the first bytes
     rb"version https://git-lfs\.github\.com/": Content("a pointer of Git LFS, without the content", _GET_LFS, is_refused=True),
     rb"# xet version \d": Content("a pointer of Xet, without the content", _DOWNLOAD, is_refused=True),
     rb"/annex/objects/|(\.\./)*\.git/annex/objects/": Content("a pointer of git-annex, without the content", _GET_ANNEX, is_refused=True),
@@ -73,7 +80,7 @@ _PLAIN_TEXT = Content("plain text", "give the file that its name promises", is_t
 
 
 def content_of(head: bytes) -> Content | None:
-    """Return what a file with these first bytes is, or None if this is not known."""
+    """Return what a file with these first bytes is, or None if that is unknown."""
     if not head:
         return Content("empty (0 bytes)", f"leave it out, or {_DOWNLOAD}")
     found = next((content for signature, content in _CONTENTS.items() if re.match(signature, head)), None) or _utf16(head)
@@ -81,7 +88,7 @@ def content_of(head: bytes) -> Content | None:
 
 
 def _utf16(head: bytes) -> Content | None:
-    """Recognize UTF-16 with a byte order mark, and without one if nearly all of its characters are ASCII."""
+    """Recognize UTF-16 with a byte order mark, or without one if nearly all of its characters are ASCII."""
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return Content("UTF-16 text", "convert it to UTF-8", is_text=True)
     pairs, big, little = len(head) // 2, head[0::2].count(0), head[1::2].count(0)  # zero bytes in the first and second byte of pairs
@@ -95,17 +102,24 @@ def _is_text(head: bytes) -> bool:
     try:
         text = head.decode()
     except UnicodeDecodeError as error:
-        if error.start < len(head) - 3:  # a character that the end of the head cuts does not count
+        if error.start < len(head) - 3:  # a character that is cut at the end of the head does not count
             return False
         text = head[: error.start].decode()
     return not re.search(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]", text)
 
 
 def refuse_content(head: bytes, name: str, compression: str | None) -> None:
-    """Raise NielsCacheError if a file must not be read as text (see the module), or if its compression is not that of its name.
+    """Raise an error if a file must not be read as text (see the module), or if its compression differs from that of its name.
 
-    `compression`: the suffix that says how the file is compressed, or None. `head`: the first bytes, before decompression. Bytes that are
-    not known are left to the reader.
+    Unknown bytes are left to the reader.
+
+    Args:
+        head: The first bytes, before decompression.
+        name: The name of the file.
+        compression: The suffix that says how the file is compressed, or None.
+
+    Raises:
+        NielsCacheError: If the file must not be read.
     """
     found = content_of(head)
     if found is None or not head:
@@ -118,9 +132,11 @@ def refuse_content(head: bytes, name: str, compression: str | None) -> None:
 
 
 def described(head: bytes, expected: str = "plain text") -> str:
-    """Return what a file that a reader cannot read is, with advice, as a clause for a message.
+    """Return a clause that says what a file is that a reader cannot read, with advice.
 
-    `expected`: the content that the reader expects. The clause is empty if the file is that, and if it is not known what the file is.
+    Args:
+        head: The first bytes.
+        expected: The content that the reader expects. The clause is empty if the file is that, or if its kind is unknown.
     """
     found = content_of(head)
     return "" if found is None or found.what == "plain text" or expected in found.what else f"; it is {found.what}: {found.advice}"

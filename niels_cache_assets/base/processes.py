@@ -1,15 +1,15 @@
 """Signals and child processes: records of running processes, delayed signals, and children that end with their parent.
 
-    hold_record, read_record, claimed_record, is_held    record which process does a job, in a file that this process locks until it ends
-    signals_afterwards                                   hold SIGINT and SIGTERM back until a block has ended
+    hold_record, read_record, claimed_record, is_held    record which process does a job, in a file that it locks until it ends
+    signals_afterwards                                   delay SIGINT and SIGTERM until a block has ended
     stop_on_signals                                      end a block with `Interrupted` on SIGINT or SIGTERM, despite Dagster's handlers
     end_with_parent                                      in a child of multiprocessing: end when the parent has ended
     when_closed                                          call a function when the other end of a pipe closes
     python -m niels_cache_assets.base.processes FD MODULE [ARGUMENT ...]    run a module until the process that started it is gone
 
-The lock of a record shows whether the recorded process is alive. It is released whenever the process ends, also by SIGKILL. It also works
-between containers of one machine, and if a different process now has the same process number. The record names the machine on which the
-lock is valid, and the process to end if necessary. The callers define the job.
+The lock of a record shows whether the recorded process is alive. It is released whenever the process ends, even by SIGKILL. It also works
+between containers of one machine, and if another process has since been given the same process id. The record names the machine on which
+the lock is valid, and the process to end if necessary. The callers define the job.
 """
 
 import fcntl
@@ -37,14 +37,23 @@ _GRACE_SECONDS = 5.0  # the time between SIGINT or SIGTERM and SIGKILL
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """One process of one machine. If the system has no /proc, `boot` and `namespace` are "" and `start` is 0."""
+    """A process on a machine. If the system has no /proc, `boot` and `namespace` are "" and `start` is 0.
+
+    Attributes:
+        machine: The name and the id of the machine.
+        boot: An id that changes with each boot, and is the same in all containers of the machine.
+        namespace: The namespace in which `pid` is valid.
+        pid: The process id.
+        start: The start time in ticks after the boot. A later process with the same id has a different start time.
+        file: The inode of the record. A copy of the record, in a folder that was copied or restored, has a different inode.
+    """
 
     machine: str
-    boot: str  # id that changes with each start of the machine, and is equal in all containers of the machine
-    namespace: str  # the namespace in which `pid` is valid
+    boot: str
+    namespace: str
     pid: int
-    start: int  # start time in ticks after the boot; a later process with the same number has a different start time
-    file: int = 0  # the inode of the record; a copy of the record, in a folder that was copied or restored, has a different inode
+    start: int
+    file: int = 0
 
     @classmethod
     def here(cls) -> "Process":
@@ -57,14 +66,13 @@ class Process:
         return cls(machine=machine, boot=boot, namespace=namespace, pid=pid, start=_start_of(pid))
 
     def is_of(self, other: "Process") -> bool:
-        """Return whether a lock that `other` takes is valid for this process. The lock is valid if both processes run on one kernel or one
-        machine.
-        """
+        """Return whether a lock that `other` takes is valid for this process: both are on one kernel or one machine."""
         return self.machine == other.machine or (self.boot == other.boot != "")
 
     def end(self) -> None:
-        """End the process by SIGTERM, or by SIGKILL after 5 seconds if the process still runs. Do nothing if its process number is not
-        valid here.
+        """End the process with SIGTERM, or with SIGKILL if it is still running after 5 seconds.
+
+        Do nothing if the process id is not valid here.
         """
         here = Process.here()
         if (self.boot, self.namespace) != (here.boot, here.namespace) or not self.start:
@@ -114,11 +122,14 @@ def read_record(path: Path) -> Process | None:
 
 @contextmanager
 def claimed_record(path: Path, *, copies: bool) -> Iterator[bool]:
-    """If the recorded process has ended, hold the lock of the record and yield True. Otherwise yield False.
+    """Hold the lock of the record and yield True if the recorded process has ended. Otherwise yield False.
 
-    The result is also False if the process belongs to another machine or is not recorded. A copy of a record has no lock. With `copies`,
-    the process in a copy counts as ended. Without `copies`, it counts as a process of another machine. If several processes claim a record
-    at the same time, one of them gets True.
+    The result is also False if the process is on another machine or is not recorded. If several processes claim a record at the same time,
+    one of them gets True.
+
+    Args:
+        path: The record.
+        copies: A copy of a record has no lock. With True, its process counts as ended; with False, as a process on another machine.
     """
     process = read_record(path)
     descriptor = None if process is None else open_to_lock(path)
@@ -144,7 +155,7 @@ def is_held(path: Path) -> bool:
 
 
 def end_with_parent() -> None:
-    """End this child of multiprocessing when its parent has ended, by SIGTERM and then by SIGKILL."""
+    """End this child of multiprocessing when its parent has ended, with SIGTERM and then with SIGKILL."""
     import multiprocessing  # slow to import; a child of multiprocessing has imported it already
 
     parent = multiprocessing.parent_process()
@@ -162,9 +173,9 @@ def end_with_parent() -> None:
 
 
 def when_closed(pipe: "int | Connection", end: Callable[[], None]) -> None:
-    """Call `end`, on a thread, when the other end of a pipe closes.
+    """Call `end` on a thread when the other end of a pipe closes.
 
-    Only one process holds the other end. The end closes when that process closes it, or when that process ends in any way.
+    Only one process holds the other end. It closes when that process closes it or ends, in whatever way.
     """
 
     def watch() -> None:
@@ -177,7 +188,7 @@ def when_closed(pipe: "int | Connection", end: Callable[[], None]) -> None:
 
 
 def open_to_lock(path: Path) -> int | None:
-    """Return a descriptor of an existing file, for writing if that is allowed. Return None if the file cannot be opened."""
+    """Return a descriptor of an existing file, open for writing if permitted, or None if the file cannot be opened."""
     for access in (os.O_RDWR, os.O_RDONLY):  # NFS grants exclusive locks only on files open for writing
         try:
             return os.open(path, access | os.O_CLOEXEC)
@@ -195,14 +206,14 @@ def _lock(descriptor: int) -> bool:
 
 
 def _start_of(pid: int) -> int:
-    """Return the start time of a process. Return 0 if the process has ended, even if its parent has not read the exit code yet."""
+    """Return the start time of a process, or 0 if it has ended, even if its parent has not collected the exit code yet."""
     fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return int(fields[19]) if fields and fields[0] not in "ZX" else 0
 
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace").strip()  # the name of a process may have any bytes
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()  # the name of a process may contain any bytes
     except OSError:
         return ""
 
@@ -214,18 +225,19 @@ _read_signals = threading.Event()  # set while a block of `stop_on_signals` runs
 
 
 def are_signals_read() -> bool:
-    """Return whether `stop_on_signals` reads Python's wakeup descriptor. Other code must not set it then, because a signal would be lost
-    that comes before the descriptor is set back.
+    """Return whether `stop_on_signals` is reading Python's wakeup descriptor.
+
+    Other code must not set the descriptor then, because a signal that comes before it is restored would be lost.
     """
     return _read_signals.is_set()
 
 
 @contextmanager
 def signals_afterwards() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back until the block has ended.
+    """Delay SIGINT and SIGTERM until the block has ended.
 
-    This function replaces the signal handlers. Blocking the signals in this thread would not be enough. Another thread would receive the
-    signal, and Python would run the handler in this thread. During the block, `stop_on_signals` does not end the process.
+    This replaces the signal handlers. Blocking the signals in this thread would not be enough: another thread would receive the signal, and
+    Python would run the handler in this thread. During the block, `stop_on_signals` does not end the process.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are handled in the main thread
@@ -263,10 +275,10 @@ class Interrupted(KeyboardInterrupt):
 def stop_on_signals() -> Iterator[None]:
     """Raise `Interrupted` from the block on SIGINT or SIGTERM, even if the code inside handles the signal differently.
 
-    Dagster sets its own handlers while a step runs, and raises the same exception for both signals. So this function reads the signal from
+    Dagster sets its own handlers while a step runs, and raises the same exception for both signals. The signal is therefore read from
     Python's wakeup descriptor, which receives every signal. If the block takes longer than `STOP_SECONDS` to end (for example during a slow
-    read in C code), the process ends at once. That is as safe as a kill, because a new cache replaces the old cache in one step, and the
-    next build resumes an unfinished build.
+    read in C code), the process ends at once. That is as safe as a kill, because a new cache replaces the old one in one step, and the next
+    build resumes an unfinished build.
     """
     import logging
 
@@ -323,8 +335,12 @@ def stop_on_signals() -> Iterator[None]:
 
 
 def attended(pipe: int, module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of Python as a child which ends with this process. pipe: the read end of a pipe that the child
-    inherits, and whose write end only this process holds.
+    """Return the command that runs a Python module as a child which ends with this process.
+
+    Args:
+        pipe: The read end of a pipe that the child inherits, and whose write end only this process holds.
+        module: The module.
+        *arguments: The arguments of the module.
     """
     return [sys.executable, "-m", __name__, str(pipe), module, *arguments]
 
@@ -332,10 +348,10 @@ def attended(pipe: int, module: str, *arguments: str) -> list[str]:
 def run_attended() -> None:
     """Run the module that the command line names, until the process that started this process is gone.
 
-    FD is the read end of a pipe. Only the process that started this process holds the other end, which closes when that process ends, also
-    by SIGKILL. Then this process and all its children get SIGINT, as if the user pressed Ctrl-C, and SIGKILL if they still run 5 seconds
-    later. This works only if this process leads its own session (`start_new_session`). So this process does not get Ctrl-C from the
-    terminal, and the parent decides when it ends.
+    FD is the read end of a pipe. Only the process that started this process holds the other end, which closes when that process ends, even
+    by SIGKILL. This process and all its children then get SIGINT, as if the user had pressed Ctrl-C, and SIGKILL if they are still running
+    5 seconds later. This works only if this process leads its own session (`start_new_session`). In its own session, it does not get Ctrl-C
+    from the terminal, and the parent decides when it ends.
     """
     import runpy
 

@@ -1,20 +1,20 @@
-"""The random numbers of torch's generator, without torch: to import torch takes a second and 200 MB of memory.
+"""The random numbers of torch's generator, without torch, whose import takes a second and 200 MB of memory.
 
-torch and NumPy have the same Mersenne Twister (MT19937, Matsumoto and Nishimura 1998), and start it alike. This module makes integers and
-permutations from its numbers as torch does (`random_from_to` and `randperm` on the CPU).
+torch and NumPy have the same Mersenne Twister (MT19937, Matsumoto and Nishimura 1998), and seed it in the same way. This module makes
+integers and permutations from its numbers as torch does (`random_from_to` and `randperm` on the CPU).
 """
 
 import numpy as np
 
 from niels_cache_runtime.format.layout import Ints
 
-_WIDE = 1 << 28  # a limit from which torch makes a number of 64 bits
-_MOST_OWN = 1_000_000  # a permutation of more numbers would take longer than the import of torch
+_WIDE = 1 << 28  # from this limit on, torch makes numbers of 64 bits
+_MOST_OWN = 1_000_000  # a larger permutation would take longer than the import of torch
 _SKIPPED_TOGETHER = 1_000_000
 
 
 class TorchRandom:
-    """The numbers that `torch.Generator().manual_seed(seed)` gives on the CPU, for each seed that torch takes."""
+    """The numbers that `torch.Generator().manual_seed(seed)` gives on the CPU, for each seed that torch accepts."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -29,7 +29,7 @@ class TorchRandom:
         return ((high << np.uint64(32) | low) % np.uint64(limit)).astype(np.int64)
 
     def permutation(self, count: int) -> Ints:
-        """Return `torch.randperm(count)`. Draw nothing after a permutation of more than a million numbers."""
+        """Return `torch.randperm(count)`. After a permutation of more than a million numbers, nothing more may be drawn."""
         if count > _MOST_OWN:
             return self._of_torch(count)
         order = list(range(count))
@@ -47,6 +47,6 @@ class TorchRandom:
         import torch
 
         generator = torch.Generator().manual_seed(self._seed)
-        for start in range(0, self._drawn, _SKIPPED_TOGETHER):  # the numbers that were drawn before
+        for start in range(0, self._drawn, _SKIPPED_TOGETHER):  # the numbers that have already been drawn
             torch.randint(2, (min(_SKIPPED_TOGETHER, self._drawn - start),), generator=generator)
         return torch.randperm(count, generator=generator).numpy()

@@ -1,7 +1,7 @@
-"""The scripts that are written without blanks between words: Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan.
+"""The scripts that are written without spaces between words: Chinese, Japanese, Thai, Lao, Khmer, Burmese, Tibetan.
 
-In such a script, a run of characters between two blanks is a sentence and not a word. So deduplication and the filters of cleaning take
-each character as a unit. Hangul is written with blanks, so it is not here. This module reads no files and keeps no state.
+In such a script, a run of characters between two spaces is a sentence and not a word. Deduplication and the cleaning filters therefore
+treat each character as a unit. Hangul is written with spaces, so it is not here. This module reads no files and keeps no state.
 """
 
 import re
@@ -27,5 +27,5 @@ _UNSPACED_CHARACTER = re.compile("[" + "".join(f"{chr(first)}-{chr(end - 1)}" fo
 
 
 def unspaced_characters(text: str) -> int:
-    """Return the number of characters of `text` that belong to a script without blanks."""
+    """Return the number of characters of `text` in a script that is written without spaces."""
     return 0 if text.isascii() else len(_UNSPACED_CHARACTER.findall(text))

@@ -1,9 +1,9 @@
-"""Columns of strings in Arrow's form, so that a short text costs no Python object on its way through a build.
+"""Columns of strings in Arrow's form, so that a short text needs no Python object on its way through a build.
 
-A column is either a `Strings`, or an object array of str. Sources give `Strings` for short texts that Arrow has already read. Both have a
-length, slices, masks, positions, iteration and `tolist`. A `Strings` is never changed. It may refer to some rows of a larger Arrow array,
-and these rows are copied together only when `arrow` or `buffers` is called, or if they are fewer than half: most steps of a build only
-choose and order rows. A step that needs Python strings calls `tolist`. Arrow releases the interpreter's lock while it copies.
+A column is either a `Strings`, or an object array of str. Sources yield `Strings` for short texts that Arrow has already read. Both have a
+length, slices, masks, positions, iteration and `tolist`. A `Strings` is never changed. It may refer to some rows of a larger Arrow array.
+These rows are copied together only when `arrow` or `buffers` is called, or if they are fewer than half, because most steps of a build only
+select and reorder rows. A step that needs Python strings calls `tolist`. Arrow releases the interpreter lock while it copies.
 """
 
 from __future__ import annotations
@@ -24,17 +24,21 @@ Objects = NDArray[np.object_]
 
 
 class Strings:
-    """A column of n strings, which are valid Unicode."""
+    """A column of n strings, which are valid Unicode.
+
+    Args:
+        values: An Arrow array of valid UTF-8, without nulls.
+        rows: The positions of the strings in `values`, (n,). With None, the default, all values in their order.
+    """
 
     __slots__ = ("_rows", "values")
 
     def __init__(self, values: pa.LargeStringArray, rows: Ints | None = None) -> None:
-        """values: valid UTF-8, without nulls. rows: (n,) positions in `values`; None for all values in their order."""
         self.values, self._rows = values, rows
 
     @classmethod
     def of(cls, strings: Sequence[str]) -> Strings | None:
-        """Return a column of Python strings. Return None if one of them is not valid Unicode."""
+        """Return a column of Python strings, or None if one of them is not valid Unicode."""
         import pyarrow as pa
 
         joined = "".join(strings)
@@ -87,7 +91,6 @@ class Strings:
         return chosen.copied() if 2 * len(chosen) < min(len(self), len(self.values)) else chosen
 
     def tolist(self) -> list[str]:
-        """Return the strings as Python strings."""
         return cast(list[str], self.arrow().to_numpy(zero_copy_only=False).tolist())
 
     def arrow(self) -> pa.LargeStringArray:
@@ -99,11 +102,11 @@ class Strings:
         return compute.take(self.values, int64_array(self._rows), boundscheck=False)
 
     def copied(self) -> Strings:
-        """Return the same column as an array of its own, if it refers to rows of another one."""
+        """Return the same column as a separate array, if it refers to rows of another one."""
         return self if self._rows is None else Strings(self.arrow())
 
     def with_line_feeds(self) -> Strings:
-        """Return the strings as an array of their own, with LF for each CRLF and CR."""
+        """Return the strings as a separate array, with LF for each CRLF and CR."""
         import pyarrow.compute as compute
 
         copy = self.copied()
@@ -113,7 +116,7 @@ class Strings:
         return Strings(compute.replace_substring(lines, "\r", "\n"))
 
     def buffers(self) -> tuple[Bytes, Ints]:
-        """Return the UTF-8 bytes of all strings back to back, and the offset of each string in them, (n + 1,), the first one 0."""
+        """Return the UTF-8 bytes of all strings back to back, and the offset of each string in them, (n + 1,), starting with 0."""
         return buffers_of(self.arrow())
 
     @classmethod
@@ -143,7 +146,7 @@ def as_objects(column: Strings | Objects) -> Objects:
 
 
 def buffers_of(strings: pa.Array) -> tuple[Bytes, Ints]:
-    """Return the bytes of all strings of an Arrow array, and the offset of each string in them, (n + 1,), the first one 0."""
+    """Return the bytes of all strings of an Arrow array, and the offset of each string in them, (n + 1,), starting with 0."""
     import pyarrow.types as types
 
     if not len(strings):
@@ -173,7 +176,7 @@ def arrow_array(values: Sequence[Any] | Array | Strings, kind: pa.DataType) -> p
 
 
 def hashes_of(column: Strings | Sequence[str]) -> Ints:
-    """Return the hash of each string, (n,) int64: the 64 bits of XXH3 over its UTF-8 bytes, as a signed number. A string takes 0.1 us."""
+    """Return the hash of each string, (n,) int64: the 64 bits of XXH3 of its UTF-8 bytes, as a signed number. A string takes 0.1 us."""
     from xxhash import xxh3_64_intdigest
 
     contents: Iterable[bytes]

@@ -29,7 +29,8 @@ class RowSpool(GrowingFile):
     """A file of rows that can be read from the start at any time.
 
     Args:
-        path: The file.
+        root: The folder of the data set.
+        relative: The path of the file, relative to `root`.
         schema: {column name: "string" or "int64"}.
         resume_at: The number of bytes to keep.
     """
@@ -101,7 +102,6 @@ class LineageWriter:
         self._file.seal()
 
     def abandon(self) -> None:
-        """Close the unfinished file."""
         self._file.abandon()
 
     def _table(self) -> pa.Table:

@@ -79,7 +79,6 @@ class TableFile:
         add_file(self._path, self._relative, self._files)
 
     def abandon(self) -> None:
-        """Close the unfinished file."""
         with suppress(OSError):  # the error of a full disk was already raised
             self._writer.close()
         with suppress(OSError):

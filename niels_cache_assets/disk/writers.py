@@ -49,8 +49,8 @@ class GrowingFile:
     """A file that grows at its end and is hashed at the same time.
 
     Args:
-        path: The file.
-        relative: Its path relative to the data set.
+        root: The folder of the data set.
+        relative: The path of the file, relative to `root`.
         resume_at: The number of bytes to keep. The journal has already truncated the file to this size. A resumed file is read again to
             hash it.
         header: The number of bytes at the start that are not hashed, because they are overwritten at the end.
@@ -76,7 +76,6 @@ class GrowingFile:
         return self._hash.hexdigest()
 
     def append(self, data: memoryview | bytes) -> None:
-        """Append bytes, and hash them."""
         with naming(self.path, writes=len(data)):
             self.file.write(data)
         self._hash.update(data[max(0, self._header - self.bytes) :])
@@ -97,7 +96,6 @@ class GrowingFile:
         sync_and_close(self.file)
 
     def abandon(self) -> None:
-        """Close the unfinished file."""
         with suppress(OSError):  # the error of the write was raised already
             self.file.close()
 
@@ -118,6 +116,14 @@ class ShardWriter:
     """A writer of the token stream of one split, in files of exactly `shard_bytes` bytes. Only the last file may be shorter.
 
     Without tokens, no file is written.
+
+    Args:
+        root: The folder of the data set.
+        folder: The folder of the shards, relative to `root`.
+        dtype: The dtype of the tokens.
+        shard_bytes: The size of a shard in bytes.
+        files: Gets the size and the sha256 of each finished shard. When resuming, it must already contain the finished shards.
+        resume_at: The number of tokens that are already written.
     """
 
     def __init__(self, root: Path, folder: str, *, dtype: np.dtype, shard_bytes: int, files: Files, resume_at: int = 0) -> None:
@@ -132,7 +138,6 @@ class ShardWriter:
 
     @property
     def bytes(self) -> int:
-        """The number of bytes written so far."""
         return self.tokens * self._dtype.itemsize
 
     def write(self, tokens: np.ndarray) -> None:
@@ -154,13 +159,11 @@ class ShardWriter:
             self._shard.checkpoint(sizes)
 
     def seal(self) -> None:
-        """Finish the last shard."""
         if self._shard is not None:
             self._shard.seal()
             self._shard = None
 
     def abandon(self) -> None:
-        """Close the unfinished shard."""
         if self._shard is not None:
             self._shard.abandon()
 
@@ -173,7 +176,13 @@ class ShardWriter:
 class NpyWriter(GrowingFile):
     """A .npy file whose length is not known in advance: the header is written last, into reserved space.
 
-    The array is 1-D, or 2-D with rows of `width` items. `resume_at` counts items, or with `width` rows.
+    Args:
+        root: The folder of the data set.
+        relative: The path of the file, relative to `root`.
+        dtype: The dtype of the array.
+        files: Gets the size and the sha256 of the file.
+        width: The number of items in a row of a 2-D array, or None for a 1-D array.
+        resume_at: The number of items, or with `width` rows, that are already written.
     """
 
     def __init__(self, root: Path, relative: str, dtype: np.dtype, files: Files, *, width: int | None = None, resume_at: int = 0) -> None:
@@ -186,7 +195,6 @@ class NpyWriter(GrowingFile):
         self.items = resume_at
 
     def write(self, values: np.ndarray) -> None:
-        """Append values, or rows of `width` values."""
         if len(values):  # a memoryview without rows cannot be cast
             self.append(np.ascontiguousarray(values, self._dtype).data.cast("B"))
         self.items += len(values)

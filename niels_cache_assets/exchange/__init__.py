@@ -1,7 +1,7 @@
 """The export of pretrain caches to the files of other training projects, and the import of such files.
 
     formats.py    the formats, and the plan of an export: files and sizes
-    writing.py    the plan on disk: all files are written beside their places first, then renamed
+    writing.py    writes the plan to disk: all files go into a staging directory first, then they are renamed
     placing.py    the renaming, and the files of an older export
     splits.py     a split of a cache, read from front to back
     megatron.py   nanogpt.py   llmc.py   datatrove.py   olmo.py   npy.py      one format each
@@ -9,6 +9,6 @@
     hf.py                 a cache as a `datasets.Dataset`
 
 EOT (the end-of-text token) stays after each document, as in the cache. Only in the files for llm.c it comes before each document. An export
-copies tokens and does not look at their values. So an export takes as long as reading and writing the tokens, and a few megabytes of
-memory. Nothing is tokenized again. The command line is not handled here.
+copies tokens without looking at their values, so it takes as long as reading and writing the tokens, and a few megabytes of memory. Nothing
+is tokenized again. The command line is not handled here.
 """

@@ -19,11 +19,15 @@ from niels_cache_runtime.cache.opening import cut_documents
 MAX_BYTES = 200 * 1000**3  # datatrove writes at most 100 billion tokens to a file: this many bytes of uint16
 INDEX_DTYPE = np.dtype("<u8")
 
-_ENTRIES = 1 << 18  # number of entries of an index that are written at a time
+_ENTRIES = 1 << 18  # the number of index entries written at a time
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """Return the units of a split. Each unit is three files for one part. Raises NielsCacheError for a document larger than `max_bytes`."""
+    """Return the units of a split. Each unit is three files for one part.
+
+    Raises:
+        NielsCacheError: If a document is larger than `max_bytes`.
+    """
     size = split.dtype.itemsize
     cuts = cut_documents(split.folder, split.doc_ends, max_bytes // size, token_bytes=size)
     return [_unit(split, f"{split.split}/{split.name}_{index:05d}_unshuffled.ds", *cut) for index, cut in enumerate(cuts)]
@@ -54,8 +58,9 @@ def _unit(split: ExportSplit, name: str, first_document: int, end_document: int,
 
 
 def _tokenizer(split: ExportSplit) -> str:
-    """Return the tokenizer's hash, which takes the place of the tokenizer's name on the hub. It has no `|`: datatrove reads a number after
-    `|`.
+    """Return the tokenizer's hash, which stands for the tokenizer's name on the hub.
+
+    It contains no `|`, because datatrove reads a number after `|`.
     """
     sha256 = (split.opened.meta or {}).get("tokenizer_sha256")
     return f"sha256:{sha256}" if sha256 else "unknown"

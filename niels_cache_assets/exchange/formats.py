@@ -1,4 +1,4 @@
-"""The export formats, and the plan of an export. `writing` writes the files."""
+"""The export formats, and the plan of an export, which `writing` writes to disk."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,11 +19,13 @@ from niels_cache_runtime.format.layout import SPLITS, TOKEN_DTYPE, Split
 class ExportSettings:
     """The settings of an export.
 
-    out: a folder; for megatron the prefix of the files.
-    splits: the splits to export; empty splits are left out.
-    max_bytes: the most bytes of tokens in one file.
-    key: Megatron's naming, PREFIX_<key>_document.
-    link: how megatron's .bin is made if it equals exactly one shard.
+    Attributes:
+        format: The name of the format.
+        out: A folder, or for megatron the prefix of the files.
+        splits: The splits to export. Empty splits are left out.
+        max_bytes: The largest size of the tokens in one file. None means the format's default.
+        key: Megatron's naming, `PREFIX_<key>_document`.
+        link: How megatron's .bin is made if it equals exactly one shard.
     """
 
     format: str
@@ -48,14 +50,16 @@ def _nothing(splits: Sequence[ExportSplit], settings: ExportSettings) -> tuple[l
 
 @dataclass(frozen=True, kw_only=True)
 class _Format:
-    """The parts in which the export formats differ.
+    """What differs between the export formats.
 
-    units: returns the files of a split, with at most so many bytes of tokens in each.
-    max_bytes, max_tokens: the default of this maximum. A format without a default has one file for each split.
-    place: returns the place of a split. It depends only on the settings, so an older export is replaced even if the split is empty now.
-    label: returns the folder of the files, and what separates exports to this folder.
-    told: returns notes for the user, and lines of code for the other project.
-    eot: where EOT is.
+    Attributes:
+        units: Returns the files of a split, each with at most this many bytes of tokens.
+        max_bytes: The default of this maximum, in bytes. A format without a default has one file for each split.
+        max_tokens: The default of this maximum, in tokens.
+        place: Returns where a split goes. This depends only on the settings, so an older export is replaced even if the split is empty now.
+        label: Returns the folder of the files, and what distinguishes exports to this folder.
+        told: Returns notes for the user, and lines of code for the other project.
+        eot: Where EOT is.
     """
 
     units: Callable[[ExportSplit, int, ExportSettings], list[Unit]]
@@ -110,10 +114,17 @@ FORMATS = tuple(_FORMATS)
 
 
 def plan_export(name: str, directory: Path, settings: ExportSettings) -> ExportPlan:
-    """Return the plan for exporting the pretrain cache `name` in `directory`: files, sizes, notes, and lines of code for the other project.
+    """Return the plan for exporting the pretrain cache `name`: files, sizes, notes, and lines of code for the other project.
 
-    Empty splits are left out with a note, if any split has tokens. Raises NielsCacheError if the cache cannot be opened, if there is
-    nothing to export, or for a setting that the format does not have.
+    Empty splits are left out with a note, if any split has tokens.
+
+    Args:
+        name: The name of the data set.
+        directory: The folder of the cache.
+        settings: The settings of the export.
+
+    Raises:
+        NielsCacheError: If the cache cannot be opened, if there is nothing to export, or if the format does not have one of the settings.
     """
     opened, format = [open_export_split(name, directory, split) for split in settings.splits], _FORMATS[settings.format]
     max_bytes = _max_bytes(settings, opened[0].dtype)
@@ -151,7 +162,11 @@ def _stem(split: Split, settings: ExportSettings) -> str:
 
 
 def _max_bytes(settings: ExportSettings, dtype: np.dtype) -> int:
-    """Return the size limit. Raises NielsCacheError for a limit below one token, and for a key that no file name can hold."""
+    """Return the size limit.
+
+    Raises:
+        NielsCacheError: If the limit is below one token, or if the key cannot be part of a file name.
+    """
     format = _FORMATS[settings.format]
     default = format.max_bytes or format.max_tokens * dtype.itemsize
     if settings.max_bytes is not None and not default:
@@ -170,5 +185,5 @@ def _eot_note(format: _Format, split: ExportSplit) -> str:
 
 
 def split_choice(choice: str) -> Sequence[Split]:
-    """Return the splits that `train`, `val` or `all` names; an empty tuple for any other word."""
+    """Return the splits that `train`, `val` or `all` names, or an empty tuple for any other word."""
     return SPLITS if choice == "all" else tuple(split for split in SPLITS if split == choice)

@@ -3,10 +3,10 @@
     shards --memory map--> Arrow buffers over the same bytes --> documents | windows | examples
 
 Tokens are not copied: columns are views of the mapped files, and a row is read when it is requested. The only exceptions are the few rows
-that begin in one shard and end in the next shard. These rows are copied if the shards are not contiguous in memory (if the shard size is
-not a multiple of a page). Memory: 8 bytes a row. Unpickling opens the cache again, also in a spawned worker process.
+that begin in one shard and end in the next. These rows are copied if the shards are not contiguous in memory (if the shard size is not a
+multiple of a page). Memory: 8 bytes per row. Unpickling opens the cache again, even in a spawned worker process.
 
-For order, blends, packing and exact resume use `niels_cache_runtime.TokenLoader`. TokenLoader is also the faster reader, because a Dataset
+For order, blends, packing and exact resume, use `niels_cache_runtime.TokenLoader`. TokenLoader is also the faster reader, because a Dataset
 converts rows to Python lists on their way to a batch.
 """
 
@@ -50,25 +50,29 @@ _FIRST_TOKEN, _BOUNDS = "first_token", "targets"  # what the column holds
 
 
 def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cache_dir: str | Path | None = None) -> Dataset:
-    """Return the split of a built data set as a `datasets.Dataset` over its memory map.
-
-    name: "wikitext", or "pretrain/wikitext" if both families have a data set of this name.
-    split: "train" or "val".
-    cache_dir: the folder that holds `pretrain/` and `sft/`; None: the folder in the configuration.
+    """Return a split of a built data set as a `datasets.Dataset` over its memory map.
 
     A pretrain data set without T has a row for each document. `input_ids` are the tokens of the document (uint16 or uint32 as in the cache,
-    EOT last). With T, each row is a window of T tokens of the stream, and windows do not overlap. `input_ids` and `labels` (T,) have the
-    same tokens, because models of transformers shift labels themselves. Up to T-1 tokens at the end of the stream are left out.
+    EOT last). With T, each row is a window of T tokens of the stream, and windows do not overlap. `input_ids` and `labels`, both (T,), have
+    the same tokens, because models of transformers shift labels themselves. Up to T-1 tokens at the end of the stream are left out.
 
     An SFT data set has a row for each example. `input_ids` are at most the first T tokens of the example. `labels` are made when a row is
-    read. In the assistant's messages, labels are the same tokens; at all other places they are -100 (int). Nothing is padded. With a chat
-    template, the column `labels` holds the places of targets, and each row that is read holds labels instead.
+    read. In the assistant's messages, labels are the same tokens; at all other positions they are -100 (int). Nothing is padded. With a
+    chat template, the column `labels` stores the positions of targets, and each row that is read has labels instead.
 
     A data set of preference pairs has a row for each pair. A row that is read has `chosen_input_ids`, `chosen_labels`, `rejected_input_ids`
-    and `rejected_labels`. They are made from the columns `input_ids` and `labels`, which hold both sides.
+    and `rejected_labels`. They are made from the columns `input_ids` and `labels`, which store both sides.
 
-    Raises NielsCacheError for a data set that does not exist (with the nearest name), is not built or has a different tokenizer, for an
-    unknown split, and for T below 1 or longer than a pretrain split.
+    Args:
+        name: The name of the data set, such as "wikitext", or "pretrain/wikitext" if both families have a data set of this name.
+        split: "train" or "val".
+        T: The number of tokens in a window of a pretrain data set, or the largest number of tokens of an SFT example. With None, rows are
+            whole documents or examples.
+        cache_dir: The folder that contains `pretrain/` and `sft/`. With None, the default, the folder in the configuration.
+
+    Raises:
+        NielsCacheError: If the data set does not exist (the message names the most similar one), is not built or has a different tokenizer,
+            if the split is unknown, or if T is below 1 or longer than a pretrain split.
     """
     if split not in SPLITS:
         refuse_choice(name, "no split", split, SPLITS)
@@ -94,9 +98,9 @@ def to_hf_dataset(name: str, *, split: str = "train", T: int | None = None, cach
 
 
 def _content_of(found: CacheDataset) -> str:
-    """Return the identity of the content for `datasets`.
+    """Return the identity of the content, for `datasets`.
 
-    This is the hash of the content. If another program made the cache and wrote no hash, it is the sizes and times of the files.
+    This is the hash of the content. If another program made the cache without a hash, it is the sizes and modification times of the files.
     """
     if not is_foreign(found.meta):
         return str(found.meta.get("content_sha256"))
@@ -118,13 +122,12 @@ def _find(cache: Cache, name: str) -> CacheDataset:
 
 
 def _arrow(split: CacheSplit, T: int | None) -> pa.Table:
-    """Return the columns as views of the memory map."""
     stream = split.stream
     of_token = pa.from_numpy_dtype(token_dtype_of(split.dataset.meta).newbyteorder("="))
     if split.dataset.family == "sft" or T is None:
         chunks = [pa.LargeListArray.from_arrays(pa.array(offsets), _values(tokens)) for tokens, offsets in _pieces(stream, stream.offsets)]
         if has_pairs(split.dataset.meta):
-            ids = chunks[0] if chunks else pa.array([], pa.large_list(of_token))  # the tokens are in one file
+            ids = chunks[0] if chunks else pa.array([], pa.large_list(of_token))  # all tokens are in one file
             columns = {"input_ids": ids, _LABELS: _spans_of(split)}
             return pa.table({name: pa.FixedSizeListArray.from_arrays(sides, len(SIDES)) for name, sides in columns.items()})
         ids = pa.chunked_array(chunks, type=pa.large_list(of_token))
@@ -152,8 +155,8 @@ def _spans_of(split: CacheSplit) -> pa.StructArray:
 def _pieces(stream: TokenStream, offsets: Ints) -> Iterator[tuple[Tokens, Ints]]:
     """Yield (tokens, offsets of some rows in these tokens) for all rows between `offsets` (rows + 1,), in order.
 
-    All rows that lie inside one piece of the stream are yielded together, without a copy. A row that crosses to the next piece is yielded
-    alone, as a copy.
+    All rows inside one piece of the stream are yielded together, without a copy. A row that crosses into the next piece is yielded alone,
+    as a copy.
     """
     ends = np.cumsum([len(piece) for piece in stream.pieces])
     row, rows = 0, len(offsets) - 1
@@ -183,7 +186,7 @@ def _values(tokens: Tokens) -> pa.Array:
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """The place that the columns of a table are read from, and the build that they belong to."""
+    """Where the columns of a table are read from, and the build that they belong to."""
 
     root: str
     family: Family
@@ -194,7 +197,7 @@ class _Place:
 
 
 class _CacheTable(InMemoryTable):
-    """A table that is pickled without content, only as its place. A part that `datasets` cuts from this table is an ordinary table."""
+    """A table that is pickled without its content, only with its `_Place`. A part that `datasets` cuts from it is an ordinary table."""
 
     def __init__(self, table: pa.Table, place: _Place) -> None:
         super().__init__(table)
@@ -215,7 +218,7 @@ class _CacheTable(InMemoryTable):
 
 
 class _WithLabels:
-    """A transform that adds `labels` to rows of SFT examples, and cuts the rows to T tokens."""
+    """A transform that adds `labels` to rows of SFT examples, and truncates the rows to T tokens."""
 
     def __init__(self, *, eot: int, asst: int, T: int | None) -> None:
         self.eot, self.asst, self.T = eot, asst, T
@@ -234,7 +237,7 @@ class _WithLabels:
 
 
 class _WithSpans:
-    """The transform of `_WithLabels` for examples with spans of targets."""
+    """The transform of `_WithLabels` for examples with target spans."""
 
     def __init__(self, *, T: int | None) -> None:
         self.T = T
@@ -258,7 +261,7 @@ class _WithSpans:
 
 
 class _WithPairs:
-    """A transform that makes the columns of both sides from rows of preference pairs, and cuts each side to T tokens."""
+    """A transform that makes the columns of both sides from rows of preference pairs, and truncates each side to T tokens."""
 
     def __init__(self, *, T: int | None) -> None:
         self._of_side = _WithSpans(T=T)

@@ -2,7 +2,7 @@
 
 uint16 tokens have the header that all programs of llm.c read. uint32 tokens have the header of its train_llama3.py, which the other
 programs refuse. EOT is before each document. llm.c's own scripts cut a stream into shards of 100 million tokens, and use the first shard as
-val. Here val is the val split of the cache. The shards of each split are numbered from 0. llm.c finds the shards by a pattern
+val. Here val is the val split of the cache, and the shards of each split are numbered from 0. llm.c finds the shards by a pattern
 (`NAME_train_*.bin`).
 """
 
@@ -23,7 +23,11 @@ MAX_TOKENS = 2**31 - 1  # llm.c counts tokens in an int32
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """Return shards with `max_bytes` of tokens; the last shard is shorter. Raises NielsCacheError if a header cannot count the tokens."""
+    """Return shards with `max_bytes` of tokens; the last one may be shorter.
+
+    Raises:
+        NielsCacheError: If a header cannot count the tokens.
+    """
     size = split.dtype.itemsize
     if max_bytes // size > MAX_TOKENS:
         raise NielsCacheError(f"max_bytes={max_bytes}: llm.c counts the tokens of a shard in an int32; give at most {MAX_TOKENS * size}")

@@ -18,7 +18,7 @@ STALE_NOTE = (
 
 
 def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, link: Link) -> list[Unit]:
-    """Return all files of the split as one unit. PREFIX is `stem` in the export's folder. Raises the errors of `plan_indexed`."""
+    """Return all files of the split as one unit. PREFIX is `stem` in the export's folder. The errors are those of `plan_indexed`."""
     from niels_cache_runtime.megatron.indexed_writer import plan_indexed, write_indexed
 
     files: list[PlannedFile] = []
@@ -42,5 +42,5 @@ def units(split: ExportSplit, *, stem: str, key: str | None, max_bytes: int, lin
 
 
 def list_name(stem: str, key: str | None) -> str:
-    """Return the name of the list of files of an export to this PREFIX. A different key makes a different PREFIX for Megatron."""
+    """Return the name of the list of files of an export to this PREFIX. With a different key, Megatron's PREFIX is different."""
     return f"{stem if key is None else f'{stem}_{key}_document'}.megatron.files"

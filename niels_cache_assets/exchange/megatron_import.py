@@ -1,9 +1,9 @@
-"""The import of Megatron-LM's tokens as a pretrain cache. PREFIX.bin becomes shards, and PREFIX.idx becomes the ends of documents.
+"""The import of Megatron-LM's tokens as a pretrain cache: PREFIX.bin becomes shards, and PREFIX.idx becomes the ends of documents.
 
 Each split of the cache is made from one PREFIX. If a document has several sequences, they are joined. Megatron's files contain neither the
 tokenizer nor the vocabulary nor EOT. The caller gives these values, or they are recorded as unknown. Cost: each token is read, checked and
 written once, and read again by the runtime's verifier before the new cache replaces the old one. If the vocabulary is unknown and tokens
-have more than 16 bits, they are read once more before, to find the dtype that holds all of them. Memory does not grow with tokens or
+have more than 16 bits, they are read once more beforehand, to find the dtype that can hold all of them. Memory does not grow with tokens or
 documents.
 """
 
@@ -53,7 +53,13 @@ _TOKENS = 1 << 18
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The facts that are known about token ids; None if a fact is unknown. `special_ids`: ids by role, including EOT."""
+    """What is known about token ids. A value is None if it is unknown.
+
+    Attributes:
+        tokenizer_sha256: The hash of the tokenizer.
+        vocab_size: The number of ids.
+        special_ids: The ids of special tokens by role, including EOT.
+    """
 
     tokenizer_sha256: str | None = None
     vocab_size: int | None = None
@@ -64,7 +70,7 @@ class Vocabulary:
         return (self.special_ids or {}).get("eot")
 
     def check(self) -> None:
-        """Raise NielsCacheError for a vocabulary that a cache cannot hold, or an EOT outside it."""
+        """Raise NielsCacheError if a cache cannot hold the vocabulary, or if EOT is outside of it."""
         if self.vocab_size is not None and not 0 < self.vocab_size <= MAX_VOCAB_SIZE:
             raise NielsCacheError(f"vocab_size={self.vocab_size}: must be from 1 to {MAX_VOCAB_SIZE}, the most ids of a cache")
         largest = (self.vocab_size or MAX_VOCAB_SIZE) - 1
@@ -81,19 +87,25 @@ def import_megatron(
     token_dtype: str | None = None,
     progress: Progress | None = None,
 ) -> Meta:
-    """Build the cache `out_dir` from one PREFIX for each split, and return its meta.json. A PREFIX for train is required.
+    """Build the cache `out_dir` from one PREFIX for each split, and return its meta.json.
 
     At the end, `out_dir` is replaced in one step. Documents without tokens are dropped (counted as `empty`). `append_eot` is recorded as
-    true if EOT is known, each document ends with EOT, and no document has EOT at another place. Otherwise facts hold the number of
-    documents without EOT at the end and the number of EOTs inside documents. If EOT is not given, facts hold the id that all documents end
-    with, if there is such an id.
+    true if EOT is known, each document ends with EOT, and no document contains another EOT. Otherwise facts contain the number of documents
+    without EOT at the end and the number of EOTs inside documents. If EOT is not given, facts contain the id that all documents end with,
+    if there is such an id.
 
-    token_dtype: "uint16-le" or "uint32-le". None: uint32-le if the vocabulary has more than 65,536 ids; if it is unknown, uint32-le if a
-    token needs it; otherwise uint16-le.
+    Args:
+        prefixes: The PREFIX of each split. The one of train is required.
+        out_dir: The folder of the new cache.
+        vocabulary: What is known about token ids.
+        shard_bytes: The size of a shard in bytes.
+        token_dtype: "uint16-le" or "uint32-le". By default, uint32-le if the vocabulary has more than 65,536 ids or, if it is unknown, if a
+            token needs it; otherwise uint16-le.
+        progress: Called with ("looking at", "importing" or "verifying", bytes done, bytes in total).
 
-    Raises the errors of `require_prefixes`. Raises NielsCacheError for files that cannot be read, are multimodal or hold no token; for a
-    token that does not fit into the dtype or the vocabulary; for errors of the disk; and if the runtime's verifier finds a problem in the
-    result.
+    Raises:
+        NielsCacheError: For the reasons of `require_prefixes`; if files cannot be read, are multimodal or contain no token; if a token does
+            not fit into the dtype or the vocabulary; if the disk fails; or if the runtime's verifier finds a problem in the result.
     """
     vocabulary.check()
     require_prefixes(prefixes)
@@ -133,13 +145,13 @@ def import_megatron(
 
 
 def as_prefix(given: str) -> str:
-    """Return the PREFIX of a .bin and an .idx. The name of one of these files is also accepted, because a shell completes file names."""
+    """Return the PREFIX of a .bin and an .idx. The name of one of these files is also accepted, because shells complete file names."""
     path = Path(given)
     return str(path.with_suffix("")) if path.suffix in (".bin", ".idx") and path.is_file() else given
 
 
 def require_prefixes(prefixes: Mapping[Split, str | Path]) -> None:
-    """Raise NielsCacheError for a PREFIX without files, and if two splits have the same PREFIX (val would be in train)."""
+    """Raise NielsCacheError if a PREFIX has no files, or if two splits have the same PREFIX (val would be in train)."""
     for split, prefix in prefixes.items():
         for ending in (".bin", ".idx"):
             if str(prefix).endswith(ending) and Path(prefix).exists():
@@ -153,7 +165,17 @@ def require_prefixes(prefixes: Mapping[Split, str | Path]) -> None:
 
 @dataclass
 class _Counts:
-    """The counts of a split. `last`: the id that all documents so far end with; None if they end with different ids."""
+    """The counts of a split.
+
+    Attributes:
+        tokens: The number of tokens.
+        documents: The number of documents with tokens.
+        empty: The number of documents without tokens.
+        joined: The number of documents with several sequences.
+        without_eot: The number of documents that do not end with EOT.
+        eot_inside: The number of EOTs inside documents.
+        last: The id that all documents so far end with, or None if they end with different ids.
+    """
 
     tokens: int = 0
     documents: int = 0
@@ -195,7 +217,11 @@ def _dtype_name(
 
 
 def _blocks(indexed: IndexedDataset) -> Iterator[Array]:
-    """Yield the tokens of a .bin in blocks. Raises NielsCacheError if it cannot be read."""
+    """Yield the tokens of a .bin in blocks.
+
+    Raises:
+        NielsCacheError: If the .bin cannot be read.
+    """
     try:
         with open(indexed.bin_path, "rb") as file:
             while block := file.read(_TOKENS * indexed.dtype.itemsize):

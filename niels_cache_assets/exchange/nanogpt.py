@@ -1,7 +1,7 @@
-"""The files of nanoGPT: train.bin and val.bin, the cache's tokens without a header, EOT after each document.
+"""The files of nanoGPT: train.bin and val.bin, the cache's tokens without a header, with EOT after each document.
 
-nanoGPT's data/openwebtext/prepare.py writes files of the same form, with uint16 tokens. nanoGPT reads uint32 tokens after a change of one
-line.
+nanoGPT's data/openwebtext/prepare.py writes files of the same form, with uint16 tokens. To read uint32 tokens, one line of nanoGPT must be
+changed.
 """
 
 import numpy as np
@@ -21,10 +21,12 @@ def units(split: ExportSplit) -> list[Unit]:
 
 
 def file_name(split: Split) -> str:
+    """Return the name of a split's file."""
     return f"{split}.bin"
 
 
 def vocabulary_note(vocab_size: int | None) -> str:
+    """Return a note on the vocabulary size in train.py."""
     known = "is unknown" if vocab_size is None else f"has {vocab_size:,} ids"
     return f"train.py takes a vocabulary of {DEFAULT_VOCAB_SIZE:,} ids without a meta.pkl; the vocabulary of this cache {known}"
 
@@ -32,7 +34,7 @@ def vocabulary_note(vocab_size: int | None) -> str:
 def lines(vocab_size: int | None, dtype: np.dtype) -> list[str]:
     """Return lines for train.py, which has no options for these values.
 
-    One line sets the vocabulary if there is no meta.pkl. If tokens are not uint16, another line reads them.
+    One line sets the vocabulary size that applies without a meta.pkl. If tokens are not uint16, another line reads them.
     """
     found = [] if vocab_size is None else [f"meta_vocab_size = {vocab_size}  # in train.py, in place of: meta_vocab_size = None"]
     if dtype != TOKEN_DTYPE:

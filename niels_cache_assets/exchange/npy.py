@@ -1,7 +1,7 @@
-"""Plain .npy files: SPLIT/NAME_SPLIT_000000.npy, ..., with one dimension of the cache's dtype, uint16 or uint32.
+"""Plain .npy files: SPLIT/NAME_SPLIT_000000.npy, ..., one-dimensional, with the cache's dtype, uint16 or uint32.
 
 `numpy.load`, build-nanogpt and our DatasetLoader read these files. Each split has its own folder, because DatasetLoader reads all files of
-a folder. The split is in the file name too, because build-nanogpt has both splits in one folder and finds the split in the file name. EOT
+a folder. The split is also in the file name, because build-nanogpt has both splits in one folder and finds the split in the file name. EOT
 stays after each document (build-nanogpt's own shards have EOT before each document).
 """
 
@@ -21,7 +21,7 @@ READERS_NOTE = (
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """Return the arrays of a split in order. Each has `max_bytes` of tokens; the last array is shorter."""
+    """Return the arrays of a split in order. Each has `max_bytes` of tokens; the last one may be shorter."""
     cuts = even_cuts(split.tokens, max_bytes // split.dtype.itemsize)
     return [_unit(split, f"{split.split}/{split.name}_{split.split}_{index:06d}.npy", *cut) for index, cut in enumerate(cuts)]
 

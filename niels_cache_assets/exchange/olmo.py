@@ -3,10 +3,10 @@
     .npy      uint16 or uint32 tokens, without a header despite the name: OLMo-core maps the file from its first byte
     .csv.gz   a line for each document: its start and its end in the file, in tokens
 
-Each split of each data set has its own folder, because OLMo-core's patterns have only `*` and take all files of a folder. A document is
-never cut between files, because OLMo-core's packing and padding data sets drop the tokens after the last EOT of a file. EOT follows each
+Each split of each data set has its own folder, because OLMo-core's patterns have only `*` and match all files of a folder. A document is
+never split between files, because OLMo-core's packing and padding data sets drop the tokens after the last EOT of a file. EOT follows each
 document. OLMo-core reads the .csv.gz for files at a remote address, and if it does not find documents by their EOT. The content of the
-.csv.gz is stored without compression (gzip allows this). So its size is known before it is written, and its bytes do not depend on the
+.csv.gz is stored without compression, which gzip allows. Its size is thus known before it is written, and its bytes do not depend on the
 version of zlib.
 """
 
@@ -35,7 +35,11 @@ _DOCUMENTS_IN_BLOCK = 1 << 10  # with two numbers of up to 20 digits a line, a b
 
 
 def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
-    """Return two planned files for each part of the split. Raises NielsCacheError for a document larger than `max_bytes`."""
+    """Return two planned files for each part of the split.
+
+    Raises:
+        NielsCacheError: If a document is larger than `max_bytes`.
+    """
     size = split.dtype.itemsize
     if max_bytes // size > MAX_TOKENS:
         raise NielsCacheError(f"max_bytes={max_bytes}: OLMo-core keeps positions in a file as uint32; give at most {MAX_TOKENS * size}")
@@ -44,7 +48,7 @@ def units(split: ExportSplit, *, max_bytes: int) -> list[Unit]:
 
 
 def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
-    """Return notes on surprising behaviour of OLMo-core, and on values that are unknown in the lines to paste."""
+    """Return notes on surprising behaviour of OLMo-core, and on unknown values in the lines to paste."""
     found = ["OLMo-core drops the end of each file that does not fill sequence_length; numpy.load refuses these .npy, which have no header"]
     unknown = [name for name, value in (("VOCAB_SIZE", vocab_size), ("EOS", splits[0].eot_id)) if value is None]
     if unknown:
@@ -57,9 +61,9 @@ def notes(splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
 def lines(folder: Path, splits: Sequence[ExportSplit], vocab_size: int | None) -> list[str]:
     """Return Python code for the configuration of each split's data set.
 
-    The code sets dtype, because OLMo-core would take the narrowest dtype for the vocabulary, such as uint8 for up to 256 ids.
-    NumpyFSLDataset does not pad. Other data sets of OLMo-core pad with EOT, as in OLMo-core's configuration for GPT-2. If a number is
-    unknown, the code has an undefined name in its place, so Python refuses the code.
+    The code sets dtype, because OLMo-core would use the narrowest dtype for the vocabulary, such as uint8 for up to 256 ids.
+    NumpyFSLDataset does not pad. Other data sets of OLMo-core pad with EOT, as in OLMo-core's configuration for GPT-2. For an unknown
+    number, the code has an undefined name, so Python refuses to run it.
     """
     eos = "EOS" if splits[0].eot_id is None else splits[0].eot_id
     size = "VOCAB_SIZE" if vocab_size is None else vocab_size
@@ -115,7 +119,7 @@ def _csv(starts: Uints, ends: Uints) -> bytes:
 
 
 def _digits(doc_ends: Uints, first_document: int, end_document: int, first: int) -> int:
-    """Count the digits of the ends of these documents. Ends are measured from token `first`. Uses a binary search for each power of ten."""
+    """Count the digits of the ends of these documents, measured from token `first`. This uses a binary search for each power of ten."""
     digits, power, largest = end_document - first_document, 10, int(doc_ends[end_document - 1]) - first
     while power <= largest:
         digits += end_document - max(int(doc_ends.searchsorted(np.uint64(first + power))), first_document)

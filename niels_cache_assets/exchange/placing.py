@@ -1,7 +1,7 @@
-"""The places of an export's files: the files that an older export left there, and the exchange of old and new files, all or nothing.
+"""The files of an export in their final folder: what an older export left there, and the replacement of old files, all or nothing.
 
-A list beside the files of an export names these files, one name a line. A pattern of names would not be enough, because one pattern would
-match both the parts of `c4` and a data set `c4_00000`. The files are written elsewhere (writing.py).
+A list next to the files of an export names these files, one name per line. A pattern of names would not be enough, because one pattern
+would match both the parts of `c4` and a data set `c4_00000`. The files are written elsewhere (writing.py).
 """
 
 import json
@@ -18,17 +18,21 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import sync
 from niels_cache_runtime.format.safe_open import link_problem, name_problem, read_regular
 
-NEW, OLD = "new", "old"  # folders in the stage: NEW has complete files that wait for their places, OLD the older files from there
-_PLACED = "placed"  # a file in the stage: it lists the files that are being moved to their places, a line of JSON each
+NEW, OLD = "new", "old"  # folders in the stage: NEW has complete files to be moved, OLD the replaced files
+_PLACED = "placed"  # a file in the stage: it lists the files that are being moved, a line of JSON each
 
 _MOST_LIST_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place of a split. An empty split has a place, too. All names are relative to the export's folder, with slashes.
+    """The file names of a split in the export's folder. An empty split has them, too.
 
-    `names`: the names of the files if they are always the same. If the number of files varies, the file `list_name` lists them.
+    All names are relative to the export's folder, with slashes.
+
+    Attributes:
+        list_name: The file that lists the files, if their number varies.
+        names: The names of the files, if they are always the same.
     """
 
     list_name: str | None = None
@@ -38,7 +42,7 @@ class Place:
         """Return the names of the existing files of an older export.
 
         The file `list_name` comes before the files that it lists. In each part of the export, the tokens come before the files that
-        describe the tokens.
+        describe them.
         """
         names = list(self.names)
         if self.list_name is not None and os.path.lexists(folder / self.list_name):
@@ -47,12 +51,12 @@ class Place:
 
 
 def list_of(names: Sequence[str]) -> bytes:
-    """Return the content of a list of files (`list_name` of a place)."""
+    """Return the content of a list of files (`Place.list_name`)."""
     return "".join(f"{name}\n" for name in names).encode()
 
 
 def _read_list(path: Path) -> list[str]:
-    """Return the names in a list. Raises NielsCacheError if the file is not such a list, so only files of an export are ever deleted."""
+    """Return the names in a list. Raise NielsCacheError for any other file, so that only files of an export are ever deleted."""
     try:
         names = read_regular(path, most_bytes=_MOST_LIST_BYTES).decode().splitlines()
     except (OSError, ValueError) as error:
@@ -70,13 +74,13 @@ def _read_list(path: Path) -> list[str]:
 def _is_below(name: str) -> bool:
     """Return whether the name is a file in the export's folder or one folder below, and is not hidden.
 
-    Hidden names such as `.git/config` are never from an export.
+    Hidden names such as `.git/config` are never part of an export.
     """
     return name_problem(name) is None and name.count("/") <= 1 and not any(part.startswith(".") for part in name.split("/"))
 
 
 def left_behind(folder: Path, stage: Path) -> set[str]:
-    """Return the names of the files that a killed export left in the folder while it moved files to their places.
+    """Return the names of the files that a killed export left in the folder while it moved files there.
 
     Files that have changed since then are left out.
     """
@@ -89,7 +93,7 @@ def left_behind(folder: Path, stage: Path) -> set[str]:
 
 
 def take_back(folder: Path, stage: Path) -> None:
-    """Remove the files that a killed export left in their places. The next export writes all of them again."""
+    """Remove the files that a killed export left in the folder. The next export writes all of them again."""
     for name in left_behind(folder, stage):
         os.unlink(folder / name)
 
@@ -110,11 +114,20 @@ def _note_placed(stage: Path, names: Sequence[str]) -> None:
 
 
 def exchange(folder: Path, stage: Path, *, older: Sequence[str], names: Sequence[str]) -> None:
-    """Move the files `older` from the folder into stage/OLD, last name first, and the files `names` from stage/NEW into the folder.
+    """Replace the files of an older export, then delete them.
 
-    Then delete the old files. Raises OSError for errors of the disk; all files are then where they were before. SIGINT and SIGTERM are
-    handled after the exchange. If the process is killed during the exchange, the folder has some of the old files or some of the new files,
+    The files `older` are moved from the folder to stage/OLD, last name first, and the files `names` from stage/NEW into the folder. SIGINT
+    and SIGTERM are handled afterwards. If the process is killed in between, the folder has some of the old files or some of the new files,
     but never both. The missing old files are then in stage/OLD, and `left_behind` returns the names of the new files in the folder.
+
+    Args:
+        folder: The folder of the export.
+        stage: The staging directory.
+        older: The names of the old files.
+        names: The names of the new files.
+
+    Raises:
+        OSError: If the disk fails. All files are then where they were before.
     """
     moved: list[str] = []
     placed: list[str] = []

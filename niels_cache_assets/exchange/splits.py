@@ -1,4 +1,7 @@
-"""A split of a pretrain cache for an export. It is read from front to back, in blocks, with ordinary reads, so memory use does not grow."""
+"""A split of a pretrain cache for an export.
+
+It is read from front to back, in blocks, with ordinary reads, so memory use does not grow.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +19,15 @@ _BLOCK_BYTES = 1 << 18  # fits the processor's cache; blocks of megabytes took a
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSplit:
-    """One split. `eot`: the id that all documents end with; None if documents do not end with EOT, or meta.json names no EOT."""
+    """A split to export.
+
+    Attributes:
+        name: The name of the data set.
+        split: The split.
+        folder: The folder of the split.
+        opened: The open split.
+        eot: The id that all documents end with, or None if they do not end with EOT or if meta.json names no EOT.
+    """
 
     name: str
     split: Split
@@ -26,7 +37,7 @@ class ExportSplit:
 
     @property
     def eot_id(self) -> int | None:
-        """The id of the tokenizer's EOT, even if documents do not end with EOT; None if meta.json names no EOT."""
+        """The id of the tokenizer's EOT, even if documents do not end with it, or None if meta.json names no EOT."""
         return _eot_id(self.opened.meta or {})
 
     @property
@@ -44,7 +55,7 @@ class ExportSplit:
         return require_doc_ends(self.folder, self.opened.doc_ends)
 
     def blocks(self, first: int, end: int) -> Iterator[bytes]:
-        """Yield the tokens from `first` to `end` - 1 of the split, with the bytes that they have in the cache."""
+        """Yield the tokens from `first` to `end` - 1 of the split, with the same bytes as in the cache."""
         begin, size = 0, self.dtype.itemsize
         for path, length in zip(self.opened.shards, self.opened.tokens.shard_lengths.tolist(), strict=True):
             start, left = max(first - begin, 0), (min(end - begin, length) - max(first - begin, 0)) * size
@@ -77,13 +88,13 @@ class ExportSplit:
         yield from self.blocks(max(first - 1, 0), end - 1)
 
     def require_same_build(self) -> None:
-        """Raise NielsCacheError if the data set was rebuilt since it was opened. Some files may then be from a different build."""
+        """Raise NielsCacheError if the data set was rebuilt since it was opened, because some files may be from a different build."""
         if self.opened.meta is not None and read_meta(str(self.folder.parent / META_NAME)) != self.opened.meta:
             raise NielsCacheError(f"{self.folder.parent}: was rebuilt while it was being exported; export it again")
 
 
 def open_export_split(name: str, directory: Path, split: Split) -> ExportSplit:
-    """Open a split of the pretrain cache in `directory`. Raises the errors of `open_split`."""
+    """Open a split of the pretrain cache in `directory`. The errors are those of `open_split`."""
     folder = directory / split
     opened = open_split(folder, doc_ends=True)
     return ExportSplit(name=name, split=split, folder=folder, opened=opened, eot=_eot_of(opened.meta or {}))
@@ -99,5 +110,5 @@ def _eot_of(meta: Meta) -> int | None:
 
 
 def even_cuts(tokens: int, largest: int) -> list[tuple[int, int]]:
-    """Return ranges (first, end) of `largest` tokens that cut a stream of `tokens`. The last range is shorter."""
+    """Return ranges (first, end) of `largest` tokens that divide a stream of `tokens`. The last range may be shorter."""
     return [(first, min(first + largest, tokens)) for first in range(0, tokens, largest)]

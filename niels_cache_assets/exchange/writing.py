@@ -1,8 +1,8 @@
-"""An export on disk. Planned files are written into a staging directory beside their places, and renamed when all files are complete.
+"""An export on disk: planned files are written into a staging directory, and renamed when all files are complete.
 
-The staging directory is locked, so two exports to one place do not mix. The staging directory is removed at the end, also after an error.
-If an export was killed, the next export to the same place removes the files of the killed export, from the staging directory and from their
-places. The formats define the files, and `placing` renames them.
+The staging directory is locked, so two exports to one folder do not mix. It is removed at the end, even after an error. If an export was
+killed, the next export to the same folder removes its files from both directories. The formats define the files, and `placing` renames
+them.
 """
 
 import os
@@ -18,7 +18,7 @@ from niels_cache_assets.exchange.placing import NEW, OLD, Place, exchange, left_
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_runtime.errors import NielsCacheError
 
-OnBytes = Callable[[int], None]  # argument: the number of bytes that were written since the last call
+OnBytes = Callable[[int], None]  # takes the number of bytes written since the last call
 Progress = Callable[[int, int], None]  # bytes written, bytes in total
 
 
@@ -26,8 +26,11 @@ Progress = Callable[[int, int], None]  # bytes written, bytes in total
 class PlannedFile:
     """One file of an export.
 
-    `name` is relative to the export's folder, with slashes. `tokens`, `documents`: the numbers of tokens and documents in the file, or
-    None.
+    Attributes:
+        name: The path relative to the export's folder, with slashes.
+        bytes: The size of the file.
+        tokens: The number of tokens in the file, or None.
+        documents: The number of documents in the file, or None.
     """
 
     name: str
@@ -38,8 +41,11 @@ class PlannedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Files that belong together, in the order in which they appear in their places. `write` makes all of them in a folder, complete and on
-    disk.
+    """Files that belong together.
+
+    Attributes:
+        files: The files, in the order in which they appear in the export's folder.
+        write: Writes all of them into a folder, complete and flushed to disk.
     """
 
     files: tuple[PlannedFile, ...]
@@ -50,8 +56,14 @@ class Unit:
 class ExportPlan:
     """The plan of an export.
 
-    `folder`: the place of the files. `label`: separates exports to the same folder. `places`: the place of each requested split, also of
-    empty splits. `notes`: facts about the result for the user. `lines`: Python code to paste into the other project.
+    Attributes:
+        folder: The folder of the files.
+        label: What distinguishes exports to the same folder.
+        splits: The splits with tokens.
+        units: The files to write.
+        places: The file names of each requested split, including empty ones.
+        notes: Facts about the result, for the user.
+        lines: Python code to paste into the other project.
     """
 
     folder: Path
@@ -80,7 +92,11 @@ class ExportPlan:
         return {place.list_name for place in self.places}
 
     def older(self) -> list[str]:
-        """Return the names of an older export's files, and of files in the way. Raises NielsCacheError if a folder is in the way."""
+        """Return the names of an older export's files, and of files that are in the way.
+
+        Raises:
+            NielsCacheError: If a folder is in the way.
+        """
         names = [name for place in self.places for name in place.older(self.folder)]
         names += [file.name for file in self.files if os.path.lexists(self.folder / file.name)]
         for name in names:
@@ -89,7 +105,7 @@ class ExportPlan:
         return list(dict.fromkeys(names))
 
     def existing(self) -> list[str]:
-        """Return the names of `older` without the files that a killed export left.
+        """Return the names of `older`, without the files that a killed export left.
 
         If only a list of files remains, return an empty list.
         """
@@ -98,7 +114,7 @@ class ExportPlan:
         return names if set(names) - self._lists else []
 
     def deleted(self) -> list[str]:
-        """Return the existing files that `force` deletes without a new file in their place."""
+        """Return the existing files that `force` deletes without a new file to replace them."""
         return sorted(set(self.existing()) - {file.name for file in self.files})
 
     def require_free(self) -> None:
@@ -110,10 +126,16 @@ class ExportPlan:
 
 
 def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | None = None) -> None:
-    """Write the plan's files. With `force`, the new files replace an older export completely.
+    """Write the plan's files. After an error, the older files are unchanged.
 
-    Raises NielsCacheError if files exist and `force` is not set, if another export is writing to the same place, if the data set is rebuilt
-    during the export, and for errors of the disk. After an error, the older files are unchanged.
+    Args:
+        plan: The plan.
+        force: Whether the new files may replace an older export, completely.
+        progress: Called with (bytes written, bytes in total).
+
+    Raises:
+        NielsCacheError: If files exist and `force` is not set, if another export is writing to the same folder, if the data set is rebuilt
+            during the export, or if the disk fails.
     """
     if not force:
         plan.require_free()
@@ -127,7 +149,7 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
 
     need = Need(bytes=total, why="its files", certain=True)
     with telling(need), _staging(plan.folder, plan.stage, force=force) as stage:
-        require_room(plan.folder, need, log=lambda message: None)  # room for the new files in addition to the older export
+        require_room(plan.folder, need, log=lambda message: None)  # the new files are on disk in addition to the older export
         for unit in plan.units:
             unit.write(stage / NEW, on_bytes)
         for file in plan.files:
@@ -139,14 +161,14 @@ def write_export(plan: ExportPlan, *, force: bool = False, progress: Progress | 
         if not force:
             plan.require_free()
         names = [file.name for file in plan.files]
-        # Lists are placed first and removed last, so the next export finds the files of a killed export. An index comes after its tokens.
+        # Lists are moved first and removed last, so the next export finds the files of a killed export. An index comes after its tokens.
         exchange(plan.folder, stage, older=plan.older(), names=sorted(names, key=lambda name: name not in plan._lists))
     if progress is not None:
         progress(total, total)
 
 
 def _write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
-    """Write a file from front to back and put it on disk."""
+    """Write a file from front to back, and flush it to disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
         for block in blocks:
@@ -158,7 +180,11 @@ def _write_file(path: Path, blocks: Iterable[bytes], on_bytes: OnBytes) -> None:
 
 
 def unit_of(*files: tuple[PlannedFile, Callable[[], Iterable[bytes]]]) -> Unit:
-    """Return a unit of files. Each file comes with a function that yields its content."""
+    """Return a unit of files.
+
+    Args:
+        *files: Each file, with a function that yields its content.
+    """
 
     def write(stage: Path, on_bytes: OnBytes) -> None:
         for file, blocks in files:

@@ -30,10 +30,16 @@ from niels_cache_runtime.format.layout import (
 class SplitTokens:
     """The tokens of one split.
 
-    Attributes:
+    Args:
+        folder: The folder of the data set.
+        family: The family of the data set.
+        split: The split.
         dtype: The dtype of the tokens, uint16 or uint32 (`token_dtype_of` meta.json).
-        shards: The token files in order, each an array (n,) of this dtype.
         entries: The number of index entries of an example: 2 for a preference pair, otherwise 1.
+
+    Attributes:
+        dtype: The dtype of the tokens.
+        shards: The token files in order, each an array (n,) of this dtype.
 
     Raises:
         NielsCacheError: If files are missing or inconsistent.

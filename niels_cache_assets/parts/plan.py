@@ -120,7 +120,6 @@ class Plan:
 
     @property
     def parts(self) -> tuple[PlannedPart, ...]:
-        """All parts, in order."""
         return tuple(part for group in self.groups for part in group.parts)
 
     @property

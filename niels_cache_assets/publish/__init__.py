@@ -3,5 +3,5 @@
     push     a local cache --> an address, `s3://bucket/prefix`       prune    older builds at an address
     pull     an address --> a local cache, or one of its splits       check    an address against its own record
 
-`niels_cache_runtime.remote` has the client of the store and the form of the record. Commands and Dagster use this package.
+`niels_cache_runtime.remote` contains the client of the store and the format of the record. Commands and Dagster use this package.
 """

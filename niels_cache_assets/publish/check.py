@@ -1,7 +1,7 @@
-"""Check: a published build against its own record.
+"""The check of a published build against its own record.
 
-Without `download`, only the sizes and the hashes that the store recorded are compared. That finds missing, cut and exchanged objects, but
-an object may have other content than its recorded hash says. With `download`, every byte is read and hashed, and nothing is written.
+Without `download`, only the sizes and the hashes that the store recorded are compared. That finds missing, truncated and replaced objects,
+but the content of an object may differ from its recorded hash. With `download`, every byte is read and hashed, and nothing is written.
 """
 
 import hashlib
@@ -17,7 +17,12 @@ from niels_cache_runtime.remote.store import MissingError, Store, open_store
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFinding:
-    """One problem of a published build. `object`: the address of the object."""
+    """A problem of a published build.
+
+    Attributes:
+        object: The address of the object.
+        problem: What is wrong with it.
+    """
 
     object: str
     problem: str
@@ -28,7 +33,13 @@ class RemoteFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """The result of a check. `is_proven`: whether the content of all objects was read."""
+    """The result of a check.
+
+    Attributes:
+        published: The build.
+        findings: The problems, in the order of the files.
+        is_proven: Whether the content of all objects was read.
+    """
 
     published: Published
     findings: Sequence[RemoteFinding]
@@ -38,8 +49,14 @@ class Checked:
 def check(address: str, *, download: bool = False, progress: Progress | None = None) -> Checked:
     """Compare the objects of a published build with its record.
 
-    Raises NielsCacheError if nothing is published at the address, or if its record or meta.json is damaged. Raises RemoteError if the store
-    refuses or does not answer.
+    Args:
+        address: The address of the build.
+        download: Whether to read and hash every object.
+        progress: Called with (bytes done, bytes in total).
+
+    Raises:
+        NielsCacheError: If nothing is published at the address, or if its record or meta.json is damaged.
+        RemoteError: If the store refuses or does not answer.
     """
     store = open_store(address)
     published = read_published(store)
@@ -77,7 +94,11 @@ def _problem(store: Store, file: RemoteFile, size: int | None) -> str | None:
 
 
 def content_problem(store: Store, file: RemoteFile, tally: Tally) -> str | None:
-    """Read an object. Return a problem of its content, or None. Raises RemoteError if the store refuses or does not answer."""
+    """Read an object. Return a problem with its content, or None.
+
+    Raises:
+        RemoteError: If the store refuses or does not answer.
+    """
     digest = hashlib.sha256()
     for piece in pieces(store, file, start=0, tally=tally):
         digest.update(piece)

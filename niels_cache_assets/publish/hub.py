@@ -1,12 +1,12 @@
-"""Push and pull of a data set repository of the Hugging Face hub: `hf://datasets/OWNER/NAME`.
+"""Push to and pull from a data set repository of the Hugging Face hub: `hf://datasets/OWNER/NAME`.
 
     README.md        the data card
     published.json   the record, which lists meta.json and the files of the tokenizer
-    meta.json, train/shard_00000.bin, ...   the cache, as it lies on disk       tokenizer/...   its tokenizer
+    meta.json, train/shard_00000.bin, ...   the cache, as it is on disk       tokenizer/...   its tokenizer
 
 A push is one commit, so readers see the whole build or nothing, and older builds stay in the history. The commit is refused if another
-commit came first. The library skips files that the hub has. A pull reads one commit. The token comes from the environment or the login of
-huggingface_hub, and is in no message.
+commit came first. The library skips files that the hub already has. A pull reads one commit. The token comes from the environment or the
+login of huggingface_hub, and appears in no message.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ _SAID = {
 
 
 def repository_of(address: str) -> str:
-    """Return OWNER/NAME. Raises NielsCacheError for any other address."""
+    """Return OWNER/NAME.
+
+    Raises:
+        NielsCacheError: If the address is not one of a data set on the hub.
+    """
     match = _ADDRESS.fullmatch(address)
     if match is None:
         raise NielsCacheError("an address on the hub is hf://datasets/OWNER/NAME, without a revision, a folder or a token")
@@ -55,9 +59,14 @@ def repository_of(address: str) -> str:
 def push_to_hub(
     build: LocalBuild, address: str, *, license: str | None = None, replace_other: bool = False, progress: Progress | None = None
 ) -> Pushed:
-    """Publish a cache as one commit. A repository that does not exist is made, as a private one.
+    """Publish a cache as one commit. A missing repository is created as a private one. The errors are those of `push`.
 
-    license: for the data card. replace_other: whether to replace another build of this data set. Raises the errors of `push`.
+    Args:
+        build: The cache.
+        address: The address of the repository.
+        license: The licence in the data card, as the hub spells it, or None.
+        replace_other: Whether to replace another build of this data set.
+        progress: Called with (bytes done, bytes in total).
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 
@@ -102,13 +111,17 @@ def _paths_of_build(source: _Repository, address: str) -> set[str]:
 
 
 def _additions(build: LocalBuild) -> list[CommitOperationAdd]:
-    """Return the operations that add the files of a build. Raises NielsCacheError if a file changed since it was checked."""
+    """Return the operations that add the files of a build.
+
+    Raises:
+        NielsCacheError: If a file has changed since it was checked.
+    """
     from huggingface_hub import CommitOperationAdd
 
     added, beside = [], build.record.files_beside()
     for file in build.files:
         path = build.paths[file.path]
-        try:  # the files beside the data are small: their content is held, so it cannot change before the commit
+        try:  # small files are kept in memory, so they cannot change before the commit
             add = CommitOperationAdd(path_in_repo=file.path, path_or_fileobj=path.read_bytes() if file in beside else path)
         except (OSError, ValueError) as error:
             raise unusable(build, file, "cannot be read") from error
@@ -126,7 +139,7 @@ def pull_from_hub(
     replace_other: bool = False,
     progress: Progress | None = None,
 ) -> Pulled:
-    """Bring a cache on the hub into the cache root `out`. All files are of one commit. See `pull`."""
+    """Download a cache from the hub into the cache root `out`. All files are of one commit. See `pull`."""
     from huggingface_hub import HfApi
 
     with _told(address):
@@ -145,7 +158,7 @@ class _Repository:
 
         from niels_cache_assets.sources.net.transport import install
 
-        install()  # a body that brings almost nothing is requested again
+        install()  # a stalled body is requested again
         self._files = HfFileSystem(skip_instance_cache=True)
         self._repository, self._commit = repository, commit
 
@@ -179,7 +192,7 @@ def _published(source: _Repository, address: str) -> Published:
 
 @contextmanager
 def _told(name: str) -> Iterator[None]:
-    """Raise RemoteError for an error of huggingface_hub in the block. `name`: the address in the message."""
+    """Raise RemoteError for an error of huggingface_hub in the block. `name` is the address, for the message."""
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalTokenNotFoundError, RepositoryNotFoundError
     from huggingface_hub.utils import httpx
 
@@ -200,9 +213,16 @@ def _told(name: str) -> Iterator[None]:
 
 
 def data_card(address: str, family: Family, name: str, meta: Meta, *, license: str | None = None) -> str:
-    """Return the README.md of a cache at `address`: the origin of its text, its counts, and the code that opens it.
+    """Return the README.md of a cache: the origin of its text, its counts, and the code that opens it.
 
-    All facts come from meta.json. `license`: the licence to name, as the hub spells it; None if the configuration names none.
+    All facts come from meta.json.
+
+    Args:
+        address: The address of the repository.
+        family: The family of the data set.
+        name: The name of the data set.
+        meta: The meta.json of the cache.
+        license: The licence, as the hub spells it, or None if the configuration names none.
     """
     source = dict(meta.get("source") or {})
     origin = {
@@ -276,5 +296,5 @@ def _table(rows: dict[str, object]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return text for a cell of a table. Names from a source must not end the cell or become a tag."""
+    """Escape text for a cell of a table. Names from a source must not end the cell or become a tag."""
     return " ".join(text.split()).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

@@ -1,11 +1,11 @@
 """Pull: a published build becomes a local cache, with its tokenizer, below a cache root.
 
     1. read the record and the cache's meta.json
-    2. fetch the files into a staging directory, several at once; each is hashed while it is written, and renamed when its hash is right
-    3. write meta.json; then the staging directory takes the place of the cache in one step
+    2. download the files into a staging directory, several at once; each is hashed while it is written, and renamed when its hash is right
+    3. write meta.json; then the staging directory replaces the cache in one step
 
-A pull that was cut keeps its staging directory. The next pull of the same build fetches only the missing bytes. A pull of another
-build starts from the beginning. Memory: one piece for each thread.
+An interrupted pull keeps its staging directory. The next pull of the same build downloads only the missing bytes. A pull of another build
+starts from the beginning. Memory: one piece for each thread.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from niels_cache_runtime.remote.record import TOKENIZER, Published, RemoteFile, 
 from niels_cache_runtime.remote.store import open_store
 
 State = Literal["pulled", "replaced", "already there"]
-PART = ".part"  # the end of the name of an unfinished file
+PART = ".part"  # the suffix of an unfinished file
 _MOST_JOURNAL_BYTES = 1 << 16
 _COUNTS = ("tokens", "examples")
 _BY_SPLIT = ("documents", "characters", "cut", "targets")
@@ -66,8 +66,11 @@ _BY_SPLIT = ("documents", "characters", "cut", "targets")
 class Pulled:
     """The result of a pull.
 
-    directory: the cache. state: "replaced" if another build of the data set was there. meta: of the cache.
-    fetched_bytes: the bytes that this pull fetched; the others were there.
+    Attributes:
+        directory: The folder of the cache.
+        state: What happened. "replaced" if there was another build of the data set.
+        meta: The meta.json of the cache.
+        fetched_bytes: The bytes that this pull downloaded; the others were already there.
     """
 
     directory: Path
@@ -84,12 +87,19 @@ def pull(
     replace_other: bool = False,
     progress: Progress | None = None,
 ) -> Pulled:
-    """Bring a published cache into the cache root `out`. After an error or a kill, call it again: it goes on where it stopped.
+    """Download a published cache into the cache root `out`. After an error or a kill, call it again: it continues where it stopped.
 
-    split: bring one split; the other split of the result is empty. replace_other: whether to replace another build of this data set.
+    Args:
+        address: The address of the build.
+        out: The cache root.
+        split: Download only this split; the other split of the result is empty. None downloads both.
+        replace_other: Whether to replace another build of this data set.
+        progress: Called with (bytes done, bytes in total).
 
-    Raises NielsCacheError if nothing is published at the address, if `out` has another build or another tokenizer, and if an object does
-    not have the recorded hash. Raises RemoteError if the store refuses or does not answer.
+    Raises:
+        NielsCacheError: If nothing is published at the address, if `out` has another build or another tokenizer, or if the content of an
+            object does not have the recorded hash.
+        RemoteError: If the store refuses or does not answer.
     """
     store = open_store(address)
     published = read_published(store)
@@ -105,7 +115,7 @@ def place(
     replace_other: bool,
     progress: Progress | None,
 ) -> Pulled:
-    """Fetch the files of a published build into the cache root `out`. See `pull`."""
+    """Download the files of a published build into the cache root `out`. See `pull`."""
     target = dataset_dir(out, published.family, published.name)
     meta, files = published.meta, published.data
     empty: Mapping[str, bytes] = {}
@@ -142,7 +152,7 @@ def place(
 
 
 def _place_tokenizer(published: Published, out: Path, fetch: _Fetch) -> None:
-    """Bring the tokenizer of a cache into the cache root, unless the root has it."""
+    """Download the tokenizer of a cache into the cache root, unless the root has it."""
     folder, files = tokenizer_dir(out), published.tokenizer
     if not files:
         return
@@ -162,7 +172,7 @@ def _place_tokenizer(published: Published, out: Path, fetch: _Fetch) -> None:
     if is_there():
         return
     with locked(folder, wait=True, log=lambda line: print(line, file=sys.stderr)):
-        if is_there():  # another process brought it in the meantime
+        if is_there():  # another process has downloaded it in the meantime
             return
         with staged(folder) as partial:
             fetch.all(OwnFiles(partial.parent), {file: f"{partial.name}/{file.path.removeprefix(TOKENIZER)}" for file in files})
@@ -171,14 +181,14 @@ def _place_tokenizer(published: Published, out: Path, fetch: _Fetch) -> None:
 
 
 def _refuse_unfinished_build(target: Path) -> None:
-    """Raise NielsCacheError if the staging directory holds a build. A pull would remove it."""
+    """Raise NielsCacheError if the staging directory contains an unfinished build, because a pull would remove it."""
     journal = partial_directory(target) / JOURNAL_NAME
     if journal.exists() and _pulled_before(journal) is None:
         raise NielsCacheError(f"{journal.parent}: holds an unfinished build; finish it, or remove it, or choose another --out")
 
 
 def _pulled_before(journal: Path) -> str | None:
-    """Return the hash of the files that an unfinished pull fetches. Return None for the journal of a build."""
+    """Return the hash of the files that an unfinished pull downloads, or None for the journal of a build."""
     try:
         said = json.loads(read_regular(journal, most_bytes=_MOST_JOURNAL_BYTES))
         return said["pulled"] if isinstance(said["pulled"], str) else None
@@ -197,14 +207,18 @@ def _begin(folder: Path, meta: Meta) -> None:
 
 
 def _refuse_strangers(folder: Path, written: Collection[str]) -> None:
-    """Raise NielsCacheError for a file of another program in the staging directory, because it would become a part of the cache."""
+    """Raise NielsCacheError for a file of another program in the staging directory, because it would become part of the cache."""
     found = find_files(folder)
     if others := sorted({*found.sizes, *found.strange, *found.unread, *found.empty} - {*written}):
         raise NielsCacheError(f"{folder / others[0]}: is not of this pull; remove {folder}, and pull again")
 
 
 class _Fetch:
-    """Fetches files. `bytes`: how many came through the network so far."""
+    """The download of files, with its progress.
+
+    Attributes:
+        bytes: The number of bytes that were downloaded so far.
+    """
 
     def __init__(self, source: Source, tally: Tally) -> None:
         self._source, self._tally = source, tally
@@ -212,11 +226,11 @@ class _Fetch:
         self.bytes = 0
 
     def skip(self, files: Iterable[RemoteFile]) -> None:
-        """Count files that need not be fetched as done."""
+        """Count files that need not be downloaded as done."""
         self._tally.add(sum(file.size for file in files))
 
     def all(self, own: OwnFiles, names: Mapping[RemoteFile, str]) -> None:
-        """Fetch files below the folder of `own`, unless they are there. A file with its name is complete and on the disk."""
+        """Download files below the folder of `own`, unless they exist. A file with its final name is complete and on disk."""
         at_once(lambda file: self._one(file, own, names[file]), names, tally=self._tally)
 
     def _one(self, file: RemoteFile, own: OwnFiles, name: str) -> None:
@@ -237,11 +251,11 @@ class _Fetch:
 
 
 def only_split(meta: Meta, split: Split) -> tuple[Meta, dict[str, bytes]]:
-    """Return the meta.json of a cache that holds only this split, and the content of its empty files by relative path.
+    """Return the meta.json of a cache that has only this split, and the content of its empty files by relative path.
 
-    The result passes `verify` and every reader opens it. It has no fingerprint, because no build makes it: `status` shows it as stale, and
-    a build replaces it by the whole cache. The meta.json has no `meta_sha256` yet; `write_meta` adds it. Files of the split keep their
-    names and hashes.
+    The result passes `verify`, and every reader opens it. It has no fingerprint, because no build produces it: `status` shows it as stale,
+    and a build replaces it with the whole cache. The meta.json has no `meta_sha256` yet; `write_meta` adds it. Files of the split keep
+    their names and hashes.
     """
     (other,) = (each for each in SPLITS if each != split)
     files = {path: entry for path, entry in meta["files"].items() if not _is_of(path, other)}

@@ -5,10 +5,10 @@
     3. hash each other file, compare it with meta.json, and send it from the same open file: one PUT for each, several at once
     4. list again; then write the record, on the condition that it is unchanged since step 1; list once more
 
-A prune takes the builds that it deletes out of the record first, so a push that read the record before fails at step 4.
-A reader follows the record, so it sees the old build or the new one. A push that was cut leaves no record, and the next push sends the
-files that are missing. Keys depend on content, so two pushes at once do not disturb each other. Memory does not grow with the cache: files
-are mapped.
+A prune first removes the builds that it deletes from the record, so a push that read the record before that fails at step 4. A reader
+follows the record, so it sees either the old build or the new one. An interrupted push leaves no record, and the next push sends the files
+that are missing. Keys depend on content, so simultaneous pushes do not disturb each other. Memory does not grow with the cache: files are
+mapped.
 """
 
 import hashlib
@@ -41,8 +41,8 @@ from niels_cache_runtime.remote.record import TOKENIZER, Record, RemoteFile, rea
 from niels_cache_runtime.remote.store import ConflictError, Listed, MissingError, RemoteError, Store, check_address, open_store
 
 State = Literal["published", "replaced", "already there"]
-Compared = Literal["size", "hash", "content"]  # of an object with a local file
-UNFINISHED = timedelta(days=1)  # how long a build without a record counts as one that somebody still pushes
+Compared = Literal["size", "hash", "content"]  # how an object is compared with a local file
+UNFINISHED = timedelta(days=1)  # how long a build without a record may belong to a running push
 _BLOCK_BYTES = 1 << 22
 _BUILD = re.compile(r"([0-9a-f]{64})/")
 _DELETED_AT_ONCE = 1000
@@ -52,8 +52,12 @@ _DELETED_AT_ONCE = 1000
 class Pushed:
     """The result of a push.
 
-    record: of the build that the address names now. state: "replaced" if the address named another build before.
-    files: of the build. sent, sent_bytes: the part of the files that this push sent; the others were there.
+    Attributes:
+        record: The record of the build that the address now names.
+        state: What happened. "replaced" if the address named another build before.
+        files: The number of files of the build.
+        sent: The number of files that this push sent; the others were already there.
+        sent_bytes: The size of these files in bytes.
     """
 
     record: Record
@@ -65,7 +69,14 @@ class Pushed:
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """The builds that a prune deleted, by content_sha256, with the number of their objects and bytes. `kept`: builds that may be in use."""
+    """The result of a prune.
+
+    Attributes:
+        builds: The content_sha256 of the builds that were deleted.
+        objects: The number of objects that were deleted.
+        bytes: The size of these objects.
+        kept: The content_sha256 of builds that may be in use.
+    """
 
     builds: Sequence[str]
     objects: int
@@ -75,7 +86,14 @@ class Pruned:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalBuild:
-    """A cache on disk that can be pushed. `paths`: the path of each file of the record."""
+    """A cache on disk that can be pushed.
+
+    Attributes:
+        directory: The folder of the cache.
+        meta: Its meta.json.
+        record: The record to publish.
+        paths: The path on disk of each file of the record.
+    """
 
     directory: Path
     meta: Meta
@@ -90,7 +108,8 @@ class LocalBuild:
 def local_build(directory: Path) -> LocalBuild:
     """Return the cache in `ROOT/FAMILY/NAME` with the tokenizer of its root. Only sizes are compared with meta.json.
 
-    Raises NielsCacheError if the cache is not whole, is not one that niels-cache built, or lacks its tokenizer.
+    Raises:
+        NielsCacheError: If the cache is incomplete, was not built by niels-cache, or lacks its tokenizer.
     """
     return open_one_build(directory, lambda: _local_build(directory))
 
@@ -105,12 +124,17 @@ def push(
 ) -> Pushed:
     """Publish a cache. After an error or a kill, call it again: it sends only the missing files.
 
-    replace_other: whether to exchange the record if the address names another build of this data set.
-    repair: whether to read the content of the objects that are there, and to send those again whose content is damaged. Without it, an
-        object with the right size and the right recorded hash stays.
+    Args:
+        build: The cache.
+        address: The address to publish it at.
+        replace_other: Whether to replace the record if the address names another build of this data set.
+        repair: Whether to read the content of existing objects, and send those again whose content is damaged. Without it, objects with the
+            right size and recorded hash stay.
+        progress: Called with (bytes done, bytes in total).
 
-    Raises NielsCacheError if the address holds something else, or if a file of the cache is damaged. Raises RemoteError if the store
-    refuses or does not answer.
+    Raises:
+        NielsCacheError: If the address contains something else, or if a file of the cache is damaged.
+        RemoteError: If the store refuses or does not answer.
     """
     store = open_store(check_address(address), make=True)
     found, version = _record_at(store)
@@ -123,7 +147,7 @@ def push(
     if found is not None:
         older = dict.fromkeys([found.content_sha256, *found.previous])
         record = replace(record, previous=tuple(each for each in older if each != record.content_sha256))
-    if is_new:  # a prune may have deleted some files, before the record or after it
+    if is_new:  # a prune may have deleted files before or after the record was written
         sent |= _send_missing(build, store, tally=Tally(total, None), compared="size")
         _write_record(store, record, found, version, doing="push")
         sent |= _send_missing(build, store, tally=Tally(total, None), compared="size")
@@ -132,11 +156,14 @@ def push(
 
 
 def prune(address: str) -> Pruned:
-    """Delete the builds that the record does not name any more.
+    """Delete the builds that the record no longer names.
 
     A build that the record named before is deleted. A build that it never named may belong to a running push, so it is deleted only if
-    nothing was written to it for UNFINISHED. Raises MissingError if nothing is published at the address, and RemoteError if another process
-    changes the record.
+    nothing was written to it for the time UNFINISHED.
+
+    Raises:
+        MissingError: If nothing is published at the address.
+        RemoteError: If another process changes the record, or if the store refuses or does not answer.
     """
     store = open_store(address)
     record, version = read_record(store)
@@ -172,7 +199,11 @@ def _refuse_published(store: Store, build: str) -> None:
 
 
 def check_files(build: LocalBuild, *, progress: Progress | None = None) -> None:
-    """Hash all files of a cache. Raises NielsCacheError if one is damaged or cannot be read."""
+    """Hash all files of a cache.
+
+    Raises:
+        NielsCacheError: If a file is damaged or cannot be read.
+    """
     tally = Tally(sum(file.size for file in build.files), progress)
 
     def look(file: RemoteFile) -> None:
@@ -209,7 +240,7 @@ def _local_build(directory: Path) -> LocalBuild:
 
 
 def _tokenizer_files(directory: Path, meta: Meta) -> list[Path]:
-    """Return the files of the tokenizer in the cache root. The list is empty for imported tokens, whose tokenizer is unknown."""
+    """Return the files of the tokenizer in the cache root. There are none for imported tokens, whose tokenizer is unknown."""
     if meta.get("tokenizer_sha256") is None:
         return []
     folder = tokenizer_dir(directory.absolute().parent.parent)
@@ -239,7 +270,7 @@ def _record_at(store: Store) -> tuple[Record | None, str | None]:
 
 
 def check_may_push(build: LocalBuild, found: Record | None, address: str, *, replace_other: bool) -> None:
-    """Raise NielsCacheError if `found`, the record at the address, must stay."""
+    """Raise NielsCacheError if `found`, the record at the address, must not be replaced."""
     if found is None or build.record.is_same_build(found):
         return
     if (found.family, found.name) != (build.record.family, build.record.name):
@@ -249,7 +280,10 @@ def check_may_push(build: LocalBuild, found: Record | None, address: str, *, rep
 
 
 def _send_missing(build: LocalBuild, store: Store, *, tally: Tally, compared: Compared) -> set[RemoteFile]:
-    """Send the files that the store does not have. Return them. Each comparison includes those before it: size, recorded hash, content."""
+    """Send the files that the store does not have, and return them.
+
+    Each comparison includes the previous ones: size, recorded hash, content.
+    """
     sizes = {each.key: each.size for each in store.list(build.record.content_sha256)}
     sent: set[RemoteFile] = set()
 
@@ -259,7 +293,7 @@ def _send_missing(build: LocalBuild, store: Store, *, tally: Tally, compared: Co
             return found
         if found:
             return content_problem(store, file, tally) is None
-        tally.add(file.size)  # in place of the bytes that would be read
+        tally.add(file.size)  # instead of the bytes that would be read
         return False
 
     def send(file: RemoteFile) -> None:
@@ -273,7 +307,7 @@ def _send_missing(build: LocalBuild, store: Store, *, tally: Tally, compared: Co
 
 
 def _send(build: LocalBuild, file: RemoteFile, store: Store, tally: Tally) -> None:
-    """Send a local file. If its bytes change meanwhile, delete the object, because its recorded hash is then not the one of its content."""
+    """Send a local file. If its bytes change in the meantime, delete the object, because its content would differ from its hash."""
     with _checked_file(build, file, tally) as (opened, content, state):
         try:
             store.put(file.key, opened, content, sha256=file.sha256)
@@ -285,9 +319,10 @@ def _send(build: LocalBuild, file: RemoteFile, store: Store, tally: Tally) -> No
 
 @contextmanager
 def _checked_file(build: LocalBuild, file: RemoteFile, tally: Tally) -> Iterator[tuple[BinaryIO, memoryview, object]]:
-    """Open and hash a local file. Yield it with its bytes, and with its state before the hash.
+    """Open and hash a local file. Yield it with its bytes, and with its state before hashing.
 
-    Raises NielsCacheError if the hash is not the one in meta.json, and for an OSError in the block.
+    Raises:
+        NielsCacheError: If the hash is not the one in meta.json, or for an OSError in the block.
     """
     try:
         with open(build.paths[file.path], "rb") as opened, mapped(opened) as content:
@@ -314,7 +349,7 @@ def _state_of(opened: BinaryIO) -> object:
 
 
 def unusable(build: LocalBuild, file: RemoteFile, problem: str) -> NielsCacheError:
-    """Return the error for a local file that cannot be sent: the cache was rebuilt, or `problem`."""
+    """Return the error for a local file that cannot be sent: either the cache was rebuilt, or `problem`."""
     now = read_build(build.directory)
     if now is None or hashlib.sha256(now).hexdigest() != build.record.beside[META_NAME]["sha256"]:
         return NielsCacheError(f"{build.directory}: was rebuilt during the push; push it again")
@@ -322,9 +357,9 @@ def unusable(build: LocalBuild, file: RemoteFile, problem: str) -> NielsCacheErr
 
 
 def _write_record(store: Store, record: Record, found: Record | None, version: str | None, *, doing: str) -> None:
-    """Write the record if it is unchanged since it was read. `doing`: push or prune, for the message.
+    """Write the record if it is unchanged since it was read. `doing` is push or prune, for the message.
 
-    Such a request is not repeated blindly, because it may have succeeded although its answer was lost. So the record is read first.
+    This request is not simply repeated, because it may have succeeded although its answer was lost. The record is read first, instead.
     """
     for seconds in (0.2, 1.0, 5.0, None):
         try:

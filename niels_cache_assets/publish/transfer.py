@@ -1,21 +1,21 @@
-"""Work on many files at once, with one progress. The first error ends the work on all files."""
+"""Work on many files at once, with a shared progress. The first error ends the work on all files."""
 
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, bytes in total
 Item = TypeVar("Item")
-THREADS = 4  # more gain nothing on one machine, and each may hold a shard
+THREADS = 4  # more threads gain nothing on one machine, and each may hold a shard
 
 
 class Stopped(Exception):
-    """The work of another thread failed, so this thread must end too."""
+    """The failure of another thread, because of which this thread must end, too."""
 
 
 class Tally:
-    """The bytes that are done, over all threads. `add` raises Stopped if the work of another thread failed."""
+    """The bytes that are done, over all threads. `add` raises Stopped if the work of another thread has failed."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._done, self.total, self._progress = 0, total, progress
@@ -33,13 +33,13 @@ class Tally:
         self._stopped.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait. Raises Stopped as soon as the work of another thread failed."""
+        """Wait. Raise Stopped as soon as the work of another thread fails."""
         if self._stopped.wait(seconds):
             raise Stopped
 
 
 def at_once(work: Callable[[Item], None], items: Iterable[Item], *, tally: Tally) -> None:
-    """Call `work` for each item, on several threads, in order. Raises the first error, after all threads have ended."""
+    """Call `work` for each item, on several threads, in order. The first error is raised after all threads have ended."""
     with ThreadPoolExecutor(max_workers=THREADS) as pool:
         try:
             futures = [pool.submit(work, item) for item in items]

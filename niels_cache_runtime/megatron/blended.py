@@ -116,7 +116,6 @@ class MegatronBlendedDataset(IndexedSamples):
                 return
 
     def __len__(self) -> int:
-        """Return the number of samples."""
         return len(self.dataset_index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:

@@ -94,7 +94,6 @@ class CacheSplit:
 
     @cached_property
     def sequence_pointers(self) -> Ints:
-        """The start of each sequence, in bytes."""
         return (self._ends.astype(np.int64) - self.sequence_lengths) * self.dtype.itemsize
 
     @cached_property
@@ -114,7 +113,6 @@ class CacheSplit:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The fingerprint that an IndexedDataset of these documents has."""
         header = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype], len(self), len(self) + 1)
         size = int(self._ends[-1]) * self.dtype.itemsize
         return fingerprint_of(header, self._sections(), probe(size, self._bytes_at))

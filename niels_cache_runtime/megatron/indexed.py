@@ -65,7 +65,7 @@ class IndexedDataset:
         tokens: All of .bin, a 1-D array of this dtype.
         sequence_lengths: The length of each sequence, (S,) int32, in tokens.
         sequence_pointers: Where each sequence starts in .bin, (S,) int64, in bytes.
-        document_indices: (D + 1,) int64. Document i has the sequences document_indices[i] to document_indices[i + 1] - 1.
+        document_indices: (D + 1,) int64. Document i has the sequences `document_indices[i]` to `document_indices[i + 1] - 1`.
         sequence_modes: (S,) int8 for a multimodal data set, otherwise None.
 
     Raises:
@@ -115,7 +115,6 @@ class IndexedDataset:
         self.tokens: Array = np.frombuffer(content, dtype=self.dtype)
 
     def _check(self) -> None:
-        """Check the index in one pass, in blocks."""
         documents, sequences = self.document_indices, len(self)
         if not len(documents) or documents[0] != 0 or documents[-1] != sequences:
             found = f"from {documents[0]} to {documents[-1]}" if len(documents) else "empty"
@@ -147,7 +146,6 @@ class IndexedDataset:
             place = int(ends[-1])
 
     def __len__(self) -> int:
-        """Return the number of sequences."""
         return len(self.sequence_lengths)
 
     def __getitem__(self, index: int | slice) -> Array | list[Array]:

@@ -231,17 +231,14 @@ class Part:
 
     @property
     def documents(self) -> int:
-        """The number of documents."""
         return self.end_document - self.first_document
 
     @property
     def bin_bytes(self) -> int:
-        """The size of the .bin file."""
         return (self.end_token - self.first_token) * self.dtype.itemsize
 
     @property
     def idx_bytes(self) -> int:
-        """The size of the .idx file."""
         per_document = LENGTHS_DTYPE.itemsize + POINTERS_DTYPE.itemsize + DOCUMENTS_DTYPE.itemsize
         return HEADER.size + DOCUMENTS_DTYPE.itemsize + per_document * self.documents
 
@@ -256,7 +253,7 @@ def plan_indexed(prefix: str | Path, folder: str | Path, *, max_bytes: int = MAX
         prefix: The prefix of the parts.
         folder: The folder of the split, such as `cache/pretrain/NAME/train`.
         max_bytes: The largest size of a .bin file. The default is 512 GB.
-        key: If given, the names get Megatron's ending, as in PREFIX_<key>_document.
+        key: If given, the names get Megatron's ending, as in `PREFIX_<key>_document`.
 
     Raises:
         NielsCacheError: If the split cannot be opened, is empty or has no doc_ends file, or if a document is larger than `max_bytes` or
@@ -281,7 +278,7 @@ def write_indexed(
         prefix: The prefix of the parts.
         folder: The folder of the split, such as `cache/pretrain/NAME/train`.
         max_bytes: The largest size of a .bin file. The default is 512 GB.
-        key: If given, the names get Megatron's ending, as in PREFIX_<key>_document.
+        key: If given, the names get Megatron's ending, as in `PREFIX_<key>_document`.
         link: How to write a part that is exactly one shard. "copy", the default, copies the bytes. "hardlink" makes .bin another name of
             the shard. "reflink" makes .bin a copy that shares the shard's blocks. If the file system does not support this, and for all
             other parts, bytes are copied.

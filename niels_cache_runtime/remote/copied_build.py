@@ -113,7 +113,6 @@ class CopiedBuild:
         return [path for path in known if path in paths or path.startswith(folders)]
 
     def has_doc_ends(self, split: str) -> bool:
-        """Return whether the build lists the document ends of a split."""
         return doc_ends_name(split) in self.published.meta["files"]
 
 

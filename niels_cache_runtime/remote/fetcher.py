@@ -489,7 +489,7 @@ class _Uncounted:
 
 
 def main() -> None:
-    """Run the fetcher that the command line names, in a forked process."""
+    """Start the fetcher that the command line names in a forked process, and exit."""
     folder, group = sys.argv[1:]
     if os.fork():  # the starting process waits for the parent, not for the fetcher
         os._exit(0)

@@ -263,7 +263,10 @@ def failure_key(group: str, path: str) -> str:
 
 @cache
 def boot() -> str:
-    """Return a name for the current boot of the machine, or an empty string if the system has none: there, files are not hashed again."""
+    """Return a name for the current boot of the machine, or an empty string if the system has none.
+
+    Without a name, files are not hashed again after a boot.
+    """
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
     return ""
@@ -302,7 +305,6 @@ class Ledger:
                 self.files.make_folder(name)
 
     def exists(self) -> bool:
-        """Return whether the folder exists."""
         return (self.folder / "readers").is_dir()
 
     @contextmanager

@@ -20,7 +20,7 @@ _BLOCK_BYTES = 1 << 22
 
 
 class WrongContentError(RemoteError):
-    """The sha256 of an object's content differs from the recorded one."""
+    """Content whose sha256 differs from the recorded one."""
 
 
 class Source(Protocol):
