@@ -380,9 +380,6 @@ class SftBuild(CacheBuild):
             chunk: The conversations.
             problems: The reasons, by number in the chunk.
             first: The number of the chunk's first conversation in the source.
-
-        Raises:
-            NielsCacheError: If there is such a conversation.
         """
         for index in sorted(problems):
             example, problem = example_name(chunk[index], first + index), problems[index]
