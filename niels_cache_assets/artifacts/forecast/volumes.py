@@ -298,6 +298,7 @@ class Volumes:
     """The volumes of the data sets, and the plans of those in parts.
 
     Args:
+        found: The graph.
         encoder: Returns the tokenizer that encodes samples, or None.
     """
 
