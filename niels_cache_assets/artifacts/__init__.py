@@ -1,3 +1,4 @@
-"""Everything that can be built. There is one class for each kind, one way to build an artifact (`materialize`), and one graph of
-dependencies (`graph`).
+"""Everything that can be built.
+
+There is one class for each kind, one way to build an artifact (`materialize`), and one graph of dependencies (`graph`).
 """

@@ -42,7 +42,12 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """The right to build an artifact. waited: whether the caller had to wait for another build. lease: None for most artifacts."""
+    """The right to build an artifact.
+
+    Attributes:
+        waited: Whether the caller had to wait for another build.
+        lease: The lease of a shared artifact. None for other artifacts, which have a lock.
+    """
 
     waited: bool = False
     lease: Lease | None = None
@@ -60,14 +65,18 @@ State = Literal["built", "cache_hit", "disabled"]
 class Outcome:
     """The result of building one artifact.
 
-    meta: the record of the artifact; empty if the artifact is switched off and was never built.
-    kept: whether the existing build stays although a new build may be needed. This happens if upstream (the place of the original data) is
-        not available, or if the artifact is switched off.
-    warning: the reason if `kept` is True. Otherwise, a remark for the user, or None.
-    seconds: the duration of this run.
-    resumed: the number of tokens (for a corpus, characters) that an interrupted build had already made.
-    engines: the libraries that encoded the text in this build; empty for a tokenizer without fast engines, and if nothing was built.
-    drops: what the build left out, in words; empty for parts, whose seal says it.
+    Attributes:
+        key: The key of the artifact.
+        state: Whether it was built, was current, or is switched off.
+        meta: The record of the artifact. Empty if the artifact is switched off and was never built.
+        directory: The folder of the artifact.
+        seconds: The duration of this run.
+        warning: The reason if `kept` is True. Otherwise, a remark for the user, or None.
+        kept: Whether the existing build stays although a new build may be needed. This happens if upstream (the origin of the data) is not
+            available, or if the artifact is switched off.
+        resumed: The number of tokens (for a corpus, characters) that an interrupted build had already written.
+        engines: The libraries that encoded the text in this build. Empty for a tokenizer without fast engines, and if nothing was built.
+        drops: What the build left out, in words. Empty for parts, because their seal reports it.
     """
 
     key: str
@@ -98,7 +107,7 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        """The part of the key after the kind: the data set. If a kind has only one artifact, the name is the kind itself."""
+        """The part of the key after the kind, which is the data set. If a kind has only one artifact, the name is the kind itself."""
         return self.key.partition("/")[2] or self.key
 
 
@@ -106,9 +115,12 @@ class Outcome:
 class Written:
     """The result of `Artifact.write`.
 
-    meta: the record, which is written after all other files.
-    resumed, warning, engines: the values for the same fields of Outcome.
-    changed: False if everything existed already. Only some kinds of artifacts set `changed`: those that find this out while they write.
+    Attributes:
+        meta: The record, which is written after all other files.
+        changed: False if everything existed already. Only those kinds of artifacts set it that find this out while they write.
+        resumed: See Outcome.
+        warning: See Outcome.
+        engines: See Outcome.
     """
 
     meta: Meta
@@ -120,7 +132,12 @@ class Written:
 
 @dataclass(frozen=True, kw_only=True)
 class Reported:
-    """The progress of a job: what it has read or made, by unit, and its finished share, 0 to 1. None stands for unknown."""
+    """The progress of a job.
+
+    Attributes:
+        counts: What it has read or written, by unit.
+        share: Its finished share, 0 to 1. None if unknown.
+    """
 
     counts: Mapping[str, int]
     share: float | None
@@ -130,14 +147,15 @@ class Reported:
 class Work:
     """The arguments of `Artifact.write`.
 
-    directory: the folder to write to. It is empty. If the kind of artifact is resumable, it may hold the files of an interrupted build
-        instead.
-    revision: the revision of upstream for which `made_of` was computed.
-    made_of: everything that decides the bytes.
-    progress: called with the progress of the build. Each kind of artifact passes its own type.
-    force: do not resume.
-    lease: the lease of this attempt; None for most artifacts.
-    reference: see `Artifact.reference`.
+    Attributes:
+        directory: The folder to write to. It is empty, or holds the files of an interrupted build if the kind of artifact is resumable.
+        revision: The revision of upstream for which `made_of` was computed.
+        made_of: Everything that decides the bytes.
+        force: Whether to start from the beginning instead of resuming.
+        progress: Called with the progress of the build. Each kind of artifact passes its own type. None: no reports.
+        log: Called with each message.
+        lease: The lease of this attempt. None for artifacts that are not shared.
+        reference: See `Artifact.reference`.
     """
 
     directory: Path
@@ -156,20 +174,29 @@ class Work:
 
     @property
     def resume(self) -> Resume:
-        """A request to a builder: keep a journal in this directory, and resume from the journal that is there."""
+        """A request to a builder to keep a journal in this directory, and to resume from a journal that it finds there."""
         resume = Resume(fingerprint=self.fingerprint, log=self.log, afresh=self.force, made_of=self.made_of)
         return resume if self.lease is None else dataclasses.replace(resume, attempt=self.lease.attempt, check=self.lease.check)
 
     def report(self, progress: Any) -> None:
-        """Pass the progress on. Raises LeaseLost or Stopped as soon as a renewal of the lease has found a reason."""
+        """Pass the progress on.
+
+        Raises:
+            LeaseLost: If a renewal of the lease has found that another process has taken it over.
+            Stopped: If a renewal of the lease has found a request to stop.
+        """
         if self.lease is not None:
             self.lease.check_quickly()
         if self.progress is not None:
             self.progress(progress)
 
     def open_journal(self, name: str, *, state: type[Any], identity: Mapping[str, Any] = MappingProxyType({})) -> Journal:
-        """Open the journal of a build. The log calls the build `name`. The journal's state is None or an instance of the data class
-        `state`. `identity`: values that decide the files of an unfinished build, but not its result.
+        """Open the journal of a build.
+
+        Args:
+            name: The name of the build, for the log.
+            state: The data class of the journal's state. The state is None if there is nothing to resume.
+            identity: Values that decide the files of an unfinished build, but not its result.
         """
         return open_journal(self.directory, self.resume, name=name, identity=dict(identity), state=state, reference=self.reference)
 
@@ -178,13 +205,19 @@ class Work:
 class Artifact(ABC):
     """One thing that can be built. Subclasses are frozen dataclasses; `afresh` gives a copy without cached properties.
 
-    version: increase this number by hand if the code makes different bytes from the same input.
-    record: the name of the file that is written last. It is None if each part of the artifact has its own record.
-    is_shared: whether machines without common file locks may build the artifact, which then has a lease instead of a lock.
-    is_part: whether the artifact is one of several that are joined, and the joined one says what all of them left out.
-    option: the option of `niels-cache part` that builds this kind.
-    on_stop: called by another thread if a stop of a shared artifact is requested. Without it, the build stops at its next batch.
-    stops: the requests to stop that count; None takes those after the lease is asked for.
+    Attributes:
+        version: Increase this number by hand if the code makes different bytes from the same input.
+        record: The name of the file that is written last. None if each part of the artifact has its own record.
+        resumable: Whether an interrupted build can be resumed.
+        is_shared: Whether machines without common file locks may build the artifact, which then has a lease instead of a lock.
+        is_part: Whether the artifact is one of several that are joined, and the joined one reports what all of them left out.
+        uses_network: Whether a build makes requests to other machines.
+        option: The option of `niels-cache part` that builds this kind. None if there is none.
+        noun: What a message such as "kept the finished ..." calls the artifact.
+        takes_what_is_there: Whether a build uses the inputs that exist. When more inputs exist, the artifact is built again.
+        states: The state after a build, and the state if no build was needed.
+        on_stop: Called by another thread if a stop of a shared artifact is requested. None: the build stops at its next batch.
+        stops: The requests to stop that count. None: those after the build has requested the lease.
     """
 
     version: ClassVar[str] = "1"
@@ -194,9 +227,9 @@ class Artifact(ABC):
     is_part: ClassVar[bool] = False
     uses_network: ClassVar[bool] = False
     option: ClassVar[str | None] = None
-    noun: ClassVar[str] = "build"  # used in the message "kept the finished ..."
-    takes_what_is_there: ClassVar[bool] = False  # a build uses the inputs that exist; when more inputs exist, the artifact is built again
-    states: ClassVar[tuple[State, State]] = ("built", "cache_hit")  # the state after a build, and the state if no build was needed
+    noun: ClassVar[str] = "build"
+    takes_what_is_there: ClassVar[bool] = False
+    states: ClassVar[tuple[State, State]] = ("built", "cache_hit")
 
     on_stop: Callable[[], None] | None = field(default=None, compare=False)
     stops: Stops | None = field(default=None, compare=False)
@@ -218,47 +251,59 @@ class Artifact(ABC):
 
     @abstractmethod
     def identity(self, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides the bytes of the artifact, for this `revision` of upstream. Raises NielsCacheError if an input is
-        missing.
+        """Return everything that decides the bytes of the artifact, for this `revision` of upstream.
+
+        Raises:
+            NielsCacheError: If an input is missing.
         """
 
     @abstractmethod
     def write(self, work: Work) -> Written:
-        """Build the artifact in `work.directory`. Raises NielsCacheError if the build fails. The previous build then stays."""
+        """Build the artifact in `work.directory`.
+
+        Raises:
+            NielsCacheError: If the build fails. The previous build then stays.
+        """
 
     @property
     def network_patience(self) -> float | None:
-        """The number of seconds for which requests are retried. It is None if the build does not use the network."""
+        """The number of seconds for which requests are retried. None if the build does not use the network."""
         return getattr(self, "registry").build.network_patience if self.uses_network else None  # noqa: B009  each such artifact has one
 
     @property
     def notify(self) -> NotifySettings:
-        """The settings that say who is told about a build."""
+        """The settings that say where messages about a build are sent."""
         registry = getattr(self, "registry", None)
         return NotifySettings() if registry is None else registry.notify
 
     @property
     def reference(self) -> str | None:
-        """The library that defines the ids of the tokenizer. The journal of a build records its version. It is None if the build does not
-        use a tokenizer, or if the library counts for every build.
+        """The library that defines the ids of the tokenizer, whose version the journal of a build records.
+
+        None if the build does not use a tokenizer, or if the library counts for every build.
         """
         return None
 
     def inputs(self) -> Sequence[str]:
-        """Return the keys of the artifacts that this artifact is built from. The graph takes its edges only from this method. Upstream is
-        not an artifact.
+        """Return the keys of the artifacts that this artifact is built from.
+
+        The graph takes its edges only from this method. Upstream is not an artifact.
         """
         return ()
 
     def unavailable(self) -> str | None:
-        """Return why this configuration never builds the artifact (it is switched off or unused), or None. Raises NielsCacheError if a
-        setting is missing.
+        """Return why this configuration never builds the artifact (it is switched off or unused), or None.
+
+        Raises:
+            NielsCacheError: If a setting is missing.
         """
         return None
 
     def finished(self) -> Meta | None:
-        """Return the record of a complete build, or None. Raises NielsCacheError if there is a build that must be neither used nor
-        replaced.
+        """Return the record of a complete build, or None.
+
+        Raises:
+            NielsCacheError: If there is a build that must be neither used nor replaced.
         """
         return finished_meta(self.directory)
 
@@ -267,11 +312,15 @@ class Artifact(ABC):
         return None
 
     def is_settled(self, meta: Meta) -> bool:
-        """Return whether the existing build with this record stays, without a question to upstream."""
+        """Return whether the existing build with this record stays, without asking upstream for its revision."""
         return False
 
     def revision(self) -> str | None:
-        """Return the revision of upstream. Raises SourceUnavailable if upstream is not available now."""
+        """Return the revision of upstream.
+
+        Raises:
+            SourceUnavailable: If upstream is not available now.
+        """
         return None
 
     def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
@@ -291,11 +340,15 @@ class Artifact(ABC):
         return None
 
     def drops(self, meta: Meta) -> DropSummary:
-        """Return what the build with this record left out, in words. Raises NielsCacheError if it may not have left that out."""
+        """Return what the build with this record left out, in words.
+
+        Raises:
+            NielsCacheError: If it must not have left that out.
+        """
         return DropSummary()
 
     def journal(self, revision: str | None) -> JournalFingerprint:
-        """Return the fingerprint that the journal of a build would have now. Writes nothing and does not ask upstream."""
+        """Return the fingerprint that the journal of a build would have now. This writes nothing and does not ask upstream."""
         made_of = self.identity(revision)
         resume = Resume(fingerprint=fingerprint_of(made_of), made_of=made_of)
         return fingerprint_of_journal(resume, {}, reference=self.reference)
@@ -303,8 +356,10 @@ class Artifact(ABC):
     def current(self) -> Meta:
         """Return the record of the existing build, if the build is current. The revision of upstream counts as unchanged.
 
-        Only `materialize` looks for a newer revision of upstream. Raises NielsCacheError if the build is missing or not current. The
-        message names the artifact to build.
+        Only `materialize` looks for a newer revision of upstream.
+
+        Raises:
+            NielsCacheError: If the build is missing or not current. The message names the artifact to build.
         """
         meta = self.finished()
         if meta is None or not self.is_made_of(meta, self.identity(meta.get("dataset_revision"))):
@@ -322,9 +377,15 @@ class Artifact(ABC):
 
     @contextmanager
     def lock(self, *, wait: bool, log: Log) -> Iterator[Held]:
-        """Keep other builds of this artifact out. Raises Busy if another process builds it, or waits with `wait`.
+        """Keep other builds of this artifact out while the block runs.
 
-        Raises NielsCacheError for a target that must not be replaced, and for errors of the disk.
+        Args:
+            wait: Whether to wait if another process builds the artifact.
+            log: Called with each message.
+
+        Raises:
+            Busy: If another process builds the artifact, without `wait`.
+            NielsCacheError: If the target must not be replaced, or the disk reports an error.
         """
         if not self.is_shared:
             with locked(self.directory, is_ours=self.owns, wait=wait, log=log) as waited:
@@ -340,13 +401,22 @@ class Artifact(ABC):
             yield Held(waited=lease.waited, lease=lease)
 
     def stage(self, held: Held, *, log: Log) -> AbstractContextManager[Path]:
-        """Return a context manager that provides a staging directory, which replaces `directory` at the end. held: what `lock` gave."""
+        """Return a context manager that provides a staging directory, which replaces `directory` at the end.
+
+        Args:
+            held: The right to build that `lock` yielded.
+            log: Called with each message.
+        """
         if held.lease is not None:
             return staged_attempt(held.lease, log=log, resumable=self.resumable)
         return staged(self.directory, resumable=self.resumable)
 
     def sweep(self, *, resumable: bool) -> None:
-        """Remove the files of killed builds, unless a process builds now. resumable: keep an unfinished build that can be resumed."""
+        """Remove the files of killed builds, unless a process builds now.
+
+        Args:
+            resumable: Whether to keep an unfinished build that can be resumed.
+        """
         if self.is_shared and self.resumable:
             if not resumable:  # otherwise the next attempt removes what it cannot use
                 sweep_attempts(self.directory)
@@ -358,7 +428,11 @@ class Artifact(ABC):
 
 
 def with_unmatched(drops: DropSummary, source: Source | None, meta: Meta) -> DropSummary:
-    """Return the summary with a warning about ids of `exclude` that match nothing. Raises NielsCacheError if each id must match."""
+    """Return the summary with a warning about ids of `exclude` that match nothing.
+
+    Raises:
+        NielsCacheError: If each id must match.
+    """
     if not isinstance(source, PretrainSource) or source.exclude is None or not meta.get("built"):
         return drops
     line = require_matches(source.exclude, meta["facts"], must_match=source.exclude_must_match)

@@ -1,9 +1,7 @@
-"""Functions for notebooks. Each function builds one artifact by name, in the same way as the command line and a Dagster run.
+"""Functions for notebooks, each of which builds one artifact by name in the same way as the command line and a Dagster run.
 
-Each function returns a cache hit if the existing build is current, and builds otherwise. The other arguments are those of `materialize`:
-with `wait`, a function waits if another process is building the same artifact, with `force`, it always builds, and `log` is called with
-each line of the log. `progress` is called with the progress. All functions raise NielsCacheError if they fail. The last good build then
-stays.
+Each function returns a cache hit if the existing build is current, and builds otherwise. All functions raise NielsCacheError if they fail.
+The last good build then stays.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +22,13 @@ Progress = Callable[[Any], None] | None
 def build_tokenizer(registry: Registry, *, root: Path, **how: Any) -> Outcome:
     """Build `root/tokenizer/{spm.model, meta.json}`.
 
-    Raises NielsCacheError if the model lacks the special tokens, if no source can be read, or if the vocabulary is too large for the text.
+    Args:
+        registry: The configuration.
+        root: The folder of the caches.
+        **how: Arguments of `materialize`, such as `wait`, `force` and `log`.
+
+    Raises:
+        NielsCacheError: If the model lacks the special tokens, no source can be read, or the vocabulary is too large for the text.
     """
     return materialize(graph(registry, root).tokenizer(), **how)
 
@@ -34,17 +38,31 @@ def prepare_corpus(
 ) -> Outcome:
     """Build `corpus/<name>` under `root`.
 
-    processes: the number of worker processes. None means the value of `threads` in [build], or one worker per core if that value is not
-    set. 1 means that this process does the work.
-    Raises NielsCacheError for a data set without `prepare`, for a source without a usable document, and if a worker was killed.
+    Args:
+        registry: The configuration.
+        name: The name of the data set.
+        root: The folder of the caches.
+        processes: The number of worker processes. None: the value of `threads` in [build], or one worker per core if that value is not set.
+            1: this process does the work.
+        progress: Called with the progress, a CorpusProgress. None: no reports.
+        **how: Arguments of `materialize`, such as `wait`, `force` and `log`.
+
+    Raises:
+        NielsCacheError: If the data set has no `prepare`, its source has no usable document, or a worker was killed.
     """
     return materialize(graph(registry, root).corpus(name, processes=processes), on_progress=progress, **how)
 
 
 def find_duplicates(registry: Registry, *, root: Path, **how: Any) -> Outcome:
-    """Build `duplicates/` under `root`. It lists the duplicates in the current corpora of all data sets with "dedup".
+    """Build `duplicates/` under `root`, which lists the duplicates in the current corpora of all data sets with "dedup".
 
-    Raises NielsCacheError if data sets use "dedup" but no data set has a corpus, and if a corpus is replaced during the search.
+    Args:
+        registry: The configuration.
+        root: The folder of the caches.
+        **how: Arguments of `materialize`, such as `wait`, `force` and `log`.
+
+    Raises:
+        NielsCacheError: If data sets use "dedup" but no data set has a corpus, or a corpus is replaced during the search.
     """
     return materialize(graph(registry, root).duplicates(), **how)
 
@@ -52,7 +70,14 @@ def find_duplicates(registry: Registry, *, root: Path, **how: Any) -> Outcome:
 def write_report(registry: Registry, name: str, *, root: Path, **how: Any) -> Outcome:
     """Build `reports/corpus/<name>` under `root`.
 
-    Raises NielsCacheError if the corpus or its drop list (the list of its duplicates) is missing or has other settings.
+    Args:
+        registry: The configuration.
+        name: The name of the data set.
+        root: The folder of the caches.
+        **how: Arguments of `materialize`, such as `wait`, `force` and `log`.
+
+    Raises:
+        NielsCacheError: If the corpus or its drop list (the list of its duplicates) is missing or has other settings.
     """
     return materialize(graph(registry, root).report(name), **how)
 
@@ -67,12 +92,23 @@ def build_dataset(
     progress: Progress = None,
     **how: Any,
 ) -> Outcome:
-    """Build the cache of one data set under `root`. If it is in parts, first build its plan and its parts, one after the other. A part that
-    another process builds comes last, and this function waits for it even without `wait`.
+    """Build the cache of one data set under `root`.
 
-    run_settings: values that replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run. A value of None
-    keeps the value of the registry.
-    Raises NielsCacheError if the build fails, and if the folder holds a different data set but `force` is off.
+    If the data set is in parts, its plan and its parts are built first, one after the other. A part that another process builds comes last,
+    and this function waits for it even without `wait`.
+
+    Args:
+        registry: The configuration.
+        name: The name of the data set.
+        root: The folder of the caches.
+        run_settings: Values that replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run. A value of
+            None keeps the value of the registry.
+        wait: Whether to wait if another process is building the cache.
+        progress: Called with the progress, a build_cache.Progress. None: no reports.
+        **how: Other arguments of `materialize`, such as `force` and `log`.
+
+    Raises:
+        NielsCacheError: If the build fails, or the folder holds a different data set and `force` is not set.
     """
     cache = graph(registry, root).cache(name, run_settings)
 

@@ -1,4 +1,4 @@
-"""The corpus of a data set. The documents of its source are cleaned and signed on every core, and stored on disk.
+"""The corpus of a data set: the documents of its source, cleaned and signed on every core, and stored on disk.
 
 To sign a document is to compute its signature for the search for duplicates. A build makes one pass over the whole source. Token budgets
 apply later, when the cache is built from the corpus. Memory does not depend on the size of the source. A build needs a few chunks of about
@@ -92,12 +92,16 @@ from niels_cache_runtime.format.reading import available_threads
 class CorpusProgress:
     """The progress of a corpus.
 
-    share: the part of the source that was read, 0 to 1, or None if it is unknown. Local files count by bytes, remote files by number.
+    Attributes:
+        documents: The number of documents received from the source so far.
+        kept: The number of documents that stay.
+        characters: The number of characters of all received documents.
+        share: The share of the source that was read, 0 to 1. Local files count by bytes, remote files by number. None if unknown.
     """
 
-    documents: int  # number of documents received from the source so far
+    documents: int
     kept: int
-    characters: int  # number of characters of all received documents
+    characters: int
     share: float | None
 
     @property
@@ -108,8 +112,12 @@ class CorpusProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class _Done:
-    """The state in the journal. It holds the state of the writer, the state of CorpusCounts, and the position
-    in the source.
+    """The state in the journal.
+
+    Attributes:
+        written: The state of the writer.
+        counts: The state of CorpusCounts.
+        reached: The position in the source.
     """
 
     written: WrittenDocuments
@@ -121,10 +129,10 @@ class _Done:
 class Corpus(Artifact):
     """The corpus of a data set with `prepare`.
 
-    processes: the number of worker processes. None means the value of `threads` in [build], or one worker per core if that value is not
-    set. 1 means that this process does the work.
-    siblings: a function that returns the pretrain tables by name, for a mixture (see `with_prepared`). `current` does not call this
-        function.
+    Attributes:
+        processes: The number of worker processes. None: the value of `threads` in [build], or one worker per core if that value is not set.
+            1: this process does the work.
+        siblings: Returns the pretrain tables by name, for a mixture (see `with_prepared`). `current` does not call it.
     """
 
     registry: Registry
@@ -211,8 +219,10 @@ class Corpus(Artifact):
         return meta
 
     def is_made_of(self, meta: Meta, made_of: Mapping[str, Any]) -> bool:
-        """Return whether the corpus is current. For a corpus in parts, only those ids of `exclude` count that it holds or has removed, or
-        that one of its parts holds or has removed: a part may have examples of dropped documents that the joined corpus does not have.
+        """Return whether the corpus is current.
+
+        For a corpus in parts, only those ids of `exclude` count that it holds or has removed, or that one of its parts holds or has
+        removed: a part may have examples of dropped documents that the joined corpus does not have.
         """
         if self.source.corpus_parts > 1:
             beside = corpus_parts_dir(self.root, self.name)
@@ -222,7 +232,7 @@ class Corpus(Artifact):
         return super().is_made_of(meta, made_of)
 
     def of_removed_ids(self, meta: Meta, work: Work) -> Meta:
-        """Return the meta.json of a new corpus or part with a fingerprint for which only the removed ids of `exclude` count."""
+        """Return the meta.json of a new corpus or part, with the fingerprint recomputed for only the excluded ids that were removed."""
         if self.source.exclude is None:
             return meta
         return {**meta, "fingerprint": fingerprint_of(with_ids(work.made_of, removed_ids(meta)))}
@@ -352,7 +362,11 @@ def _plan_of(corpus: Corpus) -> PartsPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class JoinedCorpus(Corpus):
-    """The corpus of a data set with `parts` above 1. forces_parts: whether `force` also builds the parts again."""
+    """The corpus of a data set with `parts` above 1.
+
+    Attributes:
+        forces_parts: Whether `force` also builds the parts again.
+    """
 
     forces_parts: bool = field(default=True, compare=False)
 
@@ -376,7 +390,14 @@ class JoinedCorpus(Corpus):
         return [*super().inputs(), *(step.key for step in self.steps())]
 
     def members(self, plan: Plan | None = None) -> Iterator[CorpusPart]:
-        """Yield the parts of a plan, which is read once for all of them. Raises NielsCacheError if it is missing or of other settings."""
+        """Yield the parts of a plan, which is read once for all of them.
+
+        Args:
+            plan: The plan. None: read it.
+
+        Raises:
+            NielsCacheError: If the plan is missing or has other settings.
+        """
         for planned in (plan or self.parts_plan.read()).parts:
             yield replace(self.part(planned.number), given=planned)
 
@@ -397,10 +418,10 @@ class JoinedCorpus(Corpus):
         return super().revision()
 
     def need(self) -> Need | None:
-        return None  # each part asks for its own room, and `_join` for that of the joined corpus
+        return None  # each part requests its own disk space, and `_join` requests that of the joined corpus
 
     def progress_of_parts(self) -> str:
-        """Return how many parts are built, stale, unfinished, and being built, in words. Costs a few small reads for each part."""
+        """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a few small reads a part."""
         folders = [self.part(number).directory for number in range(self.source.corpus_parts)]
         try:
             stale = sum(part.is_stale for part in self.members())
@@ -434,7 +455,12 @@ class JoinedCorpus(Corpus):
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusPart(Corpus):
-    """A part of a corpus. given: the part in the plan, if the caller has read the plan."""
+    """A part of a corpus.
+
+    Attributes:
+        number: The number of the part.
+        given: The part in the plan, if the caller has read the plan. None: read the plan when it is needed.
+    """
 
     number: int
     given: PlannedPart | None = field(default=None, compare=False)
@@ -454,7 +480,11 @@ class CorpusPart(Corpus):
 
     @cached_property
     def planned(self) -> PlannedPart:
-        """The part in the plan. Raises NielsCacheError if the plan is missing or of other settings."""
+        """The part in the plan.
+
+        Raises:
+            NielsCacheError: If the plan is missing or has other settings.
+        """
         if self.given is not None:
             return self.given
         return _plan_of(self).read().parts[self.number]
@@ -512,7 +542,13 @@ class CorpusPart(Corpus):
 
 
 def _progress_of_all(finished: Collection[Meta], part: CorpusProgress, *, parts: int) -> CorpusProgress:
-    """Return the progress of all parts. part: that of the part which is built now."""
+    """Return the progress of all parts.
+
+    Args:
+        finished: The meta.json of each finished part.
+        part: The progress of the part that is being built.
+        parts: The number of parts.
+    """
     return CorpusProgress(
         documents=part.documents + sum(meta["documents"]["read"] for meta in finished),
         kept=part.kept + sum(meta["documents"]["kept"] for meta in finished),

@@ -18,8 +18,9 @@ from niels_cache_runtime.format.meta import Meta, read_meta
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusReport(Artifact):
-    """The report of a data set with `prepare`. The identity of the report is its content, because making the report costs less than finding
-    out whether a new report would differ.
+    """The report of a data set with `prepare`.
+
+    The identity of the report is its content, because making the report costs less than finding out whether a new report would differ.
     """
 
     registry: Registry

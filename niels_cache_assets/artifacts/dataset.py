@@ -52,8 +52,9 @@ from niels_cache_runtime.format.meta import ForeignMetaError, Meta, check_place,
 class Dataset(Artifact):
     """The cache of one data set.
 
-    source: the table of the data set.
-    build: the table [build]. Both tables already contain the settings of this run.
+    Attributes:
+        source: The table of the data set, with the settings of this run.
+        build: The table [build], with the settings of this run.
     """
 
     registry: Registry
@@ -85,7 +86,11 @@ class Dataset(Artifact):
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:
-        """The tokenizer in the folder `root`. Raises NielsCacheError if it does not exist."""
+        """The tokenizer in the folder `root`.
+
+        Raises:
+            NielsCacheError: If it does not exist.
+        """
         return load_tokenizer(self.registry.tokenizer, self.root)
 
     @property
@@ -94,7 +99,11 @@ class Dataset(Artifact):
 
     @property
     def token_bytes(self) -> int:
-        """The size of a token of the cache. Raises NielsCacheError if [build] token_dtype is too narrow for the tokenizer."""
+        """The size of a token of the cache.
+
+        Raises:
+            NielsCacheError: If [build] token_dtype is too narrow for the tokenizer.
+        """
         return TOKEN_DTYPES[chosen_token_dtype(self.tokenizer.vocab_size, self.build.token_dtype)].itemsize
 
     @cached_property
@@ -159,7 +168,11 @@ class Dataset(Artifact):
         return revision
 
     def source_revision(self, revision: str | None) -> str | None:
-        """Return the revision of the source alone. `revision`: what `revision` returned for this build."""
+        """Return the revision of the source alone.
+
+        Args:
+            revision: The revision that `revision` returned for this build.
+        """
         return own_revision(self.source, self._own_revision, self.siblings, revision)
 
     def identity(self, revision: str | None) -> dict[str, Any]:
@@ -200,7 +213,7 @@ class Dataset(Artifact):
     def drops(self, meta: Meta) -> DropSummary:
         if self.is_part:
             return DropSummary()
-        if self.prepared is not None:  # the corpus has warned of its own
+        if self.prepared is not None:  # the corpus has given its own warning
             return summary_of_drops(meta, said=self.prepared.dropped)
         return with_unmatched(summary_of_drops(meta), self.source, meta)
 
@@ -318,7 +331,11 @@ class Pretrain(Dataset):
         )
 
     def new_build(self, **own: Any) -> PretrainBuild:
-        """Return a build with the settings that all builds for this data set have. own: its other fields."""
+        """Return a build with the settings that all builds for this data set have.
+
+        Args:
+            **own: The other fields of the build.
+        """
         return PretrainBuild(
             out_dir=str(self.directory),
             tokenizer=self.tokenizer,
@@ -344,8 +361,9 @@ class Pretrain(Dataset):
         return reference_texts(self.registry, self.source, context, held_out)
 
     def _feed(self, context: StreamContext) -> Feed[Documents]:
-        """Return the documents of the corpus, or the documents of the source if the data set has no corpus. Documents of a corpus already
-        have a split.
+        """Return the documents of the corpus, or the documents of the source if the data set has no corpus.
+
+        Documents of a corpus already have a split.
         """
         if self.prepared is not None:
             return Feed(self.prepared.stream, context, expected=self.prepared.kept if self.source.train_tokens is None else None)
@@ -377,7 +395,11 @@ class Sft(Dataset):
 
     @cached_property
     def template(self) -> Template | None:
-        """The chat template, or None for `sentinels`. Raises NielsCacheError if it is missing."""
+        """The chat template, or None for `sentinels`.
+
+        Raises:
+            NielsCacheError: If the template is missing.
+        """
         return find_template(self.source.template, self.registry.tokenizer)
 
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:

@@ -7,13 +7,12 @@ both splits is dropped from train. In a split, documents are in input order.
 
 Cost and memory are described in dedup/greedy.py. Signatures are read from disk in blocks. Texts are read again only for `verify =
 "jaccard"`, and for documents of train that seem to be near to val (corpus/near_val.py). A text is read once. An interrupted search resumes
-after the last band on disk. With several `ranges`, it uses the ranges that are there, makes the missing ones, and removes
-all of them at its end.
+after the last band on disk. With several `ranges`, it uses the existing ranges, makes the missing ones, and removes all of them at its end.
 
 Each range of hashes is a job of its own, on any machine: hashes, range/range-00003, corpus/duplicates. `hashes` reads the signatures of all
 corpora once, and writes the hashes of each band, divided into ranges. A range reads only its own hashes, and finds which documents share
 one (dedup/ranges.py). All lie in `corpus/.parts/.ranges`, and each has a lease. With 8 bands, hashes take 164 bytes for each document. A
-killed job for a range resumes after the last band on the disk. Hashes start afresh.
+killed job for a range resumes after the last band on the disk. A killed job for hashes starts from the beginning.
 """
 
 from __future__ import annotations
@@ -73,9 +72,10 @@ _DECIDES = ("bands", "rows", "order", "inputs", "signatures", "splits")  # of th
 class WantedDropLists:
     """The drop lists that the configuration and the corpora on disk require.
 
-    corpora: the meta.json of each corpus, by data set, in the order of comparison.
-    missing: the data sets without a current corpus, and the reason for each.
-    identity: everything that decides the drop lists. Their meta.json stores it.
+    Attributes:
+        corpora: The meta.json of each corpus, by data set, in the order of comparison.
+        missing: The data sets without a current corpus, and the reason for each.
+        identity: Everything that decides the drop lists. Their meta.json stores it.
     """
 
     corpora: dict[str, Meta]
@@ -109,8 +109,11 @@ class WantedDropLists:
     def unchanged(self, root: Path) -> Iterator[Callable[[], None]]:
         """Check that the corpora stay the same while the block reads them.
 
-        If a corpus was replaced, raises an error that says so, even if the block has already raised a different error. Yields a function
-        that makes the same check. The block calls this function before it uses a result.
+        Yields:
+            A function that makes the same check. The block calls it before it uses a result.
+
+        Raises:
+            NielsCacheError: If a corpus was replaced, even if the block has already raised a different error.
         """
 
         def require_same() -> None:
@@ -127,7 +130,11 @@ class WantedDropLists:
 
 @dataclass(frozen=True, kw_only=True)
 class OfSearch(Artifact):
-    """A step of the search for duplicates in ranges. ranges: how many there are."""
+    """A step of the search for duplicates in ranges.
+
+    Attributes:
+        ranges: The number of ranges.
+    """
 
     registry: Registry
     root: Path
@@ -231,7 +238,11 @@ class Hashes(OfSearch):
 
 @dataclass(frozen=True, kw_only=True)
 class _Linked:
-    """The state in the journal: the number of finished bands. The digests count as the first band."""
+    """The state in the journal.
+
+    Attributes:
+        bands: The number of finished bands. The digests count as the first band.
+    """
 
     bands: int
 
@@ -256,7 +267,7 @@ class HashRange(OfSearch):
 
     @property
     def name(self) -> str:
-        """One of the data sets that are searched, for the command of a range. A range is that of all of them."""
+        """One of the data sets that are searched, for the command of a range. A range covers all of them."""
         return next(iter(self.wanted.corpora), dedup_order(self.registry)[0])
 
     def inputs(self) -> list[str]:
@@ -290,13 +301,13 @@ class HashRange(OfSearch):
 
 
 def remove_ranges(registry: Registry, root: Path, *, log: Log = lambda line: None) -> list[tuple[Path, int]]:
-    """Remove the hashes and the ranges, except those that another process builds now. Return each folder and its bytes."""
+    """Remove the hashes and the ranges, except those that another process builds now, and return each folder and its bytes."""
     folder, removed = ranges_dir(root), list[tuple[Path, int]]()
     for target in targets_in(folder):
         busy = (NielsCacheError, OSError)  # another process builds it, or the folder cannot be written
         with suppress(*busy), leased(target, times=times_of(registry), wait=False, at_once=True, log=log) as lease:
             removed += remove_target(lease)
-    with suppress(OSError):  # it is not there, or something is left in it
+    with suppress(OSError):  # it does not exist, or is not empty
         folder.rmdir()
     return removed
 
@@ -309,7 +320,8 @@ _ADVICE = "materialize corpus/duplicates first (niels-cache build-all does)"
 class Duplicates(Artifact):
     """The drop lists (lists of duplicates) of all data sets with "dedup" that have a current corpus.
 
-    forces_ranges: whether `force` also makes the hashes and ranges again.
+    Attributes:
+        forces_ranges: Whether `force` also makes the hashes and ranges again.
     """
 
     registry: Registry
@@ -370,8 +382,16 @@ class Duplicates(Artifact):
     def current_of(self, name: str, *, corpus: Meta, source: PretrainSource, seed: int) -> Meta:
         """Return the meta.json of the drop lists if they are current for the data set `name`.
 
-        The drop lists are current if a search would now make the same lists, with this corpus of `name`, split by `source` and `seed`. If
-        they are not current, raises NielsCacheError. The message names the difference and the artifact to materialize.
+        The drop lists are current if a search would now make the same lists, with this corpus of `name`, split by `source` and `seed`.
+
+        Args:
+            name: The name of the data set.
+            corpus: The meta.json of its corpus.
+            source: Its table.
+            seed: The seed of the split.
+
+        Raises:
+            NielsCacheError: If they are not current. The message names the difference and the artifact to materialize.
         """
         folder, splits = self.directory, split_identity(source, seed)
         meta = finished_meta(folder)
@@ -392,7 +412,10 @@ class Duplicates(Artifact):
         return name == META_NAME or name.endswith(".parquet")
 
     def need(self) -> Need | None:
-        """Return the disk space of a search from its beginning. A resumed search needs less. With ranges, the hashes ask for their room."""
+        """Return the disk space of a search from its beginning.
+
+        A resumed search needs less. With ranges, the hashes request their own space.
+        """
         from niels_cache_assets.dedup.ranges import hashes_bytes
 
         if self.ranges > 1:
@@ -489,8 +512,10 @@ def _found_at_once(
 
 
 def _make_ranges(duplicates: Duplicates, work: Work) -> None:
-    """Make the hashes and the ranges that are missing. Those that other processes make come last. Raises NielsCacheError if they are of
-    other corpora.
+    """Make the hashes and the ranges that are missing. Those that other processes make come last.
+
+    Raises:
+        NielsCacheError: If they belong to other corpora.
     """
     clear_directory(work.directory)  # of a search that was not in ranges
     force = work.force and duplicates.forces_ranges
@@ -506,7 +531,7 @@ def _make_ranges(duplicates: Duplicates, work: Work) -> None:
 
 
 def _found_in_ranges(duplicates: Duplicates, verify: Verify | None, scratch: Path, work: Work) -> Dropped:
-    """Return the dropped documents, in memory that does not grow with their number. The hashes and the ranges must be there."""
+    """Return the dropped documents, in memory that does not grow with their number. The hashes and the ranges must exist."""
     from niels_cache_assets.dedup.greedy import drop_later
     from niels_cache_assets.dedup.ranges import Buckets
 

@@ -1,4 +1,4 @@
-"""The graph of artifacts. It has everything that a root folder can hold, by key, in build order.
+"""The graph of artifacts: everything that a root folder can hold, by key, in build order.
 
     tokenizer   corpus/NAME   corpus/duplicates   report/NAME   pretrain/NAME   sft/NAME   index/BLEND
 
@@ -42,7 +42,7 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, built_names, 
 
 
 def graph(registry: Registry, root: str | Path) -> Graph:
-    """Return the graph of a configuration. Reads no file until you use an artifact."""
+    """Return the graph of a configuration. This reads no file until you use an artifact."""
     return Graph(registry=registry, root=Path(root))
 
 
@@ -54,7 +54,11 @@ class Graph:
     root: Path
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer. Machines share it if they share a data set, or if they did: then an unfinished attempt may be left."""
+        """Return the tokenizer.
+
+        Machines share it if they share a data set. They may have shared one earlier and have left an unfinished attempt, so this counts as
+        well.
+        """
         was_shared = lease_path(real_path(tokenizer_dir(self.root))).is_dir()
         return Tokenizer(registry=self.registry, root=self.root, is_shared=self.registry.has_parts or was_shared)
 
@@ -66,24 +70,40 @@ class Graph:
         return kind(registry=self.registry, root=self.root, name=name, processes=processes, siblings=siblings)
 
     def joined_corpus(self, name: str) -> JoinedCorpus:
-        """Return the corpus of a data set whose corpus is in parts. Raises NielsCacheError for other data sets."""
+        """Return the corpus of a data set whose corpus is in parts.
+
+        Raises:
+            NielsCacheError: If the corpus of the data set is not in parts.
+        """
         corpus = self.corpus(name)
         if not isinstance(corpus, JoinedCorpus):
             raise NielsCacheError(f"{self.registry.origin}: the corpus of {name} is not in parts; set parts in [pretrain.{name}]")
         return corpus
 
     def corpus_part(self, name: str) -> CorpusPart:
-        """Return a part of a corpus by its name, NAME/part-00017. Raises NielsCacheError for an unknown name."""
+        """Return a part of a corpus by its name, NAME/part-00017.
+
+        Raises:
+            NielsCacheError: If the name is unknown.
+        """
         dataset, _, member = name.rpartition("/")
         joined = self.joined_corpus(dataset)
         return joined.part(self._number(member, "part", joined.source.corpus_parts, f"the corpus of {dataset} has no part"))
 
     def plan(self, name: str) -> PartsPlan:
-        """Return the plan of a data set in parts. Raises NielsCacheError for other data sets."""
+        """Return the plan of a data set in parts.
+
+        Raises:
+            NielsCacheError: If the data set is not in parts.
+        """
         return self.joined_corpus(name).parts_plan if name in self.registry.corpora_in_parts() else self.sealed(name).parts_plan
 
     def hash_range(self, name: str) -> HashRange:
-        """Return a range of the search for duplicates by its name, range-00003. Raises NielsCacheError for an unknown name."""
+        """Return a range of the search for duplicates by its name, range-00003.
+
+        Raises:
+            NielsCacheError: If the name is unknown.
+        """
         count = self.registry.search_ranges
         return self.duplicates().range(self._number(name, "range", count, "the search for duplicates has no range"))
 
@@ -96,9 +116,15 @@ class Graph:
         return CorpusReport(registry=self.registry, root=self.root, name=name)
 
     def dataset(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Dataset:
-        """Return the cache of a data set. Raises NielsCacheError for an unknown name and for invalid settings.
+        """Return the cache of a data set.
 
-        run_settings: values that replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for one run.
+        Args:
+            name: The name of the data set.
+            run_settings: Values that replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for one run. None
+                replaces nothing.
+
+        Raises:
+            NielsCacheError: If the name is unknown or a setting is invalid.
         """
         given = run_settings or {}
         shared = {key: value for key, value in given.items() if key in BuildSettings.model_fields}
@@ -111,27 +137,45 @@ class Graph:
         return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
 
     def cache(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Artifact:
-        """Return the artifact that a build of a data set makes. This is the cache of the data set, or an empty cache if the data set is
-        switched off. Raises the errors of `dataset`.
+        """Return the artifact that a build of a data set makes: its cache, or an empty cache if the data set is switched off.
+
+        Args:
+            name: The name of the data set.
+            run_settings: See `dataset`.
+
+        Raises:
+            NielsCacheError: If the name is unknown or a setting is invalid.
         """
         dataset = self.dataset(name, run_settings)
         return dataset if dataset.source.enabled else SwitchedOff(dataset=dataset)
 
     def sealed(self, name: str) -> Sealed:
-        """Return the cache of a data set in parts. Raises NielsCacheError for a data set without parts."""
+        """Return the cache of a data set in parts.
+
+        Raises:
+            NielsCacheError: If the data set is not in parts.
+        """
         dataset = self.dataset(name)
         if not isinstance(dataset, Sealed):
             raise NielsCacheError(f"{self.registry.origin}: {name} is not in parts; set parts in [pretrain.{name}]")
         return dataset
 
     def part(self, name: str) -> Part:
-        """Return a part by its name, NAME/part-00017. Raises NielsCacheError for an unknown name."""
+        """Return a part by its name, NAME/part-00017.
+
+        Raises:
+            NielsCacheError: If the name is unknown.
+        """
         dataset, _, member = name.rpartition("/")
         sealed = self.sealed(dataset)
         return sealed.part(self._number(member, "part", sealed.source.total_parts, f"{dataset} has no part"))
 
     def _number(self, name: str, prefix: str, count: int, problem: str) -> int:
-        """Return the number in a name such as part-00017. Raises NielsCacheError with `problem` for an unknown name."""
+        """Return the number in a name such as part-00017.
+
+        Raises:
+            NielsCacheError: If the name is unknown, with the message `problem`.
+        """
         number = number_in(name, prefix, count)
         if number is None:
             refuse_choice(self.registry.origin, problem, name, [f"{prefix}-{each:05d}" for each in range(count)])
@@ -164,7 +208,7 @@ class Graph:
         return frozenset(self.keys)
 
     def is_done(self, key: str) -> bool:
-        """Return whether nothing needs this step any more: a part of a joined corpus that is current, or a step of such drop lists."""
+        """Return whether nothing needs this step any more: a part of a current joined corpus, or a step of current drop lists."""
         kind, _, name = key.partition("/")
         if kind in (HASHES, "range"):
             return self.state("corpus/duplicates").state == "in sync"
@@ -190,7 +234,11 @@ class Graph:
         return found
 
     def __getitem__(self, key: str) -> Artifact:
-        """Return the artifact with this key. Raises NielsCacheError for an unknown key."""
+        """Return the artifact with this key.
+
+        Raises:
+            NielsCacheError: If the key is unknown.
+        """
         kind, _, name = key.partition("/")
         if key == "corpus/duplicates":
             return self.duplicates()
@@ -213,11 +261,19 @@ class Graph:
         return kinds[kind](name)
 
     def state(self, key: str) -> CacheState:
-        """Return the state of an artifact. Raises NielsCacheError for an unknown key."""
+        """Return the state of an artifact.
+
+        Raises:
+            NielsCacheError: If the key is unknown.
+        """
         return state_of(self[key])
 
     def dataset_state(self, name: str) -> CacheState:
-        """Return the state of a data set's cache. Raises NielsCacheError for an unknown name."""
+        """Return the state of a data set's cache.
+
+        Raises:
+            NielsCacheError: If the name is unknown.
+        """
         return state_of(self.dataset(name))
 
     def states(self) -> list[CacheState]:
@@ -235,11 +291,16 @@ class Graph:
         return states
 
     def order(self, only: Sequence[str] | None = None) -> list[str]:
-        """Return the keys to build, in order. Without `only`, this is everything that is switched on. With `only`, it is these data sets
-        and blends, and their inputs.
+        """Return the keys to build, in order.
 
         Some artifacts, such as the drop lists, need not wait for all of their inputs. Such an artifact is built after its first inputs, and
-        again after later inputs. So a key may appear twice. The tokenizer is always included. Raises NielsCacheError for an unknown name.
+        again after later inputs. So a key may appear twice. The tokenizer is always included.
+
+        Args:
+            only: The data sets and blends to build, with their inputs. None: everything that is switched on.
+
+        Raises:
+            NielsCacheError: If a name is unknown.
         """
         registry = self.registry
         for name in only or ():
@@ -259,8 +320,10 @@ class Graph:
         return [*prepared, *reports, *built, *blends]
 
     def before(self, key: str) -> list[str]:
-        """Return the steps that only this artifact needs, in build order. They are the plan, the val part and the parts of a cache or of a
-        corpus, and the hashes and ranges of the drop lists. The list is empty if the artifact is made in one piece.
+        """Return the steps that only this artifact needs, in build order.
+
+        They are the plan, the val part and the parts of a cache or of a corpus, and the hashes and ranges of the drop lists. The list is
+        empty if the artifact is made in one piece.
         """
         if key == "corpus/duplicates":
             return [each for each in self.keys if each.partition("/")[0] in (HASHES, "range")]

@@ -2,8 +2,8 @@
 
 The blend comes from a table [blend.NAME], or from a file for Megatron-LM's --data-args-path. The directory of each index is named after the
 hash of everything that decides the index. The runtime's index cache (niels_cache_runtime/megatron/index_cache.py) locks, stages and commits
-each index. It uses the same code as other artifacts (format/commit.py). Only after all indices are open, this artifact knows whether an
-index was missing. For a long blend the steps are compiled if numba is installed; this does not change the arrays.
+each index. It uses the same code as other artifacts (format/commit.py). This artifact only knows whether an index was missing after all
+indices are open. For a long blend the steps are compiled if numba is installed; this does not change the arrays.
 """
 
 import math
@@ -32,8 +32,15 @@ Part = Literal["train", "valid", "test"]
 class BlendPlan:
     """The arguments of `open_blend`.
 
-    labels, paths: the data sets; a path is a prefix, or the folder of a split.
-    weights: as the user gave them.
+    Attributes:
+        labels: The names of the data sets.
+        paths: The data sets. A path is a prefix, or the folder of a split.
+        weights: The weights as the user gave them. None if there are none.
+        num_samples: See `open_blend`.
+        sequence_length: See `open_blend`.
+        seed: See `open_blend`.
+        split: See `open_blend`.
+        part: See `open_blend`.
     """
 
     labels: tuple[str, ...]
@@ -60,9 +67,11 @@ class BlendPlan:
 class Index:
     """One index on disk.
 
-    label: the label of the data set, or "blend".
-    samples: the number of samples.
-    bytes: the size of the arrays.
+    Attributes:
+        label: The label of the data set, or "blend".
+        directory: The folder of the index.
+        samples: The number of samples.
+        bytes: The size of the arrays.
     """
 
     label: str
@@ -83,7 +92,8 @@ def index_folder(root: Path) -> Path:
 def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
     """Return the plan of [blend.NAME], which reads the train splits of its members' caches.
 
-    Raises NielsCacheError for an unknown name (the message has the nearest name), and if the folder of a member holds a different data set.
+    Raises:
+        NielsCacheError: If the name is unknown (the message has the nearest name), or the folder of a member holds a different data set.
     """
     if name not in registry.blend:
         refuse_choice(registry.origin, "no blend", name, registry.blend, registry.elsewhere)
@@ -103,8 +113,11 @@ def plan_of(registry: Registry, name: str, *, root: Path) -> BlendPlan:
 def read_blend_file(path: str | Path) -> tuple[list[str], list[float] | None]:
     """Return the data sets and weights in a file for Megatron-LM's --data-args-path.
 
-    The file contains `WEIGHT PATH WEIGHT PATH ...`, or only paths. Without weights in the file, the weights are None. White space separates
-    the words, also line breaks. Raises NielsCacheError if the file cannot be read or has any other form.
+    The file contains `WEIGHT PATH WEIGHT PATH ...`, or only paths. Without weights in the file, the weights are None. White space,
+    including line breaks, separates the words.
+
+    Raises:
+        NielsCacheError: If the file cannot be read or has any other form.
     """
     try:
         words = Path(path).read_text(encoding="utf-8").split()
@@ -134,9 +147,9 @@ def _number(word: str) -> float | None:
 
 
 def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
-    """Return the existing indices of a plan as {hash: label}, up to the first missing index. Builds nothing.
+    """Return the existing indices of a plan as {hash: label}, up to the first missing index. This builds nothing.
 
-    This costs as much as `open_blend` with finished indices, because the lengths of all documents are hashed.
+    It costs as much as `open_blend` with finished indices, because the lengths of all documents are hashed.
     """
     from niels_cache_runtime.megatron.blended import open_blend  # torch
     from niels_cache_runtime.megatron.index_cache import IndexCache, open_arrays
@@ -156,8 +169,9 @@ def find_indices(plan: BlendPlan, *, root: Path) -> dict[str, str]:
 
 
 def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
-    """Return whether every index of [blend.NAME] exists. The check costs as much as `find_indices`, or nothing if there is no index at
-    all.
+    """Return whether every index of [blend.NAME] exists.
+
+    The check costs as much as `find_indices`, or nothing if there is no index at all.
     """
     if not any(path.is_dir() for path in index_folder(root).glob("*")):
         return False
@@ -169,10 +183,16 @@ def is_prebuilt(registry: Registry, name: str, *, root: Path) -> bool:
 
 
 def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -> Outcome:
-    """Build the missing indices of a plan. progress: called with (name of the array, done, total).
+    """Build the missing indices of a plan.
 
-    Raises NielsCacheError if a data set cannot be opened, or if no sample can be made. Raises NotWrittenError if the folder cannot be
-    written.
+    Args:
+        plan: The plan.
+        root: The folder of the caches.
+        progress: Called with (name of the array, done, total). None: no reports.
+
+    Raises:
+        NielsCacheError: If a data set cannot be opened, or no sample can be made.
+        NotWrittenError: If the folder cannot be written.
     """
     on_progress = None if progress is None else lambda told: progress(*told)
     return materialize(BlendIndex(root=root, name=plan.part, plan=plan), on_progress=on_progress)
@@ -180,12 +200,14 @@ def prebuild(plan: BlendPlan, *, root: Path, progress: Progress | None = None) -
 
 @dataclass(frozen=True, kw_only=True)
 class BlendIndex(Artifact):
-    """The indices of one plan. The plan belongs to a table [blend.NAME] or to any other blend. If `plan` is None, the plan of the table is
-    used.
+    """The indices of one plan. The plan belongs to a table [blend.NAME] or to any other blend.
 
-    The record is the result of `write`; it is not stored. indices: the indices of the data sets in their order, then the index of the blend
-    (a single data set without weights has no blend index). hash: one hash over all indices, which changes only if the samples of a run
-    change.
+    The record is the result of `write`; it is not stored. Its `indices` are the indices of the data sets in their order, then the index of
+    the blend (a single data set without weights has no blend index). Its `hash` covers all indices, and changes only if the samples of a
+    run change.
+
+    Attributes:
+        plan: The plan. None: the plan of the table is used.
     """
 
     registry: Registry | None = None

@@ -1,4 +1,6 @@
-"""The only way to build an artifact. The steps are:
+"""The only way to build an artifact.
+
+The steps are:
 
     1  ask for upstream's revision  unless the build is settled; if upstream is not available, keep a finished build and warn
     2  compute the fingerprint      of everything that decides the bytes
@@ -42,14 +44,21 @@ def materialize(
 ) -> Outcome:
     """Build an artifact, or return a cache hit if the existing build is current.
 
-    force: always build, and do not resume.
-    wait: if another process is building the artifact, wait and check again instead of failing. The same happens if another process takes
-        the artifact over during the build.
-    waits_its_turn: called when a build is certainly necessary. The function returns True if it had to wait, and then the artifact is
-        checked again.
-    tells: whether the people whom [notify] names are told of a failure, of a standstill, and of the end.
-    Raises NielsCacheError if the build fails, Busy if another process builds the artifact, and LeaseLost if another process has taken it
-    over. The last good build then stays.
+    Args:
+        artifact: The artifact.
+        force: Whether to build in any case, and without resuming.
+        wait: If another process is building the artifact, whether to wait and check again instead of failing. The same happens if another
+            process takes the artifact over during the build.
+        on_progress: Called with the progress. Each kind of artifact passes its own type. None: no reports.
+        log: Called with each message. The default discards messages.
+        waits_its_turn: Called when a build is certainly necessary. It returns True if it had to wait, and then the artifact is checked
+            again.
+        tells: Whether to send `[notify]` messages on failure, stall and completion.
+
+    Raises:
+        NielsCacheError: If the build fails. The last good build then stays.
+        Busy: If another process builds the artifact, without `wait`.
+        LeaseLost: If another process has taken the artifact over, without `wait`.
     """
     started = time.monotonic()
     with (
@@ -90,7 +99,8 @@ def materialize(
 class _Missing:
     """An artifact that must be built, with the values that led to this decision.
 
-    place: the value of `place_of` for the directory at the time of the decision.
+    Attributes:
+        place: The value of `place_of` for the directory at the time of the decision.
     """
 
     artifact: Artifact

@@ -1,12 +1,12 @@
-"""The watch over one build. It runs the command in [notify] after a failure, after STALL_MINUTES without progress, and at the end.
+"""The watch over one build, which runs the command in [notify] after a failure, after STALL_MINUTES without progress, and at the end.
 
 The command gets one JSON object on stdin, with the keys `event` (failure, stall or done), `host`, `name` and `text`, one line for people:
 
     niels-cache on gpu7: web/part-00017 failed: pages.jsonl: row 12 is not JSON
 
-An interrupt is not a failure, because somebody asked for it. The same is true if another process builds the same or has taken over. A
-message never changes the result of a build. The build waits for the command, but not longer than a few seconds. If it fails, the log gets a
-warning without its arguments, which may be secrets.
+An interrupt is not a failure, because it was requested. Nor is it a failure if another process builds the same artifact or has taken it
+over. A message never changes the result of a build. The build waits for the command, but not longer than a few seconds. If it fails, the
+log gets a warning without its arguments, which may be secrets.
 """
 
 import json
@@ -35,7 +35,7 @@ _WARNING = "WARNING: "
 
 
 class Watch:
-    """The watch over the build of an artifact. `log` of the build is wrapped, because its last line may be the reason of a standstill."""
+    """The watch over the build of an artifact. It wraps the `log` of the build, because its last line may explain a stall."""
 
     def __init__(self, settings: NotifySettings, key: str, log: Callable[[str], Any]) -> None:
         self._command, self._key, self._log = settings.command, key, log
@@ -48,15 +48,20 @@ class Watch:
         self._log(message)
 
     def done(self, meta: Any) -> None:
-        """Tell that a data set is built. meta: its meta.json. Other kinds of artifacts are not told, because there may be thousands."""
+        """Notify that a data set is built. Nothing is sent for other kinds of artifacts, because there may be thousands.
+
+        Args:
+            meta: The meta.json of the data set.
+        """
         if self._key.partition("/")[0] in FAMILIES:
             self.tell("done", f"is done: {meta['train_tokens']:,} tokens of train, {meta['val_tokens']:,} of val")
 
     @contextmanager
     def standstill(self, on_progress: OnProgress | None) -> Iterator[OnProgress | None]:
-        """Tell during this `with` block if there is no progress for STALL_MINUTES. Tell once, and again only after progress.
+        """Notify during this `with` block if there is no progress for STALL_MINUTES, once for each stall.
 
-        Yield the function to call with the progress. It passes the progress to `on_progress`.
+        Yields:
+            The function to call with the progress, which passes it to `on_progress`.
         """
         if not self._command:
             yield on_progress
@@ -89,7 +94,7 @@ class Watch:
             watcher.join()
 
     def tell(self, event: Literal["failure", "stall", "done"], what: str) -> None:
-        """Run the command with a message, and wait a few seconds for it, because this process may end now. Never fails."""
+        """Run the command with a message, and wait a few seconds for it, because this process may end now. This never fails."""
         if not self._command:
             return
         host, name = os.uname().nodename, shown_name(self._key)
@@ -97,7 +102,7 @@ class Watch:
         text = line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…"
         message = json.dumps({"event": event, "host": host, "name": name, "text": text}, ensure_ascii=False)
         try:
-            problem = _run(self._command, f"{message}\n".encode(errors="replace"))  # a name of a file may be no UTF-8
+            problem = _run(self._command, f"{message}\n".encode(errors="replace"))  # a file name may not be valid UTF-8
         except Exception as error:  # a message never ends a build
             problem = f"{type(error).__name__} {getattr(error, 'strerror', None) or ''}".rstrip()
         if problem is not None:
@@ -107,7 +112,7 @@ class Watch:
 
 
 def _run(command: Sequence[str], message: bytes) -> str | None:
-    """Run the command with a message on stdin. Return its problem, or None."""
+    """Run the command with a message on stdin, and return its problem, or None."""
     nowhere = subprocess.DEVNULL
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, start_new_session=True)
     try:
@@ -122,7 +127,13 @@ def _run(command: Sequence[str], message: bytes) -> str | None:
 
 @contextmanager
 def watched(settings: NotifySettings, key: str, log: Callable[[str], Any]) -> Iterator[Watch]:
-    """Watch a build inside this `with` block. Tell if the block fails, also by a panic of Rust. key: the key of the artifact."""
+    """Watch a build inside this `with` block, and notify if the block fails, including by a panic of Rust.
+
+    Args:
+        settings: The table [notify].
+        key: The key of the artifact.
+        log: Called with each line of the log.
+    """
     watch = Watch(settings, key, log)
     try:
         with panics_as_errors():

@@ -1,4 +1,4 @@
-"""The state of everything on disk, compared with the configuration. The state is derived from meta.json and the sizes of files.
+"""The state of everything on disk, compared with the configuration and derived from meta.json and the sizes of files.
 
 `niels-cache status` and the check `caches_in_sync` show the state of the tokenizer, corpora, duplicates and caches.
 Finding the states costs one or two small reads for each data set, and a look at the size of each file. Nothing is hashed. Upstream is not
@@ -88,9 +88,13 @@ Judgement = tuple[State, str]  # the state, and what to do (empty if nothing nee
 class CacheState:
     """The state of one directory.
 
-    advice: what to do; empty if nothing needs to be done.
-    note: a remark about the existing files.
-    name: the name of a data set; for an input of data sets, `tokenizer`, `corpus/NAME` or `corpus/duplicates`.
+    Attributes:
+        name: The name of a data set. For an input of data sets, `tokenizer`, `corpus/NAME` or `corpus/duplicates`.
+        kind: The kind of artifact.
+        directory: The directory.
+        state: The state.
+        advice: What to do. Empty if nothing needs to be done.
+        note: A remark about the existing files. Empty without a remark.
     """
 
     name: str
@@ -110,9 +114,7 @@ class CacheState:
 
 
 def state_of(artifact: Artifact) -> CacheState:
-    """Return the state of one artifact of a configuration. This costs one or two small reads. A report or an index needs a few more
-    reads.
-    """
+    """Return the state of one artifact of a configuration. This costs one or two small reads, and a few more for a report or an index."""
     if isinstance(artifact, SwitchedOff):
         artifact = artifact.dataset
     kind = cast(Kind, artifact.key.partition("/")[0])
@@ -252,10 +254,10 @@ def _(report: CorpusReport) -> Judgement:
 
 @_judge.register
 def _(index: BlendIndex) -> Judgement:
-    """Return `in sync` if every index exists. The name of an index is the hash of everything that decides it, so an existing index is
-    current.
+    """Return `in sync` if every index exists.
 
-    If a member of the blend or an index is missing, the check costs nothing. Otherwise it costs as much as `find_indices`.
+    The name of an index is the hash of everything that decides it, so an existing index is current. If a member of the blend or an index is
+    missing, the check costs nothing. Otherwise it costs as much as `find_indices`.
     """
     assert index.registry is not None, "an index without a table has no state"
     members = index.registry.blend[index.name].weights
@@ -298,7 +300,15 @@ def index_state(directory: Path) -> CacheState:
 def _state(
     name: str, kind: Kind, directory: Path, judge: Callable[[], Judgement], *, note: Callable[[Meta], str | None] = lambda meta: None
 ) -> CacheState:
-    """Return a CacheState. An error while reading becomes a state too. note: called with the meta.json of a complete directory."""
+    """Return a CacheState. An error while reading becomes a state, too.
+
+    Args:
+        name: The name in the state.
+        kind: The kind of artifact.
+        directory: The directory.
+        judge: Returns the state and the advice.
+        note: Returns a note from the meta.json of a complete directory.
+    """
     try:
         state, advice = judge()
     except _Unusable as error:
@@ -352,7 +362,7 @@ def _read_dataset(directory: Path, family: Family) -> Meta:
 
 
 class _Unusable(NielsCacheError):
-    """A folder that was built, but cannot be used: its state says why."""
+    """A folder that was built but cannot be used, as its state explains."""
 
     def __init__(self, state: State, said: str) -> None:
         super().__init__(said)
@@ -360,8 +370,12 @@ class _Unusable(NielsCacheError):
 
 
 def _read_with(directory: Path, keys: Iterable[str], *, named: bool) -> Meta:
-    """Return the meta.json of a complete folder, which must have these keys. If `named` is True, the folder is FAMILY/NAME, and must hold
-    the data set NAME.
+    """Return the meta.json of a complete folder, which must have certain keys.
+
+    Args:
+        directory: The folder.
+        keys: The required keys.
+        named: Whether the folder is FAMILY/NAME, and must hold the data set NAME.
     """
     return open_one_build(directory, lambda: _read_build(directory, keys, named=named))
 

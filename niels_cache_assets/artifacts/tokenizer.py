@@ -93,7 +93,7 @@ class Tokenizer(Artifact):
         return {**identity, "code_version": CODE_VERSION}
 
     def needs_training(self, *, force: bool = False) -> bool:
-        """Return whether a build would train a model now. False for an imported model, and if the existing model is current."""
+        """Return whether a build would train a model now. This is False for an imported model, and if the existing model is current."""
         if self.is_imported:
             return False
         meta = None if force else self.finished()
@@ -105,7 +105,7 @@ class Tokenizer(Artifact):
         return meta is not None and not self.is_made_of(meta, self.identity())
 
     def users(self) -> list[str]:
-        """Return the data sets whose caches were encoded with the tokenizer that is there. Another tokenizer makes them stale."""
+        """Return the data sets whose caches were encoded with the existing tokenizer. Another tokenizer makes them stale."""
         meta = self.finished()
         built = [
             (name, finished_meta(dataset_dir(self.root, family, name))) for family in FAMILIES for name in built_names(self.root / family)
@@ -113,7 +113,11 @@ class Tokenizer(Artifact):
         return [name for name, cache in built if meta and cache and cache.get("tokenizer_sha256") == meta["sha256"]]
 
     def write(self, work: Work) -> Written:
-        """Import or train a model. Raises NielsCacheError for a model without the special tokens, and if there is no text to train on."""
+        """Import or train a model.
+
+        Raises:
+            NielsCacheError: If the model lacks the special tokens, or there is no text to train on.
+        """
         settings = self.registry.tokenizer
         beginnings: dict[str, list[str]] = {}
         warnings: list[str] = []
@@ -187,7 +191,11 @@ def _identity_of_model(settings: TokenizerSettings, model: str) -> dict[str, Any
 
 
 def _require_readable(settings: TokenizerSettings, model: str) -> Path:
-    """Return the path of the model's file. Raises NielsCacheError if it does not exist."""
+    """Return the path of the model's file.
+
+    Raises:
+        NielsCacheError: If it does not exist.
+    """
     path = json_file(model) if settings.model_kind == "tokenizer.json" else Path(model)
     if not path.is_file():
         raise NielsCacheError(f"{model}: no such tokenizer model; correct [tokenizer] model (--tokenizer-model)")

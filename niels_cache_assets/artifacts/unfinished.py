@@ -1,5 +1,4 @@
-"""The check whether the next build will resume an unfinished build. It reads the journal of the unfinished build, and files on this
-machine.
+"""The check whether the next build will resume an unfinished build, from its journal and from files on this machine.
 
 `niels-cache status` shows the result for each data set. The check compares the journal of the unfinished build with the journal that a
 build of the same revision would write now. The check does not ask upstream, so it does not notice a changed source. Local files of up to
@@ -33,8 +32,9 @@ _OTHER_BUILD = "it was made by another version of niels-cache, or by a run with 
 class Unfinished:
     """An interrupted build.
 
-    stale: why the next build does not resume this build, or None if it does.
-    sure: whether `stale` is certain. A change of upstream does not count here, because only the next build finds out about it.
+    Attributes:
+        stale: Why the next build does not resume this build. None if it does.
+        sure: Whether `stale` is certain. A change of upstream does not count here, because only the next build finds out about it.
     """
 
     stale: str | None
@@ -82,7 +82,7 @@ def _compared(registry: Registry, judged: CacheState, recorded: Recorded, root: 
 
 
 def revision_on_this_machine(source: Source, siblings: Mapping[str, PretrainSource]) -> tuple[str | None] | None:
-    """Return the current revision in a tuple, or None if finding the revision needs the network or much time."""
+    """Return the current revision in a tuple, or None if finding the revision takes the network or much time."""
     if getattr(source, "members", None) or getattr(source, "decontaminate_against", ()):
         return None
     urls = [file.url for file in source.input_files()]

@@ -240,7 +240,7 @@ class Progress:
             the source. None if unknown.
     """
 
-    documents: int  # or conversations
+    documents: int
     tokens: int
     share: float | None
 

@@ -57,7 +57,9 @@ def build_pretrain_cache(
     progress: OnProgress | None = None,
     resume: Resume | None = None,
 ) -> None:
-    """Build `out_dir` (train/, val/, *_doc_ends.npy, *_documents.parquet, meta.json) from a stream of `str` or `Document`.
+    """Build the pretrain cache `out_dir` from a stream of `str` or `Document`.
+
+    The folder contains `train/`, `val/`, `*_doc_ends.npy`, `*_documents.parquet` and meta.json.
 
     Whole documents go to val until it has `max_val_tokens` tokens, then to train until it has `max_train_tokens`. A document that exceeds a
     budget is cut at the budget. Reading stops when both budgets are met. A Document with a `split` goes to that split and uses no budget.

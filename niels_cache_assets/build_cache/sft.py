@@ -109,12 +109,14 @@ def build_sft_cache(
     progress: OnProgress | None = None,
     resume: Resume | None = None,
 ) -> None:
-    """Build `out_dir` ({train,val}_tokens.bin, *_idx.npy, *_examples.parquet, meta.json) from conversations.
+    """Build the SFT cache `out_dir` from conversations.
+
+    The folder contains `train_tokens.bin`, `val_tokens.bin`, `*_idx.npy`, `*_examples.parquet` and meta.json.
 
     Each message becomes the special token of its role, the ids of its content, and EOT, or the tokens that `template` gives. A seeded share
     of the examples goes to val. A Conversation with a `split` goes to that split. A message of the assistant with `"weight": 0` (or another
     key of `sources.messages`) gets no target. If there is such a message, or with a template or pairs, the targets are spans in
-    *_targets.npy and *_target_ends.npy. `out_dir` is replaced in one step at the end. If the build fails, the last good cache stays
+    `*_targets.npy` and `*_target_ends.npy`. `out_dir` is replaced in one step at the end. If the build fails, the last good cache stays
     unchanged.
 
     Args:
@@ -380,9 +382,6 @@ class SftBuild(CacheBuild):
             chunk: The conversations.
             problems: The reasons, by number in the chunk.
             first: The number of the chunk's first conversation in the source.
-
-        Raises:
-            NielsCacheError: If there is such a conversation.
         """
         for index in sorted(problems):
             example, problem = example_name(chunk[index], first + index), problems[index]

@@ -368,5 +368,5 @@ def _seen(directory: Path, meta_sha256: str | None) -> Meta:
         if time.monotonic() > deadline:
             raise NielsCacheError(f"{problem}; the worker must share the cache directory with this machine, at the same path")
         with suppress(OSError):
-            os.listdir(directory.parent)  # makes a client of NFS look again
+            os.listdir(directory.parent)  # makes an NFS client refresh the folder
         time.sleep(_POLL_SECONDS)

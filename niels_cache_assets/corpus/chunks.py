@@ -158,7 +158,7 @@ class ChunkWork:
 
         report = new_report(self.seed, chunk.first, cleaning=self.cleaning)
         given, dropped_by_source, examples = self.source.convert(chunk.documents)
-        for place, (reason, document) in enumerate(examples, start=len(given)):  # after those that are given, so each place is unique
+        for place, (reason, document) in enumerate(examples, start=len(given)):  # after the given documents, so each place is unique
             report.add_example(Rejected(self._readable(document), reason, None), place=place)
         results = [self._clean(document, report) for document in given]
         kept = [document for document in results if document is not None]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_COMPARED = 64  # documents of val, of those compared at once, that share a band with one document of train
 _VAL_AT_ONCE = 1 << 20
-_SIGMAS = 4  # an estimate so many standard deviations below the threshold decides without the texts
+_SIGMAS = 4  # a pair whose estimate is this many standard deviations below the threshold is not compared by its texts
 
 
 def drop_near_val(inputs: Inputs, dropped: Dropped, settings: DedupSettings, *, path: Path, log: Callable[[str], None]) -> Dropped:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 PAIRS = 20  # on each side of the threshold
 EXCERPT_CHARACTERS = 700
 MOST = 100_000
-BELOW = 0.25  # pairs are looked for down to the threshold less this
+BELOW = 0.25  # pairs are searched down to the threshold minus this
 BINS = 100
 _MEMBERS = 8  # compared documents that a document meets in one bucket of a band
 _PAIRS_AT_ONCE = 1 << 16

@@ -115,9 +115,6 @@ def require_whole_numbers(**settings: int | None) -> None:
     """Raise NielsCacheError if a setting is not a whole number or is out of range.
 
     Without this check, a lower-level library would fail on the setting later.
-
-    Raises:
-        NielsCacheError: If there is such a setting.
     """
     for name, value in settings.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool)):

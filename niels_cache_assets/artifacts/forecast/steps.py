@@ -1,8 +1,9 @@
 """The steps of `build-all` in their order, each with what a build would do with it, and why.
 
 The reasons are those of artifacts/state.py. As there, upstream on other machines is not asked for a newer revision. Local files of up to
-256 MB are hashed, so changed files are noticed, except those of a mixture's members. If an input is built first and comes out with the same
-bytes, the step is a cache hit after all. Cost: the states, the sizes of the files, and a sample of some seconds for each data set to build.
+256 MB are hashed, so changed files are noticed, except those of a mixture's members. If an input is built first and has the same bytes
+afterwards, the step is a cache hit after all. Cost: the states, the sizes of the files, and a sample of some seconds for each data set to
+build.
 """
 
 from collections.abc import Sequence
@@ -43,8 +44,12 @@ Action = Literal["build", "cache_hit", "disabled", "skip", "fail"]
 class Step:
     """One step of a build of everything.
 
-    action: what a build would do. state: the state of the existing files, as `niels-cache status` finds it. why: the reason for the action,
-    in words. estimate: None unless the step would build a corpus or a cache.
+    Attributes:
+        key: The key of the artifact.
+        action: What a build would do.
+        state: The state of the existing files, as `niels-cache status` finds it.
+        why: The reason for the action, in words.
+        estimate: What the step reads, writes and takes. None unless the step would build a corpus or a cache.
     """
 
     key: str
@@ -61,10 +66,16 @@ class Step:
 
 
 def forecast(found: Graph, *, only: Sequence[str] | None = None, force: bool = False) -> list[Step]:
-    """Return the steps of a build, in order. Data sets that are switched off come last. Writes nothing.
+    """Return the steps of a build, in order. Data sets that are switched off come last. Nothing is written.
 
-    only, force: as for a build. Raises NielsCacheError for an unknown name, and BadInputs if a tokenizer would be trained and a data set
-    cannot be read.
+    Args:
+        found: The graph.
+        only: The data sets and blends to build. None: everything.
+        force: Whether the build would be forced.
+
+    Raises:
+        NielsCacheError: If a name is unknown.
+        BadInputs: If a tokenizer would be trained and a data set cannot be read.
     """
     order = found.order(only)
     tokenizer = found.tokenizer()
@@ -84,9 +95,13 @@ def _disabled(judged: CacheState, key: str) -> Step:
 
 
 class _Walk:
-    """A walk through the steps in order. Each step knows which earlier steps are built, and which cannot be.
+    """A walk through the steps in order, which knows which earlier steps are built, and which cannot be.
 
-    retrains: whether `force` covers the tokenizer. trains: whether a tokenizer is trained.
+    Args:
+        found: The graph.
+        force: Whether the build would be forced.
+        retrains: Whether `force` covers the tokenizer.
+        trains: Whether a tokenizer is trained.
     """
 
     def __init__(self, found: Graph, *, force: bool, retrains: bool, trains: bool) -> None:
@@ -96,7 +111,7 @@ class _Walk:
         self._building: set[str] = set()
         self._new: set[str] = set()  # keys that are built after the artifacts that use existing inputs
         self._lacking: set[str] = set()
-        self._done: dict[str, bool] = {}  # by what parts belong to
+        self._done: dict[str, bool] = {}  # by the key of the cache or corpus that parts belong to
         self._volumes = Volumes(found, lambda: self._encoder)
         self.steps: list[Step] = []
 
@@ -122,7 +137,7 @@ class _Walk:
             self._new.difference_update(artifact.inputs())
 
     def _is_done(self, artifact: Artifact) -> bool:
-        """Return whether nothing needs this part or range, because the corpus or the drop lists are there, and no input is built."""
+        """Return whether nothing needs this part or range, because the corpus or the drop lists exist, and no input is built."""
         owner = artifact.key.rpartition("/")[0] if isinstance(artifact, CorpusPart) else "ranges"
         if not isinstance(artifact, CorpusPart | Hashes | HashRange) or not self._building.isdisjoint(artifact.inputs()):
             return False
@@ -181,7 +196,11 @@ class _Walk:
         return lacking
 
     def _with_revision(self, judged: CacheState, artifact: Artifact) -> CacheState:
-        """Return the state after a look at the files on this machine. Raises NielsCacheError if a file is missing."""
+        """Return the state after checking the files on this machine.
+
+        Raises:
+            NielsCacheError: If a file is missing.
+        """
         source = _source_of(artifact)
         if source is None or judged.condition != "complete":
             return judged
@@ -194,7 +213,11 @@ class _Walk:
     # Estimates
 
     def _estimate(self, artifact: Artifact) -> Estimate | None:
-        """Return the estimate of a step that is built. Raises NielsCacheError for data that a build would reject at once."""
+        """Return the estimate of a step that is built.
+
+        Raises:
+            NielsCacheError: If a build would reject the data at once.
+        """
         source = _source_of(artifact)
         if source is not None:
             name = artifact.key.partition("/")[2]
@@ -259,7 +282,7 @@ class _Walk:
 
     @cached_property
     def _tokenizer(self) -> TextTokenizer | None:
-        """The tokenizer of the build; None if it is trained first, and if it cannot be imported."""
+        """The tokenizer of the build. None if it is trained first, and if it cannot be imported."""
         key = self._graph.tokenizer().key
         if self._trains or key in self._lacking:
             return None
@@ -276,7 +299,7 @@ class _Walk:
         return None if self._tokenizer is None else encoder_of(self._tokenizer)
 
     def _volume_of_corpus(self, artifact: Pretrain) -> Volume:
-        """Return the volume of the corpus that a cache is built from; before the corpus exists, that of its source."""
+        """Return the volume of the corpus that a cache is built from. Before the corpus exists, it is that of its source."""
         if not self._building.isdisjoint(artifact.inputs()[1:]):
             return replace(self._volumes.of_source(artifact.name), remark="cleaning and duplicates are not taken off yet")
         assert artifact.prepared is not None

@@ -1,9 +1,8 @@
-"""How much text the data sets of a configuration have, and the tokens, time and disk space of a build of so much text.
+"""Estimates of the amount of text in the data sets, and of the tokens, time and disk space of a build.
 
 The files of each source are listed once, and sampled once. A sample is the first 2 MB of text, or what 3 seconds of reading give. It is
 encoded by the code that a build uses. Only sources that read files on this machine are sampled. Cost: some seconds for each source, and the
-memory of the first batches of documents. Every number is about right, and none is exact: the rest of a source may differ
-from its beginning.
+memory of the first batches of documents. Every number is approximate: the rest of a source may differ from its beginning.
 """
 
 from __future__ import annotations
@@ -46,9 +45,14 @@ Batch = TypeVar("Batch", bound=Sized)
 class Sample:
     """The beginning of a source.
 
-    items: the number of its documents or conversations. unit: `document` or `conversation`. text_bytes: the bytes of their text. share: the
-    part of the source that they are, 0 to 1; None if it is unknown. tokens_per_byte: tokens for one byte of text, with EOT and roles; None
-    without a tokenizer. read_seconds: the time of reading. encode_seconds: the time of encoding on one thread; None without a tokenizer.
+    Attributes:
+        items: The number of its documents or conversations.
+        unit: `document` or `conversation`.
+        text_bytes: The number of bytes of their text.
+        share: The share of the source that they are, 0 to 1. None if unknown.
+        tokens_per_byte: The number of tokens for one byte of text, with EOT and roles. None without a tokenizer.
+        read_seconds: The time of reading.
+        encode_seconds: The time of encoding on one thread. None without a tokenizer.
     """
 
     items: int
@@ -72,7 +76,8 @@ def encoder_of(tokenizer: TextTokenizer) -> BuildTokenizer:
 def sample_of_source(source: Source, files: Sequence[ListedFile], *, seed: int, encoder: BuildTokenizer | None) -> Sample | None:
     """Return the sample of a source that reads these files of this machine. Return None if it begins without text.
 
-    Raises NielsCacheError for files that cannot be read.
+    Raises:
+        NielsCacheError: If a file cannot be read.
     """
     context = StreamContext(seed=seed)
     if isinstance(source, SftSource):
@@ -121,7 +126,16 @@ def _sample(
     unit: str = "document",
     specials_each: int,
 ) -> Sample | None:
-    """Return the sample at the beginning of a stream. specials_each: the number of special tokens that a build adds to each text."""
+    """Return the sample at the beginning of a stream.
+
+    Args:
+        batches: The stream.
+        texts_of: Returns the texts of a batch.
+        context: The context of the stream.
+        encoder: The tokenizer that encodes. None: nothing is encoded.
+        unit: `document` or `conversation`.
+        specials_each: The number of special tokens that a build adds to each text.
+    """
     texts: list[str] = []
     items = size = 0
     share: float | None = 1.0
@@ -164,10 +178,14 @@ def _bytes(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """About what one step reads, makes and takes. None stands for unknown.
+    """An estimate of what one step reads, writes and takes. None stands for unknown.
 
-    bytes_to_read: the bytes of the files, on their disk. A pass that only counts documents is not included. tokens: of train and val.
-    seconds: the time of the build on this machine. disk_bytes: the disk space of the result. basis: in words, where the numbers come from.
+    Attributes:
+        bytes_to_read: The number of bytes of the files, on their disk. A pass that only counts documents is not included.
+        tokens: The number of tokens of train and val.
+        seconds: The time of the build on this machine.
+        disk_bytes: The disk space of the result.
+        basis: Where the numbers come from, in words.
     """
 
     bytes_to_read: int | None
@@ -179,11 +197,14 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Volume:
-    """The size of a source.
+    """The size of a source. None stands for unknown.
 
-    file_bytes: the bytes of its files. text_bytes: the bytes of its text, as far as the sample or the sizes of the files tell. sample: the
-    beginning of its text. no_sample: why there is no sample. remark: a note about this volume. None
-    stands for unknown.
+    Attributes:
+        file_bytes: The number of bytes of its files.
+        text_bytes: The number of bytes of its text, estimated from the sample or the sizes of the files.
+        sample: The beginning of its text.
+        no_sample: Why there is no sample.
+        remark: A note about this volume.
     """
 
     file_bytes: int | None = None
@@ -205,7 +226,11 @@ class Volume:
         return self.text_bytes / self.sample.text_bytes * self.sample.read_seconds
 
     def basis(self, *, budget: int | None) -> str:
-        """Return in words where an estimate of this volume comes from. budget: the token budget, or None."""
+        """Return in words where an estimate of this volume comes from.
+
+        Args:
+            budget: The token budget. None if there is none.
+        """
         if self.sample is None:
             said = [f"no sample, because {self.no_sample}"]
         else:
@@ -223,8 +248,13 @@ class Volume:
 def of_cache(volume: Volume, *, family: Family, budget: int | None, token_bytes: int, threads: int, counts_first: bool = False) -> Estimate:
     """Return the estimate of a cache that is built from this volume of text.
 
-    budget: the most tokens that the build makes, or None. token_bytes: the size of a token. threads: the number of threads that encode.
-    counts_first: whether the build reads the source once before, to count its documents.
+    Args:
+        volume: The size of the source.
+        family: The family of the cache.
+        budget: The maximum number of tokens of the build. None for no limit.
+        token_bytes: The size of a token.
+        threads: The number of threads that encode.
+        counts_first: Whether the build reads the source once before, to count its documents.
     """
     sample = volume.sample
     per_byte = 1 / BYTES_PER_TOKEN if sample is None or sample.tokens_per_byte is None else sample.tokens_per_byte
@@ -265,7 +295,12 @@ def _need(family: Family, tokens: int, token_bytes: int) -> Need | None:
 
 
 class Volumes:
-    """The volumes of the data sets, and the plans of those in parts. encoder: returns the tokenizer that encodes samples, or None."""
+    """The volumes of the data sets, and the plans of those in parts.
+
+    Args:
+        found: The graph.
+        encoder: Returns the tokenizer that encodes samples, or None.
+    """
 
     def __init__(self, found: Graph, encoder: Callable[[], BuildTokenizer | None]) -> None:
         self._graph, self._registry, self._encoder = found, found.registry, encoder
@@ -282,13 +317,17 @@ class Volumes:
         return Volume(file_bytes=total_bytes(meta["files"]), text_bytes=text_bytes, sample=sample, no_sample="its corpus has no text")
 
     def plan(self, name: str) -> Plan | None:
-        """Return the plan that was made in memory, else the plan on disk. Return None if the list of files cannot be reached now."""
+        """Return the plan that was made in memory, or else the plan on disk. Return None if the list of files cannot be reached now."""
         if name not in self._plans:
             self._plans[name] = self._graph.sealed(name).parts_plan.read()
         return self._plans[name]
 
     def make_plan(self, artifact: PartsPlan) -> None:
-        """Make the plan of a data set in memory. Raises NielsCacheError if its files cannot be divided."""
+        """Make the plan of a data set in memory.
+
+        Raises:
+            NielsCacheError: If its files cannot be divided.
+        """
         name, source, files = artifact.name, artifact.source, self._files(artifact.name)
         self._plans[name] = None
         if files is not None and source.added:
@@ -315,7 +354,7 @@ class Volumes:
         return Plan.of({"fingerprint": "", "dataset_revision": revision, "groups": [*map(entry_of_group, groups)]})
 
     def _files(self, name: str) -> list[ListedFile] | None:
-        """Return the files of a data set with their sizes; None without a list, and if the list cannot be reached now."""
+        """Return the files of a data set with their sizes. Return None without a list, and if the list cannot be reached now."""
         if name not in self._listings:
             try:
                 with briefly(seconds=ONE_TRY):
@@ -326,7 +365,11 @@ class Volumes:
         return self._listings[name]
 
     def of_source(self, name: str) -> Volume:
-        """Return the volume of the source of a data set. Raises NielsCacheError for files that cannot be read."""
+        """Return the volume of the source of a data set.
+
+        Raises:
+            NielsCacheError: If a file cannot be read.
+        """
         if name not in self._volumes:
             self._volumes[name] = self._found_volume(name)
         return self._volumes[name]

@@ -6,7 +6,7 @@ the parts and the seal have in common.
 If val must be known before the parts, it is made first, `pretrain/.parts/NAME/val` (`ValPart`). With token budgets, val is the head of each
 part, before any shuffle. Each part gives its share of `val_tokens`. meta.json records how many documents were taken from the head of each
 part, and the parts leave out exactly these. At most twice `val_tokens` is encoded. With `val_frac` and `decontaminate`, val is what a hash
-chooses from all files, so all text is read once. Its texts are kept beside its tokens, because every part is compared with them. The parts
+chooses from all files, so all text is read once. Its texts are kept next to its tokens, because every part is compared with them. The parts
 leave out what the hash chooses. The reference encodes. A killed build of val resumes at the part that it was reading. Only the first parts
 give to val. Files that are added later do not change it.
 
@@ -70,7 +70,12 @@ class OfPlan(Pretrain):
     source: SourceWithParts
 
     def beside(self, kind: Callable[..., Kind], **own: Any) -> Kind:
-        """Return another artifact of this data set. own: its other fields."""
+        """Return another artifact of this data set.
+
+        Args:
+            kind: The class of the artifact.
+            **own: Its other fields.
+        """
         return kind(registry=self.registry, root=self.root, name=self.name, source=self.source, build=self.build, **own)
 
     @property
@@ -80,7 +85,11 @@ class OfPlan(Pretrain):
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of these settings. Raises NielsCacheError if it is missing or of other settings."""
+        """The plan of these settings.
+
+        Raises:
+            NielsCacheError: If the plan is missing or has other settings.
+        """
         return self.parts_plan.read()
 
     @property
@@ -127,7 +136,7 @@ class OfPlan(Pretrain):
         return meta if meta is not None and self.holds(meta) else None
 
     def holds(self, meta: Meta) -> bool:
-        """Return whether the content of the files is that of meta.json. Reads them only with verify_parts = "sha256" in [build]."""
+        """Return whether the content of the files is that of meta.json. They are read only with verify_parts = "sha256" in [build]."""
         if self.build.verify_parts == "sha256":
             try:
                 self.check_files(meta)
@@ -138,7 +147,9 @@ class OfPlan(Pretrain):
     def check_files(self, meta: Meta, directory: Path | None = None) -> None:
         """Raise NielsCacheError for a file that differs from meta.json, by size or by content ([build] verify_parts).
 
-        directory: the folder of the cache, if it is another one.
+        Args:
+            meta: The meta.json.
+            directory: The folder of the cache. None: the folder of this artifact.
         """
         directory = directory or self.directory
         listed = listed_files(meta, directory)
@@ -153,7 +164,15 @@ class OfPlan(Pretrain):
         return f"{self.name}/{self.member}"
 
     def stream_of(self, planned: PlannedPart, **how: Any) -> PartStream:
-        """Return the stream of a part. how: `skip`, `only` and `excludes` of `part_stream`. Raises NielsCacheError for a missing file."""
+        """Return the stream of a part.
+
+        Args:
+            planned: The part in the plan.
+            **how: Arguments `skip`, `only` and `excludes` of `part_stream`.
+
+        Raises:
+            NielsCacheError: If a file is missing.
+        """
         return part_stream(
             self.source, planned.files, revision=planned.revision, text_field=planned.text_field, seed=self.build.seed, **how
         )
@@ -180,7 +199,7 @@ class OfPlan(Pretrain):
         return frozenset()
 
     def of_removed_ids(self, meta: Meta, made_of: Mapping[str, Any]) -> Meta:
-        """Return the meta.json of a new cache with a fingerprint for which only those ids of `exclude` count that this build removed."""
+        """Return the meta.json of a new cache, with the fingerprint recomputed for only the excluded ids that this build removed."""
         if self.source.exclude is None or self.source.prepare:
             return meta
         return {**meta, "fingerprint": fingerprint_of(with_ids(made_of, removed_ids(meta) | self.ids_elsewhere()))}
@@ -213,7 +232,11 @@ class OfCorpus(OfPlan):
 
     @cached_property
     def corpus(self) -> PreparedCorpus:
-        """The corpus, without its duplicates. Raises NielsCacheError if it or its drop list is not current."""
+        """The corpus, without its duplicates.
+
+        Raises:
+            NielsCacheError: If the corpus or its drop list is not current.
+        """
         assert self.prepared is not None  # the table has `prepare`
         return self.prepared
 
@@ -240,8 +263,9 @@ _GROUP_CHARACTERS = 1 << 21
 
 
 def _as_they_count(batch: EncodedDocuments, splitter: BudgetSplitter, build: PretrainBuild) -> Iterable[EncodedDocuments]:
-    """Return the batch. If the share of val may end in it, and some of its documents were dropped, return each document alone instead:
-    documents after the end are neither taken nor counted.
+    """Return the batch, or its documents one by one if the share of val may end in it and some of its documents were dropped.
+
+    Documents after the end are neither taken nor counted.
     """
     if not batch.drops.dropped or int(batch.lengths.sum()) < splitter.remaining["val"]:
         return [batch]
@@ -265,7 +289,12 @@ def _texts_name(planned: PlannedPart) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """The state between two parts. taken: how many documents the head of each part gave so far. cut: ordinals of cut documents."""
+    """The state between two parts.
+
+    Attributes:
+        taken: How many documents the head of each part gave so far.
+        cut: The ordinals of cut documents.
+    """
 
     taken: list[int]
     cut: list[int]
@@ -275,7 +304,13 @@ class _State:
 
 
 def _with_excluded(state: _State, planned: PlannedPart, facts: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Return the removed documents of each part by id, with those of this part. facts: of its stream up to the last document of val."""
+    """Return the removed documents of each part by id, including those of this part.
+
+    Args:
+        state: The state before this part.
+        planned: This part in the plan.
+        facts: The facts of its stream up to the last document of val.
+    """
     removed = facts.get(EXCLUDED)
     return {**state.excluded, planned.name: dict(removed)} if removed else state.excluded
 
@@ -310,7 +345,8 @@ class ValPart(OfPlan):
     def ids_left_out(self, planned: PlannedPart | None = None) -> frozenset[str]:
         """Return the ids of `exclude` that the finished val part holds or has removed. Empty if it is not built.
 
-        planned: return only those in the head of this part.
+        Args:
+            planned: Return only the ids in the head of this part. None: all ids.
         """
         meta = None if self.source.exclude is None else self.finished()
         if meta is None or self.source.exclude is None:
@@ -338,7 +374,11 @@ class ValPart(OfPlan):
         return Artifact.journal(self, revision)
 
     def documents(self) -> Iterator[Document]:
-        """Yield the texts of a hashed val. Raises NielsCacheError for a damaged file."""
+        """Yield the texts of a hashed val.
+
+        Raises:
+            NielsCacheError: If the file is damaged.
+        """
         import pyarrow
         import pyarrow.parquet
 
@@ -508,7 +548,7 @@ class Part(OfPlan):
     def identity_with(self, tokenizer_sha256: str | None, vocab_size: int | None, revision: str | None) -> dict[str, Any]:
         identity = super().identity_with(tokenizer_sha256, vocab_size, revision)
         if self.source.decontaminate != "off" and self.number >= self.source.parts:
-            identity["val"] = self.plan.first.fingerprint  # the plan of added files does not tell which val they are compared with
+            identity["val"] = self.plan.first.fingerprint  # the plan of added files does not say which val they are compared with
         if self.source.decontaminate != "off" and (left_out := self._ids_of_val):
             identity["val_exclude"] = identity_of_ids(left_out)["exclude"]  # this part is compared with the rest of val
         return identity
@@ -538,7 +578,11 @@ class Part(OfPlan):
 
     @cached_property
     def _val_part(self) -> ValPart | None:
-        """The val part. Raises NielsCacheError if it does not exist as configured."""
+        """The val part, or None if the data set has none.
+
+        Raises:
+            NielsCacheError: If it does not exist as configured.
+        """
         if not self.source.has_val_part:
             return None
         val = self._val
@@ -547,7 +591,7 @@ class Part(OfPlan):
 
     @cached_property
     def _taken(self) -> list[int]:
-        """How many documents the val part has taken from the head of each part. It takes none of added files."""
+        """The number of documents that the val part has taken from the head of each part. It takes none from added files."""
         taken: list[int] = [] if self._val_part is None else self._val_part.current()["part"]["taken"]
         return [*taken, *[0] * (len(self.plan.parts) - len(taken))]
 
@@ -573,7 +617,7 @@ class Part(OfPlan):
 
     def need(self) -> Need | None:
         is_packed = any(is_compressed(file.name) for file in self.planned.files)
-        tells_all = all(file.bytes for file in self.planned.files)  # 0: empty, or its server tells no size
+        tells_all = all(file.bytes for file in self.planned.files)  # 0: the file is empty, or its server reports no size
         text_bytes = sum(file.bytes for file in self.planned.files) if tells_all and not is_packed else None
         budget = self.planned.train_tokens
         return pretrain_need(train_tokens=budget, val_tokens=0, token_bytes=self.token_bytes, text_bytes=text_bytes, exact=False)
@@ -597,7 +641,7 @@ class Part(OfPlan):
         )
 
     def documents(self, context: StreamContext) -> Iterator[DocumentBatch]:
-        """Yield the documents of the part, from the place where `context` begins."""
+        """Yield the documents of the part, from the position where `context` begins."""
         return self.stream.documents(context)
 
     def write(self, work: Work) -> Written:
@@ -661,7 +705,7 @@ class WholePart(Part):
 
     @cached_property
     def built(self) -> Meta | None:
-        """The meta.json of the cache that one process built, if it is still in the place of the data set and has these settings."""
+        """The meta.json of the cache that one process built, if it is still in the folder of the data set and has these settings."""
         meta = self._of_one_process()
         if meta is None or not self.is_current(meta):
             return None
@@ -697,7 +741,7 @@ class WholePart(Part):
         return Pretrain.builder(self, self._of_plan(context), provenance, progress)
 
     def _of_plan(self, context: StreamContext) -> StreamContext:
-        """Return the context with the files of the plan, because the patterns may match other files now. A commit of the hub cannot."""
+        """Return the context with the files of the plan, because the patterns may match other files now. A commit of the hub is fixed."""
         return context if isinstance(self.source, HubData) else replace(context, files=[file for _, file in self.stream.files])
 
     def write(self, work: Work) -> Written:

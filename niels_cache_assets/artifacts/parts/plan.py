@@ -1,6 +1,6 @@
-"""The plan of a data set in parts: `pretrain/.parts/NAME/plan.json`. It lies beside the parts, so only this file is replaced.
+"""The plan of a data set in parts: `pretrain/.parts/NAME/plan.json`. It lies next to the parts, so only this file is replaced.
 
-`check_addition` checks files that shall be added, before the table is written. It lists the new files, and reads none of them.
+`check_addition` checks files to add before the table is written. It lists the new files, and reads none of them.
 """
 
 import os
@@ -72,8 +72,9 @@ class PartsPlan(Artifact):
         return meta
 
     def is_settled(self, meta: Meta) -> bool:
-        """Return whether the plan has these settings and lists files of other machines. Such files are listed only once, because everybody
-        reads the plan.
+        """Return whether the plan has these settings and lists files of other machines.
+
+        Such files are listed only once, because every machine reads the plan.
         """
         if not self._lists_other_machines or meta.get("added_patterns", self._added_patterns) != self._added_patterns:
             return False
@@ -91,8 +92,9 @@ class PartsPlan(Artifact):
 
     @property
     def _uncounted(self) -> tuple[str, ...]:
-        """The keys of a table `added` that its identity leaves out. The revision of the user's files covers their names; a commit of the
-        hub does not tell which of its files were chosen.
+        """The keys of a table `added` that its identity leaves out.
+
+        The revision of the user's files covers their names; a commit of the hub does not say which of its files were chosen.
         """
         return () if isinstance(self.source, HubData) else ("files",)
 
@@ -104,9 +106,13 @@ class PartsPlan(Artifact):
         return {**self.identity_of_group(0, revision), **({"added": added} if added else {})}
 
     def identity_of_group(self, number: int, revision: str | None) -> dict[str, Any]:
-        """Return everything that decides a group of parts. number: 0 for the first parts, then the tables `added`.
+        """Return everything that decides a group of parts.
 
-        The first parts have the identity of a data set that never grew. `revision`: that of the files of the group.
+        The first parts have the identity of a data set that never grew.
+
+        Args:
+            number: 0 for the first parts, then the tables `added`.
+            revision: The revision of the files of the group.
         """
         source = {key: value for key, value in self.source.identity().items() if key != "exclude"}  # it counts for each part on its own
         identity: dict[str, Any] = {
@@ -127,7 +133,11 @@ class PartsPlan(Artifact):
         return identity
 
     def read(self) -> Plan:
-        """Return the plan of these settings. Raises NielsCacheError if it is missing, damaged, or of other settings."""
+        """Return the plan of these settings.
+
+        Raises:
+            NielsCacheError: If the plan is missing or damaged, or has other settings.
+        """
         meta = read_meta(str(self.place))
         then, now = meta.get("made_of", {}), recordable(self.identity(meta.get("dataset_revision")))
         if then != now:
@@ -192,8 +202,11 @@ class PartsPlan(Artifact):
     def grown(self, work: Work) -> list[PlannedGroup]:
         """Return the groups of a data set that grows: those of the last plan stay as they are, and new ones come after them.
 
-        The table and upstream decide everything else. So a plan that is made from nothing gives the same parts, if the files that were
-        there are unchanged. Raises NielsCacheError for files of built parts that were changed or deleted, unless the plan is forced.
+        The table and upstream decide everything else. So a plan that is made from nothing gives the same parts, if the older files are
+        unchanged.
+
+        Raises:
+            NielsCacheError: If files of built parts were changed or deleted, unless the plan is forced.
         """
         last = None if work.force else self.finished()
         then = () if last is None else Plan.of(last).groups
@@ -230,7 +243,7 @@ class PartsPlan(Artifact):
         return then
 
     def _refuse_other_files(self, now: PlannedGroup) -> None:
-        """Raise NielsCacheError if one process has built the data set, from other files than the first ones of today."""
+        """Raise NielsCacheError if one process has built the data set from files other than the current first ones."""
         cache = dataset_dir(self.root, "pretrain", self.name)
         meta = finished_meta(cache)
         if meta is None or not meta.get("built") or "parts" in meta or meta.get("dataset_revision") == now.revision:
@@ -244,10 +257,16 @@ class PartsPlan(Artifact):
         )
 
     def group(self, number: int, revision: str | None, *, text_field: str | None = None, hashed: bool = True) -> PlannedGroup:
-        """Return a group of parts for the files of upstream at `revision`. number: 0 for the first parts, then the tables `added`.
+        """Return a group of parts for the files of upstream at `revision`.
 
-        text_field: that of the first parts, for the tables `added`. hashed: if False, only sizes and names are read, for an estimate.
-        Raises NielsCacheError if the files cannot be divided.
+        Args:
+            number: 0 for the first parts, then the tables `added`.
+            revision: The revision of upstream.
+            text_field: The text field of the first parts, for the tables `added`. None: it is found in the files.
+            hashed: Whether the files are hashed. If not, only sizes and names are read, for an estimate.
+
+        Raises:
+            NielsCacheError: If the files cannot be divided.
         """
         source = self.source
         files, parts = source.list_files(revision, group=number, hashed=hashed), source.parts
@@ -287,7 +306,7 @@ def _told(**files: Sequence[str]) -> str:
 
 
 class PlanOfMember:
-    """A `sources.types.MemberPlan`. Reads the plan on disk once, when it is needed."""
+    """The plan of a member of a mixture (`sources.types.MemberPlan`), which is read from the disk once, when it is needed."""
 
     def __init__(self, artifact: PartsPlan) -> None:
         self._artifact = artifact
@@ -333,7 +352,13 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, kw_only=True)
 class Addition:
-    """Files that can be added. entry: the new table. keys: other keys that the table of the data set needs. files: the new files."""
+    """Files that can be added.
+
+    Attributes:
+        entry: The new table.
+        keys: Other keys that the table of the data set needs.
+        files: The new files.
+    """
 
     entry: Mapping[str, Any]
     keys: Mapping[str, Any]
@@ -343,11 +368,18 @@ class Addition:
 def check_addition(
     registry: Registry, root: Path, name: str, there: Sequence[Mapping[str, Any]], wanted: Mapping[str, Any]
 ) -> Addition | None:
-    """Return the table to write for files that a data set shall grow by. Return None if the same table is there already.
+    """Return the table to write for files that are added to a data set, or None if the same table exists already.
 
-    there: the tables `added` as the file of the configuration has them. wanted: the new one, without a commit of the hub.
-    Raises NielsCacheError for a pattern without files, for files that the data set already has, and for more parts than files. Also raises
-    it for a data set of the hub that one process has built, if its pinned commit is not the one that was built.
+    Args:
+        registry: The configuration.
+        root: The folder of the caches.
+        name: The name of the data set.
+        there: The tables `added` in the file of the configuration.
+        wanted: The new table, without a commit of the hub.
+
+    Raises:
+        NielsCacheError: If a pattern has no files, the data set already has some of the files, or there are more parts than files. Also if
+            one process has built a data set of the hub, and its pinned commit is not the one that was built.
     """
     for entry in there:
         if entry.get("files") == wanted["files"]:
@@ -399,7 +431,11 @@ def _pinned(registry: Registry, name: str, source: HubData, built: str) -> dict[
 
 
 def _grown(registry: Registry, name: str, keys: Mapping[str, Any]) -> SourceWithParts:
-    """Return the table of a data set with these keys. Raises NielsCacheError if it cannot have them."""
+    """Return the table of a data set with these keys.
+
+    Raises:
+        NielsCacheError: If it cannot have them.
+    """
     options = {f"pretrain.{name}.{key}": _WHERE for key in keys} | {f"pretrain.{name}": _WHERE}
     loaded = load_registry(profile=registry.profile, config=registry.origin, overrides={"pretrain": {name: dict(keys)}}, options=options)
     grown = loaded.pretrain[name]
@@ -423,10 +459,10 @@ def _known_files(plan: PartsPlan, source: SourceWithParts, *, is_whole: bool) ->
 
 
 def _address(file: ListedFile, url: str) -> str:
-    """Return what tells a file apart from others: its name on the hub, else its path or address."""
+    """Return what distinguishes a file from others: its name on the hub, or else its path or address."""
     return file.name if url.startswith("hf://") else _place(url)
 
 
 def _place(url: str) -> str:
-    """Return an address, or a path without links, because a link may lead to a file that is there already."""
+    """Return an address, or a path with links resolved, because a link may lead to a file that is in the data set already."""
     return url if "://" in url else os.path.realpath(url)

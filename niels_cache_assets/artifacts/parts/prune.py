@@ -1,4 +1,4 @@
-"""The removal of parts that a complete cache no longer needs: of an earlier plan, or of a data set that is not in parts any more.
+"""The removal of parts that a complete cache no longer needs: of an earlier plan, or of a data set that is no longer in parts.
 
 If no data set is searched for duplicates any more, the hashes and the ranges of an unfinished search are removed too.
 """
@@ -27,7 +27,9 @@ from niels_cache_runtime.format.meta import read_meta
 class Pruned(NamedTuple):
     """A removed part or range, or its unfinished build.
 
-    bytes: the size of its files. Hard links of the cache keep the bytes that they share with it.
+    Attributes:
+        directory: The removed folder.
+        bytes: The size of its files. Hard links of the cache keep the bytes that they share with it.
     """
 
     directory: Path
@@ -35,11 +37,13 @@ class Pruned(NamedTuple):
 
 
 def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> list[Pruned]:
-    """Remove the parts and the unfinished parts that the complete cache of a data set does not need for a repair. Return them, in order.
-    If no data set has "dedup" any more, also remove the hashes and the ranges of an unfinished search for duplicates.
+    """Remove the parts and the unfinished parts that the complete cache of a data set does not need for a repair, and return them.
 
-    The parts of the current plan stay, because a repair and growth need them. Raises NielsCacheError if the cache is not complete, or if a
-    part that would be removed is being built.
+    If no data set has "dedup" any more, also remove the hashes and the ranges of an unfinished search for duplicates. The parts of the
+    current plan stay, because a repair and growth need them.
+
+    Raises:
+        NielsCacheError: If the cache is not complete, or a part that would be removed is being built.
     """
     state = graph.dataset_state(name)
     if state.state != "in sync":
@@ -62,7 +66,7 @@ def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> lis
         for each, stays in ((folder, kept), (of_corpus, kept_of_corpus)):
             if not stays:
                 remove(each / FOUND_NAME)
-                with suppress(OSError):  # something else lies there
+                with suppress(OSError):  # something else is in the folder
                     each.rmdir()
         return removed
     except OSError as error:
@@ -70,7 +74,7 @@ def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> lis
 
 
 def _pruned(graph: Graph, folder: Path, kept: Mapping[str, object], log: Log) -> list[Pruned]:
-    """Remove all parts in a folder except those that are kept. Return them, in order."""
+    """Remove all parts in a folder except those that are kept, and return them, in order."""
     removed: list[Pruned] = []
     for target in targets_in(folder):
         if target.name in kept and (not target.exists() or _plan_of(target) == kept[target.name]):

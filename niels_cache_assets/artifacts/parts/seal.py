@@ -88,7 +88,7 @@ class Sealed(OfPlan):
         return Dataset.provenance(self, revision, fingerprint)
 
     def need(self) -> Need | None:
-        return None  # links take no room; if links are refused, the seal asks for room itself
+        return None  # links take no disk space; if links are refused, the seal requests space itself
 
     def write(self, work: Work) -> Written:
         members = [*self._members()]
@@ -110,7 +110,11 @@ class Sealed(OfPlan):
         return Written(meta=meta, warning=self._shortfall(members))
 
     def _members(self) -> Iterator[Member]:
-        """Yield the finished parts in order, the val part first. Raises NielsCacheError for a part that cannot be joined."""
+        """Yield the finished parts in order, the val part first.
+
+        Raises:
+            NielsCacheError: If a part cannot be joined.
+        """
         of_parts: tuple[Split, ...] = ("train",) if self.source.has_val_part else SPLITS
         for member in self.members():
             splits: tuple[Split, ...] = ("val",) if isinstance(member, ValPart) else of_parts
@@ -144,7 +148,7 @@ class Sealed(OfPlan):
             raise NielsCacheError(f"{self.parts_plan.place}: {again}")
 
     def progress_of_parts(self) -> str:
-        """Return how many parts are built, stale, unfinished, and being built, in words. Costs a small read for each part."""
+        """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a small read a part."""
         folders = [self.part(number).directory for number in range(self.source.total_parts)]
         there = [folder for folder in folders if (folder / META_NAME).exists()]
         try:

@@ -1,6 +1,6 @@
-"""The order in which one process builds the parts of a data set, if other processes build parts of it too, and how far they are.
+"""The order in which one process builds the parts of a data set if other processes build parts of it too, and their progress.
 
-A part that another process builds is put behind all others, and waited for only then. So several processes that begin with the same list
+A part that another process builds is moved behind all others, and waited for only then. So several processes that begin with the same list
 take different parts, and none of them waits before each part was begun. A process that waits takes over from one that has died or is frozen
 (parts/lease.py).
 """
@@ -38,14 +38,18 @@ class FreeFirst(Generic[P]):
         return None
 
     def put_behind(self, part: P) -> None:
-        """Put a part that another process builds behind all others. It is then waited for."""
+        """Move a part that another process builds behind all others. It is then waited for."""
         self._left.append((part, True))
 
 
 def build_free_parts_first(parts: Sequence[P], build: Callable[[P, bool], object], *, log: Log) -> None:
     """Build all parts, and return when each of them was built here or found.
 
-    build: gets a part, and whether to wait if another process builds it. Without waiting, it raises Busy or LeaseLost for such a part.
+    Args:
+        parts: The parts.
+        build: Called with a part, and whether to wait if another process builds it. Without waiting, it raises Busy or LeaseLost for such a
+            part.
+        log: Called with each message.
     """
     turns = FreeFirst(parts)
     while (turn := turns.take()) is not None:
@@ -61,9 +65,11 @@ def build_free_parts_first(parts: Sequence[P], build: Callable[[P, bool], object
 
 
 def told_of_parts(folders: Sequence[Path], *, stale: int) -> str:
-    """Return how many parts are built, stale, unfinished, and being built, in words. Costs a few small reads for each part.
+    """Return the number of parts that are built, stale, unfinished, and being built, in words. It costs a few small reads a part.
 
-    stale: how many of the finished parts have other settings or are damaged.
+    Args:
+        folders: The folders of the parts.
+        stale: The number of finished parts that have other settings or are damaged.
     """
     there = sum((folder / META_NAME).exists() for folder in folders)
     running = [folder for folder in folders if builder_of(folder) is not None]
