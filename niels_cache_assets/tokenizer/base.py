@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TEXTS_PER_TASK = 64
 
 Span = tuple[int, int]
-"""The first place and the place past the last one."""
+"""The index of the first item and the index after the last one."""
 
 _EXCERPT = 60  # characters of a text that a message shows
 _MOST_NAMED = 5  # maximum number of special tokens that one message names
