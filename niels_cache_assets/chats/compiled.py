@@ -17,7 +17,7 @@ _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 class Words:
     """Neutral words in place of the texts of a conversation, equal words for equal texts.
 
-    What the template asks for is kept: roles, keys that it reads, texts that it compares, and tags that it looks for in texts.
+    What the template itself uses is kept: roles, keys that it reads, texts that it compares, and tags that it looks for in texts.
 
     Args:
         said: All strings in the template.

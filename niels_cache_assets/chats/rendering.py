@@ -74,7 +74,7 @@ class Chat(NamedTuple):
         messages: Its messages.
         name: Its name in error messages.
         tools: JSON schemas of tools, or None.
-        ignored: Numbers of messages whose words are no targets.
+        ignored: Numbers of messages whose words are not targets.
         last: Whether only words of the last message, which is the assistant's, are targets.
     """
 
@@ -171,7 +171,7 @@ class Rendering:
 def check_template(name: str, settings: TokenizerSettings) -> None:
     """Check a template before a build, given only its text and the model that [tokenizer] names.
 
-    A model that cannot be opened is no problem of the template.
+    A model that cannot be opened is not an error of the template.
 
     Args:
         name: The template that a data set names (see `find_template`).

@@ -23,7 +23,7 @@ _MARK_IT = "put {% generation %} and {% endgeneration %} around the words of the
 
 Span = tuple[int, int]
 Target = tuple[int, int, int | None]
-"""The first character, the character past the last one, and the number of the message."""
+"""The index of the first character, the index after the last one, and the number of the message."""
 
 
 class Unproven(Exception):

@@ -86,7 +86,7 @@ class Template:
 
 
 def find_template(name: str, settings: TokenizerSettings) -> Template | None:
-    """Return the template that a data set names, or None for `sentinels`, which is no template.
+    """Return the template that a data set names, or None for `sentinels`, which is not a template.
 
     Args:
         name: `sentinels`, `chatml`, `model`, or the path of a file.

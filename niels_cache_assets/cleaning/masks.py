@@ -153,7 +153,6 @@ def _merge(places: Sequence[Masked], found: Sequence[Masked]) -> list[Masked]:
 
 
 def _growth(place: Masked) -> int:
-    """Return the number of characters that a mask adds to the text."""
     return len(place.kind) + 2 - (place.end - place.start)
 
 

@@ -50,7 +50,7 @@ def open_registry(arguments: argparse.Namespace) -> tuple[Registry, Path]:
 
 
 def _refuse_inside(root: Path) -> None:
-    """Check that the cache root is no file and not inside a cache, so that no build writes into a finished cache.
+    """Check that the cache root is neither a file nor inside a cache, so that no build writes into a finished cache.
 
     Raises:
         NielsCacheError: If it is.

@@ -30,7 +30,6 @@ _AS_NOTHING, _AS_BLANK, _AS_SIGN, _SLOW = range(4)
 
 @njit(cache=True, nogil=True)
 def _continued(source, position):  # type: ignore[no-untyped-def]
-    """Return the six value bits of a UTF-8 continuation byte."""
     return np.uint32(source[position] & np.uint8(0x3F))
 
 

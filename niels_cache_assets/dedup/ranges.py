@@ -62,7 +62,7 @@ class Steps:
 
 
 Record = Callable[[Steps, list[Path]], bool]
-"""A function that takes the steps and the files that they need. It returns True if it has put both on the disk."""
+"""A function that takes the steps and the files that they need, and returns whether it has written both to disk."""
 
 
 @dataclass(frozen=True, kw_only=True)

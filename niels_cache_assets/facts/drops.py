@@ -38,7 +38,7 @@ NO_DROPS = DropSummary()
 
 
 def summary_of_drops(meta: Meta, *, said: Mapping[str, int] | None = None) -> DropSummary:
-    """Return what the build with this meta.json left out, which is nothing for a folder that is no data set or corpus.
+    """Return what the build with this meta.json left out: nothing for a folder that is neither a data set nor a corpus.
 
     Args:
         meta: The meta.json.

@@ -195,7 +195,6 @@ def as_png(picture: Picture) -> bytes:
 
 
 def _layout(picture: Picture) -> tuple[float, list[Mark]]:
-    """Return the height of the drawing, and its marks in drawing order."""
     shares = picture.shares or [1.0] * len(picture.panels)
     row = 8 + _BAR * max(len(panel.series) for panel in picture.panels)
     left, height, marks = _GAP / 2, 0.0, list[Mark]()

@@ -118,7 +118,7 @@ def write_page(path: Path, page: str) -> None:
     Bytes of file names that are not UTF-8 are escaped.
 
     Raises:
-        NielsCacheError: If it cannot be written, or would replace a file that is no page.
+        NielsCacheError: If it cannot be written, or would replace a file that is not a page.
     """
     spare = path.parent / f".{path.name}.{os.getpid()}"
     try:

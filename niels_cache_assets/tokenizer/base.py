@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TEXTS_PER_TASK = 64
 
 Span = tuple[int, int]
-"""The first place and the place past the last one."""
+"""The index of the first item and the index after the last one."""
 
 _EXCERPT = 60  # characters of a text that a message shows
 _MOST_NAMED = 5  # maximum number of special tokens that one message names
@@ -44,14 +44,17 @@ class TextTokenizer(ABC):
         special_tokens: String of each special token, by role.
 
     Attributes:
+        kind: "sentencepiece", "tokenizer.json" or "tiktoken".
+        engine: "auto" if builders may encode with a fast engine that was proven to give the same ids (the default), otherwise "reference".
+        proofs: Path of the file with the results of these proofs, beside the tokenizer of a cache root, or None.
         model_path: Path of the file.
         special_tokens: String of each special token, by role.
         model_sha256: The sha256 that caches record as `tokenizer_sha256`. None before the file is loaded.
     """
 
     kind: ClassVar[ModelKind]
-    engine: Literal["auto", "reference"] = "auto"  # whether builders may encode with a proven fast engine (engines.py)
-    proofs: Path | None = None  # file with the results of proofs of engines, beside the tokenizer of a cache root
+    engine: Literal["auto", "reference"] = "auto"
+    proofs: Path | None = None
     _loaded: ClassVar[Collection[str]] = ()  # attributes that are loaded from the file, so they are not pickled
 
     def __init__(self, model_path: str | Path, *, special_tokens: Mapping[str, str]) -> None:

@@ -165,7 +165,7 @@ def load_tokenizer(settings: TokenizerSettings, root: Path) -> TextTokenizer:
     """Return the tokenizer in the cache root for builds, with the special tokens of the configuration.
 
     Raises:
-        NielsCacheError: If it is not built yet, or if it is no SentencePiece model and was built with other special tokens. The message
+        NielsCacheError: If it is not built yet, or if it is not a SentencePiece model and was built with other special tokens. The message
             says what to do.
     """
     folder = tokenizer_dir(root)

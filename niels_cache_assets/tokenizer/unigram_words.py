@@ -174,7 +174,6 @@ def _with_blanks(texts: Strings) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _has_any(content: np.ndarray) -> bool:
-    """Return whether UTF-8 bytes contain one of the characters in _NOT_HERE."""
     if not len(content):
         return False
     first, middle, last = _BLANK.encode()

@@ -238,7 +238,7 @@ def built(
         config: Run configuration.
         progress_sink: Receives the progress in this process.
         key: Asset whose partition gets the progress, or None.
-        passes_on: Errors that are no failures of the run; by default none.
+        passes_on: Errors that are not failures of the run; by default none.
     """
     reporter = BuildReporter(context, progress_sink, name=artifact.key, observed=key)
     with readable_failures(passes_on):

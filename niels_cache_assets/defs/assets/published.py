@@ -1,4 +1,4 @@
-"""The assets `published/pretrain` and `published/sft`: caches in the object store of [publish], which exist only with that table.
+"""The assets `published/pretrain` and `published/sft`, which exist only with [publish]: caches in its object store.
 
 There is one partition for each data set. The data version of a partition is the content hash of the cache. So the partition becomes stale
 when the cache is rebuilt with other tokens. If the address already has the build, a run sends nothing.
