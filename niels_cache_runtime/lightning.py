@@ -57,7 +57,6 @@ class LightningTokens(L.Callback):
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check that the trainer reads `batches`."""
         if trainer.train_dataloader is not self.batches:
             raise NielsCacheError(
                 "the trainer reads another loader than this callback counts; call fit(model, train_dataloaders=tokens.batches)"

@@ -72,7 +72,6 @@ class MappedTokens:
         self._set_range(_map_one_range(paths, sizes), sizes)
 
     def _set_range(self, buffer: "ctypes.Array[Any] | None", sizes: Sequence[int]) -> None:
-        """Make the views of all shards in one range."""
         self.shard_lengths = np.array(sizes, dtype=np.int64) // self.dtype.itemsize
         self.shard_starts = np.cumsum([0, *map(page_end, sizes)], dtype=np.int64)[:-1] // self.dtype.itemsize
         self.tokens: Tokens = np.frombuffer(memoryview(b"" if buffer is None else buffer), dtype=self.dtype)

@@ -186,7 +186,6 @@ def try_lock(descriptor: int, target: Path, kind: int) -> bool:
 
 
 def _acquire(target: Path, patience: float, wait: Callable[[Writer], None] | None) -> int:
-    """Take the lock of `target`, and return the descriptor of the lock file."""
     path = lock_path(target)
     deadline = time.monotonic() + patience
     while True:

@@ -284,7 +284,6 @@ def _visits_of_source(orders: Sequence[BlockOrder], *, taken: int, machine: int,
 
 
 def _visits_of_epoch(order: BlockOrder, epoch: int, *, machine: int, machines: int) -> list[_Counted]:
-    """Return the visits of one epoch, sorted."""
     row, lanes = order.row(epoch), order.lanes
     found: dict[int, tuple[int, int]] = {}
     for lane in range(machine, lanes, machines):
