@@ -358,7 +358,7 @@ class CacheFamily(Mapping[str, CacheDataset]):
 
 
 class Cache:
-    """A cache folder.
+    """A cache folder, opened by `open_cache`.
 
     Attributes:
         root: The folder. The cache at an address has one data set, and its `root` is the folder of its build in the local copy.

@@ -114,14 +114,14 @@ class BlockFeed:
                 source.early.clear()
 
     def end_pass(self) -> None:
-        """Unmap everything, but need the first blocks of the next pass: a faster process may be there already."""
+        """Unmap everything, and ask for the first blocks of the next pass, because a faster process may be there already."""
         with self._copy.reading:
             if self._lead.feed is self._key:
                 self._advance(self._end, self._end)
                 self._rest(max(0, self._end - 1))
 
     def stop(self) -> None:
-        """Need nothing any more. The garbage collector may call this."""
+        """Tell the copy that this process needs nothing any more. The garbage collector may call this."""
         if not self._is_exiting():  # when Python ends, other modules may be gone, and the kernel frees everything
             once_unlocked(self._stop)
 
@@ -214,7 +214,7 @@ class BlockFeed:
 
 
 def fed(plan: Iterator[Located], feed: BlockFeed) -> Iterator[Batch]:
-    """Yield the batches of a `plan` through the feed. After an error, the feed needs nothing any more."""
+    """Yield the batches of a `plan` through the feed. Stop the feed after an error."""
     try:
         yield from map(feed.make, plan)
     except BaseException:  # also if the iterator is dropped
