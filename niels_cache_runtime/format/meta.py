@@ -162,6 +162,7 @@ def write_meta(path: str, meta: Meta) -> None:
 
     Raises:
         NielsCacheError: If the file would have more than 32 MiB, because no reader accepts such a file.
+        ValueError: For a number that is NaN or infinite.
         OSError: If the file cannot be written.
     """
     content, temporary = meta_content(path, meta), f"{path}.tmp"

@@ -38,7 +38,7 @@ from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import is_address
 from niels_cache_runtime.remote.whole import Copy, check_remote
 
-_MOST_VISITS = 64  # that are told ahead
+_MOST_VISITS = 64  # the most that the copy is told ahead of time
 _NEVER = 2**62
 
 
