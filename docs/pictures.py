@@ -1,10 +1,10 @@
-"""Takes the pictures of README and docs/ in the Dagster UI, in the system's Chromium, by the steps of tests/helpers/ui/person.py; and draws
-those of docs/runtime.md and of data sets in parts.
+"""The pictures of README and docs/: screenshots of the Dagster UI, and the drawings of docs/runtime.md and of data sets in parts.
 
-make pictures                   two minutes, in a temporary folder; nothing is asked of the network
-python -m docs.pictures web_ui  only the pictures of the UI that are named
+    make pictures                     takes two minutes, in a temporary folder, without network
+    python -m docs.pictures web_ui    only the named pictures of the UI
 
-What is shown is the quickstart profile, and the pages of docs/ as somebody's notes.
+The screenshots are taken in the system's Chromium, by the steps of tests/helpers/ui. They show the quickstart profile, with the pages of docs/ as a
+user's notes.
 """
 
 import io

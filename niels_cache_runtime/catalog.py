@@ -1,4 +1,4 @@
-"""A cache folder whose data sets are found by name, for notebooks and small scripts. The objects show sizes, and make samplers and loaders.
+"""The data sets of a cache folder, found by name: for notebooks and small scripts. The objects show sizes, and make samplers and loaders.
 
     open_cache("cache") --.pretrain / .sft--> by name --.train / .val--> a split --.sampler() / .loader()--> batches
                                                                                  --[i]--> tokens of a document or example
@@ -68,10 +68,11 @@ class MissingDatasetError(NielsCacheError, KeyError):
 class TokenStream:
     """The mapped tokens of a split, and the offsets of its rows. A row is a document or an example.
 
-    pieces: arrays of uint16 or uint32, 1-D, read-only, that together are the stream of tokens. There is one piece if the shards lie back to
-        back in memory.
-    offsets: (rows + 1,) int64. Row i is the tokens from offsets[i] to offsets[i + 1] - 1 of the stream. Each side of a preference pair is a
-        row here.
+    Attributes:
+        pieces: Arrays of uint16 or uint32, 1-D, read-only, that together are the stream of tokens. There is one piece if the shards lie
+            back to back in memory.
+        offsets: (rows + 1,) int64. Row `i` is the tokens from `offsets[i]` to `offsets[i + 1] - 1` of the stream. Each side of a preference
+            pair is a row here.
     """
 
     pieces: list[Tokens]
@@ -81,12 +82,19 @@ class TokenStream:
 class CacheSplit:
     """One split of a data set: its sizes, and the ways to read it.
 
-    `folder` is the path or the address that TokenLoader takes. `tokens`, `rows` and `bytes` are numbers from meta.json: `rows` counts the
-    documents of a pretrain split or the examples of an SFT split, and `bytes` counts the token and offset files. `split[i]` is the tokens
-    of row i, (tokens,) uint16 or uint32; `len(split)` is `rows`. A preference pair is one row: its chosen side, then its rejected side.
+    `split[i]` is the tokens of row `i`, (tokens,) uint16 or uint32, and `len(split)` is `rows`. A negative `i` counts from the end. A
+    preference pair is one row: its chosen side, then its rejected side.
 
     If another program wrote meta.json, `bytes` are the sizes of the files on disk, and `rows` of a pretrain split are the entries of its
     doc_ends file. Without a doc_ends file, `rows` come from meta.json, or are None if meta.json does not count documents.
+
+    Attributes:
+        dataset: The CacheDataset of the split.
+        split: "train" or "val".
+        folder: The path or the address that TokenLoader takes.
+        tokens: The number of tokens, from meta.json.
+        rows: The number of documents of a pretrain split, or of examples of an SFT split, from meta.json.
+        bytes: The size of the token and offset files, from meta.json.
     """
 
     def __init__(self, dataset: "CacheDataset", split: Split) -> None:
@@ -122,7 +130,14 @@ class CacheSplit:
     def loader(self, *, T: int, B: int, seed: int, **settings: Any) -> "TokenLoader":
         """Return a TokenLoader over this split alone. It reads each window or packed row once per epoch, and a run can be resumed.
 
-        settings: keyword arguments of TokenLoader. Raises NielsCacheError for the reasons that TokenLoader lists.
+        Args:
+            T: Tokens per row.
+            B: Rows per batch on each rank.
+            seed: The seed of every order, 0 to 2**64 - 1.
+            **settings: Other keyword arguments of TokenLoader.
+
+        Raises:
+            NielsCacheError: For the reasons that TokenLoader lists.
         """
         from niels_cache_runtime.loader.loader import TokenLoader
 
@@ -133,11 +148,19 @@ class CacheSplit:
     ) -> "PretrainTokenStreamDataset | SFTExampleDataset | PreferenceDataset":
         """Return a sampler. Its method `get_batch` returns a random batch.
 
-        For a pretrain split, the sampler draws random windows and returns x, y. For an SFT split, it draws random examples and returns x,
-        y, y_masked. For preference pairs, it draws random pairs and returns a PreferenceBatch.
+        Args:
+            T: Tokens per row.
+            device: The device of batches.
+            verify: "size" compares file sizes with meta.json. "sha256" also reads the files and compares their content.
 
-        T: tokens per row. Raises NielsCacheError for the reasons that the classes of samplers list, and if the data set was rebuilt since
-        it was looked up in the cache.
+        Returns:
+            For a pretrain split, a PretrainTokenStreamDataset, whose batches of random windows are x, y. For an SFT split, an
+            SFTExampleDataset, whose batches of random examples are x, y, y_masked. For preference pairs, a PreferenceDataset, whose batches
+            of random pairs are a PreferenceBatch.
+
+        Raises:
+            NielsCacheError: For the reasons that the classes of samplers list, and if the data set was rebuilt since it was looked up in
+                the cache.
         """
         from niels_cache_runtime.samplers.pretrain_dataset import PretrainTokenStreamDataset
         from niels_cache_runtime.samplers.sft_dataset import PreferenceDataset, SFTExampleDataset
@@ -160,8 +183,11 @@ class CacheSplit:
     def stream(self) -> TokenStream:
         """The mapped tokens, and the place of every row. It takes 8 bytes of memory per row.
 
-        Raises NielsCacheError for the reasons that `opening.open_split` lists, and if the data set was rebuilt since it was looked up in
-        the cache. A split at an address is fetched whole first.
+        A split at an address is fetched whole first.
+
+        Raises:
+            NielsCacheError: For the reasons that `opening.open_split` lists, and if the data set was rebuilt since it was looked up in the
+                cache.
         """
         folder = self.folder
         if self._place is not None:
@@ -195,7 +221,7 @@ class CacheSplit:
         return f"{self.dataset.family}/{self.dataset.name}/{self.split}"
 
     def _pair(self, folder: str) -> tuple[str, str]:
-        """Return the paths or addresses of the two files of an SFT split, of which this is the folder."""
+        """Return the paths or addresses of the two files of this SFT split, below the given folder of the split."""
         dataset = folder.removesuffix(self.split)
         return f"{dataset}{tokens_name(self.split)}", f"{dataset}{idx_name(self.split)}"
 
@@ -227,10 +253,19 @@ class CacheSplit:
 
 
 class CacheDataset:
-    """One data set: its `meta`, its `folder`, and the splits `train` and `val`.
+    """One data set and its two splits.
 
-    Raises NielsCacheError if its meta.json is unreadable, or says that the data set was never built. Also raises it if meta.json names a
-    different data set than the folder, or a different tokenizer than the cache holds.
+    Attributes:
+        family: "pretrain" or "sft".
+        name: The name of the data set.
+        folder: The path of its folder.
+        meta: The content of its meta.json as a dict, or an empty dict if there is no meta.json.
+        train: The split train.
+        val: The split val.
+
+    Raises:
+        NielsCacheError: If its meta.json is unreadable, or says that the data set was never built. Also if meta.json names a different data
+            set than the folder, or a different tokenizer than the cache holds.
     """
 
     def __init__(self, root: str, family: Family, name: str, *, remote: Place | None = None) -> None:
@@ -254,10 +289,14 @@ class CacheDataset:
 
 
 class CacheFamily(Mapping[str, CacheDataset]):
-    """The data sets of one family (pretrain or SFT) by name. Type `cache.pretrain["wikitext"]`, or `cache.pretrain.wikitext` if the name
-    can be an attribute.
+    """The data sets of one family (pretrain or SFT) by name, as a mapping of names to CacheDataset objects.
 
-    The names are those of the folders with a meta.json. The folders are listed at each use.
+    Type `cache.pretrain["wikitext"]`, or `cache.pretrain.wikitext` if the name can be an attribute. The names are those of the folders with
+    a meta.json. The folders are listed at each use.
+
+    Raises:
+        MissingDatasetError: For a name that the family does not have.
+        NielsCacheError: If the folder cannot be listed, and for the reasons that CacheDataset lists.
     """
 
     def __init__(self, root: str, family: Family, *, remote: Place | None = None) -> None:
@@ -319,10 +358,12 @@ class CacheFamily(Mapping[str, CacheDataset]):
 
 
 class Cache:
-    """A cache folder. `pretrain` and `sft` give its data sets by name.
+    """A cache folder, opened by `open_cache`.
 
-    `tokenizer` is the path of the cache's model (a SentencePiece model, a tokenizer.json, or the tiktoken.json beside ranks), or None if
-    there is no model. The cache at an address has one data set. Its `root` is the folder of its build in the local copy.
+    Attributes:
+        root: The folder. The cache at an address has one data set, and its `root` is the folder of its build in the local copy.
+        pretrain: The pretrain data sets by name, a CacheFamily.
+        sft: The SFT data sets by name, a CacheFamily.
     """
 
     def __init__(self, root: str, *, remote: Place | None = None) -> None:
@@ -331,6 +372,10 @@ class Cache:
 
     @property
     def tokenizer(self) -> str | None:
+        """The path of the tokenizer's model, or None if there is no model.
+
+        It is a SentencePiece model, a tokenizer.json, or the tiktoken.json beside ranks.
+        """
         folder = tokenizer_dir(self.root)
         if self.remote is not None:
             self._copy = self.remote.fetch([TOKENIZER])
@@ -343,12 +388,19 @@ class Cache:
 
 
 def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cache:
-    """Open the cache in the folder `root`, which contains `pretrain/` or `sft/`, or the published cache at an address.
+    """Open a cache, whose data sets can then be found by name.
 
-    remote: for an address such as `s3://bucket/caches/NAME`: the local copy, such as Copy(dir="/local/tokens", limit=200e9). Opening
-        fetches meta.json only. Samplers and `split[i]` fetch a whole split first, so it must fit.
+    Args:
+        root: The folder of the cache, which contains `pretrain/` or `sft/`, or the address of a published cache, such as
+            `s3://bucket/caches/NAME`.
+        remote: For an address: the local copy, such as Copy(dir="/local/tokens", limit=200e9). Opening fetches meta.json only. Samplers and
+            `split[i]` fetch a whole split first, so it must fit.
 
-    Raises NielsCacheError if the folder holds no cache, or if nothing is published at the address.
+    Returns:
+        The cache, with the data sets in `pretrain` and `sft`.
+
+    Raises:
+        NielsCacheError: If the folder holds no cache, or if nothing is published at the address.
     """
     place = Place.of(root, remote)
     if place.remote is not None:
@@ -364,12 +416,11 @@ def open_cache(root: str | Path = "cache", *, remote: Copy | None = None) -> Cac
 
 
 def _shown(root: str, remote: Place | None) -> str:
-    """Return the folder or the address of a cache, as a person gave it."""
     return root if remote is None else remote.given
 
 
 def _glance(root: str, family: Family, name: str) -> tuple[str, str]:
-    """Return the summaries of both splits, or the error if the data set cannot be opened. So a broken data set does not hide the others."""
+    """Return the summaries of both splits, or the error if the data set cannot be opened, so that it does not hide the other data sets."""
     try:
         dataset = CacheDataset(root, family, name)
     except NielsCacheError as error:

@@ -1,9 +1,10 @@
-"""Functions that format text: sizes, and aligned lines. This module opens no file."""
+"""The text form of sizes and of aligned lines. This module opens no file."""
 
 from collections.abc import Sequence
 
 
 def in_bytes(count: int) -> str:
+    """Return a number of bytes as text with a decimal unit, such as `1.5 GB`."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
@@ -11,6 +12,11 @@ def in_bytes(count: int) -> str:
 
 
 def in_lines(title: str, rows: Sequence[tuple[str, str, str]]) -> str:
-    """Return aligned lines below a title. rows: (text to type after the cache's name, contents of train or an error, contents of val)."""
+    """Return aligned lines below a title.
+
+    Args:
+        title: The first line.
+        rows: For each line, the text to type after the cache's name, the contents of train or an error, and the contents of val.
+    """
     width = max((len(name) for name, _, _ in rows), default=0)
     return "\n".join([title, *(f"  {name:{width}}  {train}{f'; val: {val}' if val else ''}" for name, train, val in rows)])

@@ -15,18 +15,19 @@ class NielsCacheError(ValueError):
 
 
 class NotWrittenError(NielsCacheError):
-    """An error of the disk, the file system, the database or an object store, and not of the request. Examples are a full disk, a read-only
-    folder, and a file system without locks.
+    """A failed write that the request did not cause: an error of the disk, the file system, the database or an object store.
+
+    Examples are a full disk, a read-only folder, and a file system without locks.
     """
 
 
 class PanicError(RuntimeError):
-    """A panic of a library that is written in Rust."""
+    """A panic in a library that is written in Rust."""
 
 
 @contextmanager
 def panics_as_errors() -> Iterator[None]:
-    """Raise PanicError for a panic of Rust in the block. pyo3 raises a BaseException, which handlers of errors do not catch."""
+    """Raise PanicError if a Rust library panics in the block. pyo3 raises a BaseException, which `except Exception` does not catch."""
     try:
         yield
     except BaseException as error:
@@ -36,7 +37,7 @@ def panics_as_errors() -> Iterator[None]:
 
 
 def escaped(text: str) -> str:
-    """Return the text with line breaks, control characters and halves of surrogate pairs as escape sequences of Python.
+    """Return the text with line breaks, control characters and lone surrogates as Python's escape sequences.
 
     Names of files and fields may hold any of them.
     """

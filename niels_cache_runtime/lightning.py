@@ -4,10 +4,10 @@
     trainer = L.Trainer(callbacks=[tokens], ...)
     trainer.fit(model, train_dataloaders=tokens.batches, ckpt_path=...)
 
-If a loader has no length, Lightning reads one batch more from the loader than Lightning trains on. So the loader's own position is one
-batch ahead when a checkpoint is written, and a resumed run would skip that batch. This callback counts the trained batches and saves the
-position after them. It moves the loader to this position whenever Lightning begins an epoch or continues in the middle of one. The saved
-state is a state of the TokenLoader. Its position does not depend on the rank, so the checkpoint of rank 0 serves all ranks.
+If a loader has no length, Lightning reads one batch more from the loader than it trains on. So the loader's own position is one batch ahead
+when a checkpoint is written, and a resumed run would skip that batch. This callback counts the trained batches and saves the position after
+them. It moves the loader to this position whenever Lightning begins an epoch or continues in the middle of one. The saved state is a state
+of the TokenLoader. Its position does not depend on the rank, so the checkpoint of rank 0 serves all ranks.
 """
 
 import copy
@@ -25,15 +25,17 @@ from niels_cache_runtime.loader.loader import TokenLoader
 class LightningTokens(L.Callback):
     """The callback that keeps the position of a TokenLoader. Pass its `batches` to `trainer.fit` as `train_dataloaders`.
 
-    loader: a TokenLoader, or torchdata's StatefulDataLoader(TokenLoader(...), batch_size=None, num_workers=n). The TokenLoader's rank and
-        world_size must be the trainer's.
-
     Give the callback to `Trainer(callbacks=[...])`, and also its `batches` to `fit`. If one of the two is missing, an error is raised when
     `fit` begins.
 
-    Raises NielsCacheError for any other object, and for a StatefulDataLoader with a batch_size. Raises it for a plain DataLoader with
-    workers, because the positions of its workers can be neither saved nor restored. Raises it for persistent workers, because they do not
-    see a restored position.
+    Args:
+        loader: A TokenLoader, or torchdata's StatefulDataLoader(TokenLoader(...), batch_size=None, num_workers=n). The TokenLoader's rank
+            and world_size must be the trainer's.
+
+    Raises:
+        NielsCacheError: For any other object, and for a StatefulDataLoader with a batch_size.
+        NielsCacheError: For a plain DataLoader with workers, because the positions of its workers can be neither saved nor restored.
+        NielsCacheError: For persistent workers, because they do not see a restored position.
     """
 
     def __init__(self, loader: TokenLoader | DataLoader[Batch]) -> None:
@@ -55,14 +57,12 @@ class LightningTokens(L.Callback):
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check that the trainer reads `batches`."""
         if trainer.train_dataloader is not self.batches:
             raise NielsCacheError(
                 "the trainer reads another loader than this callback counts; call fit(model, train_dataloaders=tokens.batches)"
             )
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count a trained batch."""
         self.batches.trained += 1
         self.batches.trained_of_pass += 1
 
@@ -70,9 +70,11 @@ class LightningTokens(L.Callback):
 class TrainingBatches:
     """The batches that Lightning iterates. Each iteration begins after the last trained batch. LightningTokens makes this object.
 
-    Its state is the loader's state after the last trained batch; Lightning keeps this state in the checkpoint. Its length is the length of
-    a whole pass, because Lightning continues its own count in the middle of a pass. `len` raises TypeError for an endless loader, and for a
-    blend, because the passes of a blend may differ by a batch.
+    Its state is the loader's state after the last trained batch. Lightning keeps this state in the checkpoint. Its length is the length of
+    a whole pass, because Lightning continues its own count in the middle of a pass.
+
+    Raises:
+        TypeError: From `len`, for an endless loader, and for a blend, because the passes of a blend may differ by a batch.
     """
 
     def __init__(self, loader: TokenLoader | DataLoader[Batch], tokens: TokenLoader) -> None:
@@ -105,7 +107,11 @@ class TrainingBatches:
         return {"loader": self._anchor.state_dict(steps=self.trained), "trained_of_pass": self.trained_of_pass}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue after the batches of a checkpoint. Raises NielsCacheError for the reasons that TokenLoader.load_state_dict lists."""
+        """Continue after the batches of a checkpoint.
+
+        Raises:
+            NielsCacheError: For the reasons that TokenLoader.load_state_dict lists.
+        """
         self._anchor.load_state_dict(state["loader"])
         self.trained, self.trained_of_pass = 0, int(state["trained_of_pass"])
 

@@ -1,4 +1,4 @@
-"""The application of the workers: celery -A worker worker --concurrency 1 -Q dagster"""
+"""The application of the workers, run by `celery -A worker worker --concurrency 1 -Q dagster`."""
 
 from dagster_celery.make_app import make_app
 from dagster_celery.tasks import create_task

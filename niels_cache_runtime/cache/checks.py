@@ -1,4 +1,4 @@
-"""Checks of settings that a caller gives (whole numbers, token ids, choices and indices). They need no torch."""
+"""Checks of settings that a caller gives: whole numbers, token ids, choices and indices. They need no torch."""
 
 import difflib
 import operator
@@ -14,7 +14,7 @@ MOST = 2**62 - 1  # the largest count: the sum of two counts still fits into an 
 
 
 def as_int(value: Any) -> int | None:
-    """Return `value` as an int, or None if it is not a whole number. numpy's integers are accepted, booleans are rejected."""
+    """Return `value` as an int, or None if it is not a whole number. numpy's integers are accepted, booleans are not."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -22,7 +22,11 @@ def as_int(value: Any) -> int | None:
 
 
 def check_whole(name: str, value: Any, *, least: int = 0, most: int | None = None) -> int:
-    """Return `value` as an int from `least` to `most`. Raises NielsCacheError, which names the setting, if `value` is not such a number."""
+    """Return `value` as an int from `least` to `most`.
+
+    Raises:
+        NielsCacheError: If `value` is no such number. The message names the setting.
+    """
     number = as_int(value)
     if number is None or number < least or (most is not None and number > most):
         limits = f"from {least} to {most}" if most not in (None, MOST) else f"of at least {least}"
@@ -31,17 +35,25 @@ def check_whole(name: str, value: Any, *, least: int = 0, most: int | None = Non
 
 
 def check_positive(name: str, value: Any) -> int:
-    """Return `value` as an int from 1 to the largest count. Raises NielsCacheError, which names the setting, for any other value."""
+    """Return `value` as an int from 1 to the largest count.
+
+    Raises:
+        NielsCacheError: For any other value. The message names the setting.
+    """
     return check_whole(name, value, least=1, most=MOST)
 
 
 def check_token_id(name: str, value: Any, *, dtype: np.dtype) -> int:
-    """Return `value` as an int that can be the id of a token of this dtype. Raises NielsCacheError, which names the setting, otherwise."""
+    """Return `value` as an int that can be the id of a token of this dtype.
+
+    Raises:
+        NielsCacheError: For any other value. The message names the setting.
+    """
     return check_whole(name, value, most=max_vocab_size(dtype) - 1)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise NielsCacheError unless `value` is one of `choices`. The message has the nearest valid choice."""
+    """Raise NielsCacheError unless `value` is one of `choices`. The message suggests the nearest choice."""
     if value not in choices:
         close = difflib.get_close_matches(str(value), choices, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(map(repr, choices))}"
@@ -49,9 +61,17 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def check_index(index: Any, count: int, *, what: str, from_end: bool = False) -> int:
-    """Return `index` as an int from 0 to count - 1. With `from_end`, negative indices count from the end, so -1 is the last item.
+    """Return `index` as an int from 0 to count - 1.
 
-    Raises TypeError if `index` is not a whole number, and IndexError if it is out of range. `what` names the items in the message.
+    Args:
+        index: The index.
+        count: The number of items.
+        what: The name of an item in messages, such as "row".
+        from_end: Whether negative indices count from the end, so that -1 is the last item.
+
+    Raises:
+        TypeError: If `index` is not a whole number.
+        IndexError: If `index` is out of range.
     """
     number = as_int(index)
     if number is None:

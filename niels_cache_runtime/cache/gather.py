@@ -2,6 +2,7 @@
 
 Tokens keep the width that they have on disk, two or four bytes, as long as possible. They are gathered and sent to CUDA in this width, and
 widened once at the end.
+
 On the CPU, numpy does the work on the calling thread. In measurements on two idle cores, this is as fast as torch. With busy cores, or in a
 container with a CPU limit, torch's thread pool stalled for 16 ms at a time. Storing a large batch evicts the CPU caches, so each later call
 into numpy or torch costs a microsecond or more. Therefore there are few calls. The samplers choose the rows.
@@ -26,7 +27,11 @@ _Pair = tuple[Ints, Ints]
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """Return the device as a torch.device. Raises NielsCacheError if torch does not know it or this machine does not have it."""
+    """Return the device as a torch.device.
+
+    Raises:
+        NielsCacheError: If torch does not know the device or this machine does not have it.
+    """
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -45,7 +50,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def draw(count: int, *, B: int, generator: torch.Generator) -> Ints:
-    """Return B numbers below `count`, drawn with replacement. The numbers are the same as those of `torch.randint`.
+    """Return B numbers below `count`, (B,) int64, drawn with replacement: the same numbers as those of `torch.randint`.
 
     A batch uses the generator only for this one call.
     """
@@ -67,7 +72,11 @@ class WindowReader:
         self._all = _overlapping_windows(mapped.tokens, length)
 
     def read(self, positions: Ints) -> Tokens:
-        """Return the windows (B, length) that begin at `positions` (B,), which count tokens. Each window must lie inside one shard."""
+        """Return windows of tokens, (B, length).
+
+        Args:
+            positions: (B,), where each window begins in the mapped shards, in tokens. Each window must lie inside one shard.
+        """
         # Reading one token of each window first fetches all their pages at once. This is a quarter faster.
         self._tokens[positions]
         return self._all[positions].view(self._dtype).reshape(-1, self._length)
@@ -93,9 +102,12 @@ class PairMaker:
         self._memory = _RecycledMemory()
 
     def pairs(self, rows: Tokens | Ints) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x, y (B, T) int64, contiguous, on the device, from `rows` (B, T+1).
+        """Return x, y from rows of tokens: (B, T) int64, contiguous, on the device.
 
         x is all tokens of each row except the last, and y is all tokens except the first.
+
+        Args:
+            rows: (B, T+1).
         """
         if self._is_cuda:
             # torch can do little with uint32. Every id is below 2^31, so int32 has the same values.
@@ -110,9 +122,9 @@ class PairMaker:
 
 
 class _RecycledMemory:
-    """int64 memory for batches. It is used again as soon as no tensor refers to it.
+    """The int64 memory of batches. It is used again as soon as no tensor refers to it.
 
-    The system maps fresh memory of this size anew and faults it in page by page, which takes longer than filling it (measured: 20x).
+    The system maps fresh memory of this size anew and faults it in page by page, which takes 20 times as long as filling it (measured).
     """
 
     _KEPT = 4  # the batch in use, the next one, and some for a loader that reads ahead

@@ -47,16 +47,22 @@ class Offsets(Protocol):
 class MappedTokens:
     """Token shards, read-only, as one range of positions.
 
-    dtype: the dtype of the tokens, uint16 or uint32. `layout.token_dtype_of` takes it from meta.json.
+    There may be positions between two shards. They read as 0 and belong to no shard. The files stay mapped until this object and every
+    array or tensor made from it are gone. Replacing or deleting a file does not disturb its map. Truncating the file does.
 
-    `shard_starts` and `shard_lengths` (int64, in tokens) give the place of each shard. `tokens` (1-D, read-only) is the whole
-    range, and `shards` is the list of shards. There may be positions between two shards; they read as 0 and belong to no shard.
+    Args:
+        paths: The token files, in stream order.
+        dtype: The dtype of the tokens, uint16 or uint32. `layout.token_dtype_of` takes it from meta.json.
 
-    The files stay mapped until this object and every array or tensor made from it are gone. Replacing or deleting a file does not disturb
-    its map. Truncating the file does.
+    Attributes:
+        shard_starts: (shards,) int64, the position of each shard, in tokens.
+        shard_lengths: (shards,) int64, in tokens.
+        tokens: The whole range, 1-D.
+        shards: The tokens of each shard.
 
-    Raises NielsCacheError for a file that is missing or unreadable, or is not a whole number of tokens. Also raises it if a file of a
-    different size replaces a file during opening.
+    Raises:
+        NielsCacheError: For a file that is missing or unreadable, or is not a whole number of tokens.
+        NielsCacheError: If a file of a different size replaces a file during opening.
     """
 
     def __init__(self, paths: Sequence[str | Path], *, dtype: np.dtype) -> None:
@@ -66,7 +72,6 @@ class MappedTokens:
         self._set_range(_map_one_range(paths, sizes), sizes)
 
     def _set_range(self, buffer: "ctypes.Array[Any] | None", sizes: Sequence[int]) -> None:
-        """Make the views of all shards in one range."""
         self.shard_lengths = np.array(sizes, dtype=np.int64) // self.dtype.itemsize
         self.shard_starts = np.cumsum([0, *map(page_end, sizes)], dtype=np.int64)[:-1] // self.dtype.itemsize
         self.tokens: Tokens = np.frombuffer(memoryview(b"" if buffer is None else buffer), dtype=self.dtype)
@@ -112,7 +117,7 @@ def _require_maps(paths: Sequence[str | Path], count: int, *, was_refused: bool 
 
 
 def _most_maps() -> int | None:
-    """Return how many files a process may map, or None if it is not known. Only Linux tells it."""
+    """Return how many files a process may map, or None if it is not known. Only Linux reports the number."""
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -120,7 +125,11 @@ def _most_maps() -> int | None:
 
 
 def _tokens_size(path: str | Path, dtype: np.dtype) -> int:
-    """Return the size of a token file in bytes. Raises NielsCacheError if it is not a regular file of whole tokens."""
+    """Return the size of a token file in bytes.
+
+    Raises:
+        NielsCacheError: If it is not a regular file of whole tokens.
+    """
     try:
         state = os.stat(path)
     except FileNotFoundError as error:
@@ -135,7 +144,11 @@ def _tokens_size(path: str | Path, dtype: np.dtype) -> int:
 
 
 def open_tokens(path: str | Path, size: int, *, open_file: Callable[[Any], int] = open_regular) -> int:
-    """Open a token file and return its descriptor. The file must still have `size` bytes, because another file may have taken its place."""
+    """Open a token file and return its descriptor.
+
+    Raises:
+        NielsCacheError: If the file cannot be opened, or no longer has `size` bytes, because another file may have taken its place.
+    """
     try:
         descriptor = open_file(path)
     except OSError as error:
@@ -148,6 +161,7 @@ def open_tokens(path: str | Path, size: int, *, open_file: Callable[[Any], int] 
 
 
 def page_end(size: int) -> int:
+    """Return the number of bytes of the pages that `size` bytes occupy."""
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -162,10 +176,18 @@ def _libc_mmap() -> tuple[Callable[..., int | None], Callable[..., int]]:
 
 
 def reserve_range(sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
-    """Reserve addresses for files of `sizes` bytes at consecutive pages. Nothing is readable yet. Return None if all sizes are 0.
+    """Reserve addresses for files at consecutive pages. Nothing is readable yet.
 
     The returned array owns the range. numpy and torch views keep the array alive, and the range is unmapped when the last view is gone.
-    Raises NielsCacheError if the system cannot reserve the range.
+
+    Args:
+        sizes: The bytes of each file.
+
+    Returns:
+        The range, or None if all sizes are 0.
+
+    Raises:
+        NielsCacheError: If the system cannot reserve the range.
     """
     total = sum(map(page_end, sizes))
     if not total:
@@ -182,9 +204,16 @@ def reserve_range(sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
 
 
 def map_at(address: int, size: int, descriptor: int | None, *, is_readable: bool = True) -> bool:
-    """Map a file, or empty memory without a file, at a reserved address. Return False if the system refuses (`ctypes.get_errno` says why).
+    """Map a file, or empty memory, at a reserved address.
 
-    is_readable: with False, the pages are only reserved, as by `reserve_range`. Memory without a file can be written if it is readable.
+    Args:
+        address: The address, at the start of a page.
+        size: The number of bytes.
+        descriptor: The open file, or None for empty memory.
+        is_readable: For empty memory: whether it can be read and written. With False, the pages are only reserved, as by `reserve_range`.
+
+    Returns:
+        False if the system refuses. Then `ctypes.get_errno` has the reason.
     """
     map_pages, _ = _libc_mmap()
     if descriptor is not None:
@@ -194,7 +223,7 @@ def map_at(address: int, size: int, descriptor: int | None, *, is_readable: bool
 
 
 def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes.Array[Any] | None":
-    """Map all files at consecutive pages of one reserved range. `sizes` are their sizes in bytes. Return None if all files are empty.
+    """Map all files at consecutive pages of one reserved range. Return None if all files are empty.
 
     Only one file is open at a time, because a map needs no descriptor, and a process may have few descriptors.
     """
@@ -217,9 +246,14 @@ def _map_one_range(paths: Sequence[str | Path], sizes: Sequence[int]) -> "ctypes
 
 
 def map_numbers(path: str | Path, *, if_missing: str) -> Array:
-    """Map a .npy file of numbers, read-only. if_missing: the advice in the message about a missing file.
+    """Map a .npy file of numbers, read-only.
 
-    Raises NielsCacheError if the file is missing or unreadable, or holds no numbers.
+    Args:
+        path: The file.
+        if_missing: The advice in the message about a missing file.
+
+    Raises:
+        NielsCacheError: If the file is missing or unreadable, or holds no numbers.
     """
     try:
         return map_npy(path)
@@ -232,7 +266,8 @@ def map_numbers(path: str | Path, *, if_missing: str) -> Array:
 def map_offsets(path: str | Path, dtype: np.dtype) -> Array:
     """Map a 1-D .npy file of offsets, read-only.
 
-    Raises NielsCacheError if the file is missing or unreadable, or has a different dtype or shape.
+    Raises:
+        NielsCacheError: If the file is missing or unreadable, or has a different dtype or shape.
     """
     offsets = map_numbers(path, if_missing="build this data set first")
     check_offsets_form(path, offsets, dtype)
@@ -250,7 +285,10 @@ def check_offsets_form(path: str | Path, offsets: Array, dtype: np.dtype) -> Non
 def map_example_starts(path: str | Path, *, token_count: int) -> Ints:
     """Map the start offset of every SFT example (int64, 1-D, in tokens).
 
-    The offsets begin at 0, increase strictly, and are below `token_count`. Raises NielsCacheError if the file breaks any of these rules.
+    The offsets begin at 0, increase strictly, and are below `token_count`.
+
+    Raises:
+        NielsCacheError: If the file breaks any of these rules.
     """
     starts = map_offsets(path, IDX_DTYPE)
     check_example_starts(path, starts, token_count=token_count)
@@ -275,9 +313,16 @@ def check_example_starts(path: str | Path, starts: Offsets, *, token_count: int)
 def map_doc_ends(path: str | Path, *, token_count: int, is_joined: bool = False) -> Uints:
     """Map the exclusive end of every pretrain document (uint64, 1-D, in tokens).
 
-    The offsets increase strictly, and the last one is `token_count`. Raises NielsCacheError if the file breaks any of these rules.
-    `is_joined`: the file was joined from parts, so it may be too large to read at every opening. Then only the first and the last offset
-    are checked here; `verify` checks them all.
+    The offsets increase strictly, and the last one is `token_count`.
+
+    Args:
+        path: The doc_ends file.
+        token_count: The number of tokens of the split.
+        is_joined: Whether the file was joined from parts, so that it may be too large to read at every opening. Then only the first and the
+            last offset are checked here; `verify` checks them all.
+
+    Raises:
+        NielsCacheError: If the file breaks any of these rules.
     """
     ends = map_offsets(path, DOC_ENDS_DTYPE)
     check_doc_ends(path, ends[[0, -1]] if is_joined and len(ends) > 1 else ends, token_count=token_count)
@@ -306,10 +351,17 @@ def _check_increasing(path: str | Path, offsets: Offsets) -> None:
 
 
 class SlotTokens(MappedTokens):
-    """Slots for shards of `sizes` bytes each, all of them empty.
+    """Slots for shards, all of them empty. The attributes are those of MappedTokens, and `held`.
 
-    held: (shards,) int64, the number of tokens at the start of each shard that can be read now. The other attributes are those of
-    MappedTokens. Raises NielsCacheError if the system cannot reserve the range.
+    Args:
+        sizes: The bytes of each shard.
+        dtype: The dtype of the tokens, uint16 or uint32.
+
+    Attributes:
+        held: (shards,) int64, the number of tokens at the start of each shard that can be read now.
+
+    Raises:
+        NielsCacheError: If the system cannot reserve the range.
     """
 
     def __init__(self, sizes: Sequence[int], *, dtype: np.dtype) -> None:
@@ -320,7 +372,16 @@ class SlotTokens(MappedTokens):
         self.held: Ints = np.zeros(len(sizes), dtype=np.int64)
 
     def map(self, shard: int, path: Path, *, open_file: Callable[[Path], int] = open_regular) -> None:
-        """Map a whole shard from its file. open_file: opens it and returns the descriptor. Raises NielsCacheError if that fails."""
+        """Map a whole shard from its file.
+
+        Args:
+            shard: The number of the shard.
+            path: Its file.
+            open_file: Opens the file and returns the descriptor.
+
+        Raises:
+            NielsCacheError: If the file cannot be opened or mapped.
+        """
         size = self._sizes[shard]
         if size:
             descriptor = open_tokens(path, size, open_file=open_file)
@@ -331,7 +392,11 @@ class SlotTokens(MappedTokens):
         self.held[shard] = self.shard_lengths[shard]
 
     def fill(self, shard: int, content: bytes) -> None:
-        """Put the first bytes of a shard into its slot, in memory. Raises NielsCacheError if that fails."""
+        """Put the first bytes of a shard into its slot, in memory.
+
+        Raises:
+            NielsCacheError: If the system refuses the memory.
+        """
         self._check(map_at(self._address(shard), len(content), None), f"the start of shard {shard}")
         ctypes.memmove(self._address(shard), content, len(content))
         self.held[shard] = len(content) // self.dtype.itemsize

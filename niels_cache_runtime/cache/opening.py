@@ -1,7 +1,7 @@
-"""Functions that open a cache. Its meta.json, if there is one, must describe the files, and all files must be of one build.
+"""Opening a cache. Its meta.json, if there is one, must describe the files, and all files must be of one build.
 
 This costs one small read, and the mapping of each shard (`mmap`). Only `verify="sha256"` hashes content: it reads every opened file once,
-several files at the same time. `verify` checks whole caches and their inner rules.
+several files at the same time. The package `verify` checks whole caches and the rules inside them.
 """
 
 import os
@@ -41,8 +41,11 @@ TRIES = 5  # how often to try to read a data set that may be rebuilt meanwhile
 class OpenedSplit:
     """An open pretrain split.
 
-    meta: the meta.json in the folder above the split, or None if there is none. shards: paths of the split's token files, in stream order.
-    tokens: those files, mapped. doc_ends: (documents,) uint64, mapped; None if not requested or missing.
+    Attributes:
+        meta: The meta.json in the folder above the split, or None if there is none.
+        shards: Paths of the split's token files, in stream order.
+        tokens: Those files, mapped.
+        doc_ends: (documents,) uint64, mapped. None if not requested or missing.
     """
 
     meta: Meta | None
@@ -52,14 +55,18 @@ class OpenedSplit:
 
 
 def open_split(folder: str | Path, *, doc_ends: bool = False, verify: Verify = "size") -> OpenedSplit:
-    """Open a split's folder, such as `cache/pretrain/NAME/train`, with all files from one build.
+    """Open a split's folder, such as `cache/pretrain/NAME/train`, with all files from one build. An empty split can be opened.
 
-    doc_ends: whether to open the document ends too.
-    verify: "size" compares sizes with meta.json; "sha256" reads the opened files and compares their content.
+    Args:
+        folder: The folder of the split.
+        doc_ends: Whether to open the document ends too.
+        verify: "size" compares sizes with meta.json. "sha256" also reads the opened files and compares their content.
 
-    Raises NielsCacheError if the folder or its shards are missing, if the data set was never built, and if a shard is not a whole number of
-    tokens or is not the shard that meta.json lists. Also raises it if the document ends do not fit the tokens, if meta.json has an unknown
-    token_dtype, and if the cache has another tokenizer now than at the build. An empty split can be opened.
+    Raises:
+        NielsCacheError: If the folder or its shards are missing, or if the data set was never built.
+        NielsCacheError: If a shard is not a whole number of tokens or is not the shard that meta.json lists, or if the document ends do not
+            fit the tokens.
+        NielsCacheError: If meta.json has an unknown token_dtype, or if the cache has another tokenizer now than at the build.
     """
     folder = Path(folder)
     return open_one_build(folder.parent, lambda: _open_split(folder, doc_ends, verify))
@@ -91,7 +98,11 @@ def _open_split(folder: Path, with_doc_ends: bool, verify: Verify) -> OpenedSpli
 
 
 def require_doc_ends(folder: str | Path, doc_ends: Uints | None) -> Uints:
-    """Return the `doc_ends` of an open split. Raises NielsCacheError, naming the split's folder, if they are None."""
+    """Return the `doc_ends` of an open split.
+
+    Raises:
+        NielsCacheError: If they are None. The message names the folder of the split.
+    """
     if doc_ends is None:
         name = doc_ends_name(Path(folder).name)
         raise NielsCacheError(f"{folder}: its documents are unknown, because {name} is not beside it; rebuild this data set")
@@ -99,10 +110,19 @@ def require_doc_ends(folder: str | Path, doc_ends: Uints | None) -> Uints:
 
 
 def cut_documents(folder: str | Path, doc_ends: Uints, max_tokens: int, *, token_bytes: int) -> list[tuple[int, int, int, int]]:
-    """Cut the split into ranges of whole documents with at most `max_tokens` tokens each. A token has `token_bytes` bytes.
+    """Cut the split into ranges of whole documents with at most `max_tokens` tokens each.
 
-    Return a list of (first document, end document, first token, end token), where ends are exclusive. Raises NielsCacheError if one
-    document has more than `max_tokens` tokens.
+    Args:
+        folder: The folder of the split, for messages.
+        doc_ends: (documents,) uint64, the exclusive end of each document, in tokens.
+        max_tokens: The largest number of tokens of a range.
+        token_bytes: The bytes of a token.
+
+    Returns:
+        For each range, (first document, end document, first token, end token), where ends are exclusive.
+
+    Raises:
+        NielsCacheError: If one document has more than `max_tokens` tokens.
     """
     cuts, document, token = [], 0, 0
     while document < len(doc_ends):
@@ -118,14 +138,16 @@ def cut_documents(folder: str | Path, doc_ends: Uints, max_tokens: int, *, token
 def _splits_in(folder: Path, below: str) -> list[Path]:
     """Return the first shards of all splits that are found in a folder.
 
-    below: a glob from the folder to the data sets' folders, such as "*/".
+    Args:
+        folder: The folder.
+        below: A glob from the folder to the data sets' folders, such as "*/".
     """
     found = sorted(path for split in SPLITS for path in folder.glob(f"{below}{split}/{shard_name(0)}"))
     return [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def open_one_build(folder: str | Path, open_files: Callable[[], _Opened]) -> _Opened:
-    """Return the result of `open_files`. All files that `open_files` opens in the data set's folder are of one build.
+    """Return the result of `open_files`. All files that it opens in the data set's folder are of one build.
 
     A rebuild exchanges the folder in one step, but `open_files` opens its files one after the other. If meta.json changed during that time,
     all files are opened again, even if there was an error. An error is raised only if meta.json is the same before and after.
@@ -157,9 +179,10 @@ def read_build(folder: str | Path) -> bytes | None:
 def open_meta(folder: str | Path, *, verify: Verify = "size") -> Meta | None:
     """Read the meta.json of a data set's folder. Return None if the folder has none.
 
-    Raises NielsCacheError if meta.json is unreadable, has an unknown token_dtype, or says that the data set was not built. Also raises it
-    if meta.json names another tokenizer than the cache root (the folder of all caches) holds now, and if `verify` is "sha256" but meta.json
-    is missing.
+    Raises:
+        NielsCacheError: If meta.json is unreadable, has an unknown token_dtype, or says that the data set was not built.
+        NielsCacheError: If meta.json names another tokenizer than the cache root (the folder of all caches) holds now.
+        NielsCacheError: If `verify` is "sha256" but meta.json is missing.
     """
     check_choice("verify", verify, get_args(Verify))
     path = Path(folder) / META_NAME
@@ -208,11 +231,16 @@ def tokenizer_problem(meta: Meta, current: str | None) -> str | None:
 
 
 def short_sha256(sha256: object) -> str:
+    """Return the first 12 digits of a sha256, for messages."""
     return str(sha256)[:12]
 
 
 def listed_files(meta: Meta, folder: str | Path) -> FileEntries:
-    """Return the `files` of a meta.json: relative path -> {"bytes", "sha256"}. Raises NielsCacheError if `files` has a different form."""
+    """Return the `files` of a meta.json: relative path -> {"bytes", "sha256"}.
+
+    Raises:
+        NielsCacheError: If `files` has a different form.
+    """
     files = meta.get("files")
     well_formed = isinstance(files, dict) and all(
         isinstance(entry, dict) and is_count(entry.get("bytes")) and isinstance(entry.get("sha256"), str) for entry in files.values()
@@ -234,9 +262,13 @@ def listed_of_split(meta: Meta, folder: str | Path, *, doc_ends: bool) -> FileEn
 
 
 def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], found: Mapping[str, int], *, verify: Verify = "size") -> None:
-    """Raise NielsCacheError unless the files `found` are exactly the files `listed`, with the same sizes.
+    """Raise NielsCacheError unless the files on disk are exactly the files that meta.json lists, with the same sizes.
 
-    found: relative path -> bytes. With verify="sha256", the files are also read and their content is compared.
+    Args:
+        folder: The folder of the data set.
+        listed: The entries of meta.json, by relative path.
+        found: The bytes of the files on disk, by relative path.
+        verify: "sha256" also reads the files and compares their content.
     """
     for path in sorted(listed.keys() - found.keys()):
         raise NielsCacheError(f"{Path(folder) / path}: missing, though meta.json lists it; rebuild this data set")
@@ -254,9 +286,15 @@ def check_sizes(folder: str | Path, listed: Mapping[str, Mapping[str, Any]], fou
 
 
 def check_meta_count(meta: Meta, folder: str | Path, key: str, found: int) -> None:
-    """Raise NielsCacheError if the number under `key` in a foreign meta.json is not `found`, the number that was counted in the files.
+    """Raise NielsCacheError if a count in a foreign meta.json differs from the number that was counted in the files.
 
     A foreign meta.json is one of another program, without a list of files. A missing key is accepted.
+
+    Args:
+        meta: The foreign meta.json.
+        folder: The folder of the data set, for messages.
+        key: The key of the count.
+        found: The number that was counted in the files.
     """
     if meta.get(key, found) != found:
         raise NielsCacheError(

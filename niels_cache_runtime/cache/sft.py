@@ -42,21 +42,32 @@ from niels_cache_runtime.format.meta import Meta, is_foreign, read_meta
 def assistant_target_mask(tokens: Array, asst_id: int, eot_id: int) -> Bools:
     """Return which tokens are targets: those after an assistant sentinel, up to and including the next EOT.
 
-    tokens: integers of any shape (..., L); each row of L tokens is treated by itself.
+    The sentinel itself is never a target. If a span is not closed and padding with EOT follows it, the caller must mask the padding,
+    because only the caller knows where it begins.
 
-    The result is bool, of the same shape. The sentinel itself is never a target. If a span is not closed and padding with EOT follows it,
-    the caller must mask the padding, because only the caller knows where it begins.
+    Args:
+        tokens: Integers of any shape (..., L). Each row of L tokens is treated by itself.
+        asst_id: The id of the assistant sentinel, the token that begins a message of the assistant.
+        eot_id: The id of EOT, the end-of-text token that ends a message.
+
+    Returns:
+        Bool, of the shape of `tokens`.
     """
     row_starts = np.arange(0, tokens.size, max(1, tokens.shape[-1]))
     return example_target_mask(tokens.reshape(-1), row_starts, asst_id, eot_id).reshape(tokens.shape)
 
 
 def example_target_mask(tokens: Array, starts: Ints, asst_id: int, eot_id: int, *, resumed: Ints | None = None) -> Bools:
-    """Return the mask of `assistant_target_mask`, (N,) bool, for examples that lie back to back in `tokens` (N,).
+    """Return the mask of `assistant_target_mask`, (N,) bool, for examples that lie back to back.
 
-    starts: (K,), the start of each example; the first is 0. A span ends with its example, and the first token of an example is never a
-        target.
-    resumed: those items of `starts` at which an example was cut inside a span, so that the rest of the span still counts.
+    A span ends with its example, and the first token of an example is never a target.
+
+    Args:
+        tokens: (N,), the tokens of all examples.
+        starts: (K,), the start of each example. The first is 0.
+        asst_id: The id of the assistant sentinel.
+        eot_id: The id of EOT.
+        resumed: Those items of `starts` at which an example was cut inside a span, so that the rest of the span still counts.
     """
     opens = tokens == asst_id
     changes = opens | (tokens == eot_id)
@@ -78,8 +89,12 @@ def example_target_mask(tokens: Array, starts: Ints, asst_id: int, eot_id: int, 
 class OpenedExamples(NamedTuple):
     """The open files of an SFT split, all of one build.
 
-    meta: the meta.json, or None. tokens: mapped. starts: (examples,) int64; of preference pairs, (2 * pairs,), the chosen side of each pair
-    before the rejected one. spans: the targets, if they are in files of their own; None if sentinels mark them.
+    Attributes:
+        meta: The meta.json, or None.
+        tokens: The tokens, mapped.
+        starts: (examples,) int64, the start of each example. For preference pairs, (2 * pairs,), the chosen side of each pair before the
+            rejected one.
+        spans: The targets, if they are in files of their own. None if sentinels mark them.
     """
 
     meta: Meta | None
@@ -91,9 +106,16 @@ class OpenedExamples(NamedTuple):
 def open_examples(tokens_path: str, idx_path: str, *, verify: Verify = "size", pairs: bool = False) -> OpenedExamples:
     """Open the files of an SFT split, all of one build of a data set.
 
-    Raises NielsCacheError if a file is missing, malformed, or not the file that meta.json lists. Also raises it if the data set was never
-    built, if the cache has another tokenizer now than at the build, and if its examples are preference pairs and `pairs` is False, or the
-    other way round.
+    Args:
+        tokens_path: The file of the tokens.
+        idx_path: The file of the starts of the examples.
+        verify: "size" compares sizes with meta.json. "sha256" also reads the files and compares their content.
+        pairs: Whether the examples must be preference pairs.
+
+    Raises:
+        NielsCacheError: If a file is missing, malformed, or not the file that meta.json lists.
+        NielsCacheError: If the data set was never built, or if the cache has another tokenizer now than at the build.
+        NielsCacheError: If the examples are preference pairs and `pairs` is False, or the other way round.
     """
     return open_one_build(Path(tokens_path).parent, lambda: _open_files(tokens_path, idx_path, verify, pairs))
 
@@ -125,7 +147,10 @@ def _open_files(tokens_path: str, idx_path: str, verify: Verify, pairs: bool) ->
 
 
 def _split_with_spans(meta: Meta | None, tokens_path: Path) -> Split | None:
-    """Return the split of this file if its targets are spans, otherwise None. Without a meta.json of ours, the files beside it decide."""
+    """Return the split of this file if its targets are spans, otherwise None.
+
+    Without a meta.json of ours, the files beside it decide.
+    """
     split = next((split for split in SPLITS if tokens_path.name == tokens_name(split)), None)
     if not has_spans(meta):
         is_ours = meta is not None and not is_foreign(meta)
@@ -139,7 +164,9 @@ def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | 
     """Return the id of a special token: the given id, or the recorded id if none is given.
 
     The id is recorded in the meta.json beside the tokens, or in that of the tokenizer of the same cache.
-    Raises NielsCacheError if the value is not a token id, if the given id differs from the recorded id, or if there is no id at all.
+
+    Raises:
+        NielsCacheError: If the value is not a token id, if the given id differs from the recorded id, or if there is no id at all.
     """
     dtype = token_dtype_of(meta)
     given = None if given is None else check_token_id(f"{role}_id", given, dtype=dtype)
@@ -156,9 +183,12 @@ def resolve_id(role: Literal["eot", "asst"], given: int | None, *, meta: Meta | 
 
 
 def _recorded_id(role: str, meta: Meta | None, folder: Path) -> tuple[Path, Any]:
-    """Return the recorded id of a special token, and the file that records it. The id is None if no file does.
+    """Return the file that records the id of a special token, and the id, or None if no file records it.
 
-    folder: that of the tokens. A tokenizer is looked for in it, beside it, and in the root of a cache with this data set.
+    Args:
+        role: The name of the special token in meta.json.
+        meta: The meta.json beside the tokens, or None.
+        folder: The folder of the tokens. A tokenizer is looked for in it, beside it, and in the root of a cache with this data set.
     """
     folder = folder.absolute()
     recorded = (meta or {}).get("special_token_ids")
@@ -175,7 +205,8 @@ def _recorded_id(role: str, meta: Meta | None, folder: Path) -> tuple[Path, Any]
 def resolve_ids(eot_id: int | None, asst_id: int | None, *, meta: Meta | None, tokens_path: str) -> tuple[int, int]:
     """Return the ids of EOT and of the assistant sentinel (the token that begins a message of the assistant).
 
-    Raises NielsCacheError for the reasons that `resolve_id` lists, and if both ids are equal.
+    Raises:
+        NielsCacheError: For the reasons that `resolve_id` lists, and if both ids are equal.
     """
     eot = resolve_id("eot", eot_id, meta=meta, tokens_path=tokens_path)
     asst = resolve_id("asst", asst_id, meta=meta, tokens_path=tokens_path)
@@ -189,8 +220,15 @@ def resolve_target_ids(
 ) -> tuple[int, int | None]:
     """Return the ids of EOT and of the assistant sentinel. The second is None if no sentinel marks the targets.
 
-    all_count: whether every token is a target. Raises NielsCacheError for the reasons that `resolve_ids` lists, and for an asst_id if the
-    data set has a chat template.
+    Args:
+        eot_id: The given id of EOT, or None for the recorded id.
+        asst_id: The given id of the assistant sentinel, or None for the recorded id.
+        opened: The open split.
+        tokens_path: The file of the tokens, for messages.
+        all_count: Whether every token is a target.
+
+    Raises:
+        NielsCacheError: For the reasons that `resolve_ids` lists, and for an asst_id if the data set has a chat template.
     """
     if opened.spans is not None and asst_id is not None:
         if "template" in (opened.meta or {}):

@@ -22,8 +22,11 @@ _BLOCK_EXAMPLES = 1 << 18
 class ExampleParts:
     """Parts of examples that lie in an array of tokens. All arrays are (S,) int64.
 
-    examples: the number of each example in its split. starts, lengths: the first token of the part, in tokens of the split, and its number
-    of tokens. places: where the part begins in the array.
+    Attributes:
+        examples: The number of each example in its split.
+        starts: The first token of each part, in tokens of the split.
+        lengths: The number of tokens of each part.
+        places: Where each part begins in the array.
     """
 
     examples: Ints
@@ -33,7 +36,12 @@ class ExampleParts:
 
 
 class TargetSpans:
-    """The spans of a split. bounds: (spans, 2) uint64. ends: (examples,) uint64."""
+    """The spans of a split.
+
+    Args:
+        bounds: (spans, 2) uint64, the first token of each span and the token after its last one.
+        ends: (examples,) uint64, how many spans there are up to the end of each example.
+    """
 
     def __init__(self, bounds: Uints, ends: Uints) -> None:
         self.bounds, self.ends = bounds, ends
@@ -42,9 +50,13 @@ class TargetSpans:
         return len(self.bounds)
 
     def of(self, examples: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return all spans of some examples (S,): the place of its example in `examples`, the first token and the token after the last one.
+        """Return all spans of some examples, as three arrays (m,) int64. Tokens are counted from the start of the split.
 
-        All three arrays are (m,) int64. Tokens are counted from the start of the split.
+        Args:
+            examples: (S,) int64, the numbers of the examples.
+
+        Returns:
+            For each span, the place of its example in `examples`, its first token, and the token after its last one.
         """
         ends = self.ends[examples].astype(np.int64)
         firsts = np.where(examples > 0, self.ends[np.maximum(examples - 1, 0)].astype(np.int64), 0)
@@ -55,10 +67,14 @@ class TargetSpans:
         return owners, bounds[:, 0], bounds[:, 1]
 
     def mask(self, size: int, parts: ExampleParts, *, only_last: bool = False) -> Bools:
-        """Return which of `size` tokens are targets, (size,) bool.
+        """Return which tokens are targets, (size,) bool.
 
         The first token of a part is never a target, because no token comes before it. Tokens outside of all parts are not targets.
-        only_last: whether only the last span of each part counts, among those with a target in this part.
+
+        Args:
+            size: The number of tokens of the array in which the parts lie.
+            parts: The parts of examples.
+            only_last: Whether only the last span of each part counts, among those with a target in this part.
         """
         owners, begins, ends = self._clipped(parts)
         if only_last and len(owners):
@@ -71,7 +87,12 @@ class TargetSpans:
         return np.cumsum(changes[:-1], dtype=np.int8).view(np.bool_)
 
     def have_targets(self, starts: Ints, lengths: Ints) -> Bools:
-        """Return which parts have a target, (K,) bool. starts, lengths: (K,), the part of each example of the split, as in ExampleParts."""
+        """Return which parts have a target, (K,) bool.
+
+        Args:
+            starts: (K,), the first token of the part of each example of the split, as in ExampleParts.
+            lengths: (K,), the number of tokens of these parts.
+        """
         found = np.zeros(len(starts), dtype=np.bool_)
         for first in range(0, len(starts), _BLOCK_EXAMPLES):
             block = slice(first, first + _BLOCK_EXAMPLES)
@@ -90,10 +111,10 @@ class TargetSpans:
 
 
 def map_targets(folder: Path, split: Split, *, starts: Ints, token_count: int) -> TargetSpans:
-    """Map the spans of a split with these example starts.
+    """Map the spans of a split with these example starts. This reads both files once.
 
-    Raises NielsCacheError if a file is missing or malformed, and if spans are not in order, touch each other or leave their example. This
-    reads both files once.
+    Raises:
+        NielsCacheError: If a file is missing or malformed, or if spans are not in order, touch each other or leave their example.
     """
     path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
     bounds, ends = _map_bounds(path), map_offsets(ends_path, TARGETS_DTYPE)
@@ -102,7 +123,11 @@ def map_targets(folder: Path, split: Split, *, starts: Ints, token_count: int) -
 
 
 def check_targets(path: Path, ends_path: Path, bounds: Offsets, ends: Offsets, starts: Offsets, *, token_count: int) -> None:
-    """Check the spans of all examples, block by block. Raises NielsCacheError if they break a rule of `map_targets`."""
+    """Check the spans of all examples, block by block.
+
+    Raises:
+        NielsCacheError: If the spans break a rule of `map_targets`.
+    """
     if len(ends) != len(starts):
         raise NielsCacheError(f"{ends_path}: has {len(ends)} entries for {len(starts)} examples; rebuild this data set")
     begin = 0
@@ -131,9 +156,15 @@ def _check_bounds(
     starts: Ints,
     stops: Ints,
 ) -> None:
-    """Raise NielsCacheError unless the spans (m, 2) are in order, do not touch, and lie in their examples.
+    """Raise NielsCacheError unless the spans are in order, do not touch, and lie in their examples.
 
-    first: the number of the first span. counts, starts, stops: for each example, its number of spans and its place in tokens of the split.
+    Args:
+        path: The file, for messages.
+        bounds: (m, 2), the spans.
+        first: The number of the first span.
+        counts: The number of spans of each example.
+        starts: The first token of each example, in tokens of the split.
+        stops: The token after the last one of each example.
     """
     owners = np.repeat(np.arange(len(counts)), counts)
     wrong = (bounds[:, 0] >= bounds[:, 1]) | (bounds[:, 0] < starts[owners]) | (bounds[:, 1] > stops[owners])

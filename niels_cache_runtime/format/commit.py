@@ -1,12 +1,13 @@
-"""Folders that appear whole or not at all. One writer holds a lock, writes to a staging folder beside the target, and exchanges both in one
-step.
+"""Folders that appear whole or not at all.
+
+One writer holds a lock, writes to a staging folder beside the target, and exchanges the two folders in one step.
 
     .NAME.lock       lies beside NAME and stays; flock shows whether a process writes, and the kernel frees it when its owner dies
     .NAME.partial    the staging folder of NAME
     .NAME.old        the previous folder, for an instant, if the system cannot exchange two folders in one step
 
 Builds of caches and indices of blends commit in this way. Readers need no lock. The lock file says who holds the lock, where and since
-when; this is for messages, and is used only while the lock is held. This module does not depend on what is built.
+when. This is for messages, and is used only while the lock is held. This module does not depend on what is built.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _RENAME_EXCHANGE = 2
 
 
 class Busy(NielsCacheError):
-    """Another build of `target` holds its lock."""
+    """The error when another build of `target` holds its lock."""
 
     def __init__(self, target: Path, writer: Writer) -> None:
         super().__init__(f"{target}: another build is writing it now: {writer}; wait until it ends (build-all --wait does), or stop it")
@@ -46,7 +47,12 @@ class Busy(NielsCacheError):
 
 
 class LockRefused(NielsCacheError):
-    """A file system refuses a lock or the lock file. `refusal` is its OSError. `no_locks` says whether it supports no locks at all."""
+    """The error when a file system refuses a lock or the lock file.
+
+    Attributes:
+        refusal: The OSError of the file system.
+        no_locks: Whether the file system supports no locks at all.
+    """
 
     def __init__(self, message: str, refusal: OSError, *, no_locks: bool) -> None:
         super().__init__(message)
@@ -55,7 +61,14 @@ class LockRefused(NielsCacheError):
 
 @dataclass(frozen=True, kw_only=True)
 class Writer:
-    """The owner of a lock. `since` is the time when the owner took the lock, UTC, in ISO 8601 to the second."""
+    """The owner of a lock.
+
+    Attributes:
+        pid: The number of its process.
+        host: The name of its machine.
+        since: The time when the owner took the lock, UTC, in ISO 8601 to the second.
+        command: Its command line, cut to 80 characters, or what it does.
+    """
 
     pid: int
     host: str
@@ -69,7 +82,11 @@ class Writer:
 
     @classmethod
     def here(cls, doing: str | None = None) -> Writer:
-        """Return a Writer for this process. `doing` replaces its command line."""
+        """Return a Writer for this process.
+
+        Args:
+            doing: A text that replaces the command line.
+        """
         command = doing or " ".join([Path(sys.argv[0]).name or "python", *sys.argv[1:]])
         return cls(
             pid=os.getpid(),
@@ -101,12 +118,17 @@ def aside_path(target: Path) -> Path:
 def writer_lock(
     target: Path, *, doing: str | None = None, patience: float = _PATIENCE_SECONDS, wait: Callable[[Writer], None] | None = None
 ) -> Iterator[None]:
-    """Hold the lock of `target`, whose parent folder must exist. Messages about the owner of the lock show `doing` instead of the command.
+    """Hold the lock of `target`, whose parent folder must exist.
 
-    patience: the seconds to try before the lock counts as held by another process.
-    wait: called while another process holds the lock. When `wait` returns, the lock is tried again. Without `wait`, Busy is raised, which
-        names the owner.
-    Raises LockRefused if the file system has no locks, or if the lock file cannot be written.
+    Args:
+        target: The folder that is written.
+        doing: What messages about the owner of the lock show. None means the command line.
+        patience: For how many seconds to try before the lock counts as held by another process.
+        wait: Called with the owner while another process holds the lock. When it returns, the lock is tried again.
+
+    Raises:
+        Busy: If another process holds the lock and `wait` is None.
+        LockRefused: If the file system has no locks, or if the lock file cannot be written.
     """
     descriptor = _acquire(target, patience, wait)
     try:
@@ -142,7 +164,11 @@ def writer_of(target: Path) -> Writer | None:
 
 
 def try_lock(descriptor: int, target: Path, kind: int) -> bool:
-    """Take a lock (LOCK_EX or LOCK_SH) if it is free. Raises LockRefused if the file system of `target` supports no locks."""
+    """Take a lock (LOCK_EX or LOCK_SH) if it is free.
+
+    Raises:
+        LockRefused: If the file system of `target` supports no locks.
+    """
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -160,7 +186,6 @@ def try_lock(descriptor: int, target: Path, kind: int) -> bool:
 
 
 def _acquire(target: Path, patience: float, wait: Callable[[Writer], None] | None) -> int:
-    """Take the lock of `target`, and return the descriptor of the lock file."""
     path = lock_path(target)
     deadline = time.monotonic() + patience
     while True:
@@ -194,8 +219,9 @@ def _open(path: Path) -> int:
 
 
 def is_still(path: Path, descriptor: int) -> bool:
-    """Return whether the locked file is still the file at `path`. Another process may have deleted the file, and then a new file at this
-    path could be locked too.
+    """Return whether the locked file is still the file at `path`.
+
+    Another process may have deleted the file. Then a new file at this path could be locked too.
     """
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
@@ -204,7 +230,7 @@ def is_still(path: Path, descriptor: int) -> bool:
 
 
 def _owner(descriptor: int) -> Writer | None:
-    """Return the owner that the file of a held lock names. Return None if the file names no owner, or certainly names a previous owner."""
+    """Return the owner that the file of a held lock names, or None if it names no owner, or certainly names a previous owner."""
     try:
         said = json.loads(os.pread(descriptor, 4096, 0))
         writer = Writer(pid=said["pid"], host=said["host"], since=said["since"], command=said["command"])
@@ -260,7 +286,7 @@ def exchange(first: Path, second: Path) -> bool:
 
 
 def can_exchange(folder: Path) -> bool:
-    """Return whether two folders in `folder` can be exchanged in one step. For this test, two folders are made there and then removed."""
+    """Return whether two folders in `folder` can be exchanged in one step. To test this, two folders are made there and then removed."""
     first, second = folder / "first", folder / "second"
     try:
         first.mkdir()

@@ -24,9 +24,11 @@ _MOST_NAMED = 3
 class Whereabouts(NamedTuple):
     """A described path.
 
-    said: a clause for messages, such as `is a pretrain data set, no cache root`. roots: the cache roots (folders of all caches) that the
-        user may have meant.
-    dataset: the data set at the path or above it.
+    Attributes:
+        kind: The kind of the path.
+        said: A clause for messages, such as `is a pretrain data set, no cache root`.
+        roots: The cache roots (folders of all caches) that the user may have meant.
+        dataset: The data set at the path or above it.
     """
 
     kind: Described
@@ -36,12 +38,12 @@ class Whereabouts(NamedTuple):
 
     @property
     def root_advice(self) -> str | None:
-        """Advice to give a cache root near the path instead. None if there is no cache root near the path."""
+        """Advice to give the cache root near the path instead, or None if there is no cache root near the path."""
         return f"give the cache root: {' or '.join(map(str, self.roots[:_MOST_NAMED]))}" if self.roots else None
 
 
 def describe(given: str | Path) -> Whereabouts:
-    """Return the kind of a path. This function never raises an error: an unreadable path is of kind "nothing"."""
+    """Return the kind of a path. No error is raised: an unreadable path is of kind "nothing"."""
     try:
         return _describe(Path(given).expanduser())
     except (OSError, RuntimeError):  # no permission, or `~` of an unknown user

@@ -1,6 +1,6 @@
-"""The layout of a cache on disk (dtypes, file names, paths, limits).
+"""The layout of a cache on disk: dtypes, file names, paths and limits.
 
-File names and dtypes are written in this module only; the package niels_cache_assets imports them from here. The only I/O is listing a
+File names and dtypes are written in this module only. The package niels_cache_assets imports them from here. The only I/O is listing a
 folder.
 """
 
@@ -60,7 +60,8 @@ TOKENIZER_SIDE_NAMES = (TIKTOKEN_RANKS_NAME, "tokenizer_config.json", "special_t
 def token_dtype_name(vocab_size: int) -> str:
     """Return the name of the narrowest dtype that holds every id below `vocab_size`: a key of TOKEN_DTYPES.
 
-    Raises NielsCacheError if `vocab_size` is above MAX_VOCAB_SIZE.
+    Raises:
+        NielsCacheError: If `vocab_size` is above MAX_VOCAB_SIZE.
     """
     for name, dtype in TOKEN_DTYPES.items():
         if vocab_size <= max_vocab_size(dtype):
@@ -76,8 +77,10 @@ def max_vocab_size(dtype: np.dtype) -> int:
 def token_dtype_of(meta: Mapping[str, Any] | None) -> np.dtype:
     """Return the dtype of the tokens of a cache with this meta.json. Without a meta.json, it is uint16.
 
-    A meta.json of another program may use the names of numpy, such as "uint32" or "<u4". Raises NielsCacheError for a dtype that no cache
-    has.
+    A meta.json of another program may use the names of numpy, such as "uint32" or "<u4".
+
+    Raises:
+        NielsCacheError: For a dtype that no cache has.
     """
     name = TOKEN_DTYPE_NAME if meta is None else meta.get("token_dtype", TOKEN_DTYPE_NAME)
     found = next((dtype for own, dtype in TOKEN_DTYPES.items() if name in (own, dtype.name, dtype.str)), None)
@@ -129,7 +132,8 @@ def entries_per_example(meta: Mapping[str, Any] | None) -> int:
 def tokenizer_model_name(meta: Mapping[str, Any]) -> str:
     """Return the name of the model's file in the folder of a tokenizer with this meta.json.
 
-    Raises NielsCacheError for a kind of model that this version does not know.
+    Raises:
+        NielsCacheError: For a kind of model that this version does not know.
     """
     kind = meta.get("model_kind", "sentencepiece")
     if not isinstance(kind, str) or kind not in TOKENIZER_MODEL_NAMES:
@@ -145,8 +149,10 @@ def shard_name(index: int) -> str:
 def list_shards(folder: str | Path) -> list[Path]:
     """Return the shards of a split's folder in stream order, or an empty list if the folder is missing.
 
-    The order is by number, not by string: shard_100000 follows shard_99999. Raises NielsCacheError if a shard is missing or the folder
-    cannot be listed.
+    The order is by number, not by string: shard_100000 follows shard_99999.
+
+    Raises:
+        NielsCacheError: If a shard is missing or the folder cannot be listed.
     """
     folder = Path(folder)
     try:
@@ -209,7 +215,7 @@ def examples_name(split: Split) -> str:
 
 
 def is_shard_name(name: str) -> bool:
-    """Return whether `shard_name` gives this name: neither shard_1.bin nor "shard_00001 copy.bin"."""
+    """Return whether `shard_name` gives this name. It gives neither shard_1.bin nor "shard_00001 copy.bin"."""
     index = name[6:-4]
     return index.isdecimal() and shard_name(int(index)) == name
 
@@ -241,14 +247,18 @@ def built_names(folder: str | Path) -> list[str]:
 def parts_root(root: str | Path, family: str = "pretrain") -> Path:
     """Return the folder of a cache root that holds the plans and the parts of data sets in parts, in a folder for each data set.
 
-    family: `corpus` for the parts of corpora.
+    Args:
+        root: The cache root.
+        family: "pretrain", or "corpus" for the parts of corpora.
     """
     return Path(root) / family / ".parts"
 
 
 def tokenizer_dir(root: str | Path) -> Path:
+    """Return the folder of the tokenizer in a cache root."""
     return Path(root) / "tokenizer"
 
 
 def dataset_dir(root: str | Path, family: Family, name: str) -> Path:
+    """Return the folder of a data set in a cache root."""
     return Path(root) / family / name

@@ -61,10 +61,11 @@ def foreign_family(meta: Mapping[str, Any]) -> Family:
 
 
 def check_foreign(meta: dict[str, Any], path: object) -> dict[str, Any]:
-    """Return the foreign `meta`. If a key has one of our names but its value has a different form, the key is left out.
+    """Return the foreign `meta` without those keys that have one of our names but a value of a different form.
 
-    Raises ForeignMetaError if a needed key is missing or its value has a wrong form, or if the tokens are neither little-endian uint16
-    nor little-endian uint32.
+    Raises:
+        ForeignMetaError: If a needed key is missing or its value has a wrong form, or if the tokens are neither little-endian uint16 nor
+            little-endian uint32.
     """
     try:
         most = max_vocab_size(token_dtype_of(meta))
@@ -112,13 +113,18 @@ def canonical_json(value: Any) -> str:
 
 
 def sha256_text(text: str) -> str:
+    """Return the hex sha256 of a text in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256_file(path: str) -> str:
     """Return the hex sha256 of a file's bytes. The file is read in blocks, and the GIL is released while hashing.
 
-    Raises NielsCacheError if the file cannot be read.
+    Args:
+        path: The file.
+
+    Raises:
+        NielsCacheError: If the file cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -130,23 +136,34 @@ def sha256_file(path: str) -> str:
 def content_sha256(files: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the sha256 over one line `path bytes sha256` for each token, doc_ends and idx file in `files`. The lines are sorted.
 
-    `files` maps relative paths to {"bytes", "sha256"}, as in meta.json. Parquet files, which hold the origin of documents, are excluded,
-    because their bytes depend on the version of the Parquet writer.
+    Parquet files, which hold the origin of documents, are excluded, because their bytes depend on the version of the Parquet writer.
+
+    Args:
+        files: Relative path -> {"bytes", "sha256"}, as in meta.json.
     """
     lines = [f"{path} {entry['bytes']} {entry['sha256']}\n" for path, entry in sorted(files.items()) if is_content(path)]
     return sha256_text("".join(lines))
 
 
 def is_content(path: str) -> bool:
-    """Return whether content_sha256 covers a file."""
+    """Return whether `content_sha256` covers a file."""
     return path.endswith((".bin", ".npy"))
 
 
 def write_meta(path: str, meta: Meta) -> None:
-    """Write `meta` as canonical JSON with its own hash, and wait until it is on the disk (fsync).
+    """Write a meta.json as canonical JSON with its own hash, and wait until it is on the disk (fsync).
 
-    `path` is replaced in one step: a reader sees either the old file or the new one. Raises the errors of `meta_content`, and OSError if
-    the disk refuses.
+    The file is replaced in one step: a reader sees either the old file or the new one. `schema_version` and the `forms` of a cache are
+    added if `meta` has none.
+
+    Args:
+        path: The file to write.
+        meta: The values, as JSON-able types.
+
+    Raises:
+        NielsCacheError: If the file would have more than 32 MiB, because no reader accepts such a file.
+        ValueError: For a number that is NaN or infinite.
+        OSError: If the file cannot be written.
     """
     content, temporary = meta_content(path, meta), f"{path}.tmp"
     with open(temporary, "wb") as file:
@@ -157,10 +174,17 @@ def write_meta(path: str, meta: Meta) -> None:
 
 
 def meta_content(path: str, meta: Meta) -> bytes:
-    """Return the bytes of a meta.json: canonical JSON with its own hash. path: for messages.
+    """Return the bytes of a meta.json: canonical JSON with its own hash.
 
     The key `meta_sha256` holds the hash over the same bytes with this key's value empty. `schema_version` and the `forms` of a cache are
-    added if the caller gave none. Raises NielsCacheError for more than 32 MiB, because no reader accepts such a file.
+    added if the caller gave none.
+
+    Args:
+        path: The file, for messages.
+        meta: The values, as JSON-able types.
+
+    Raises:
+        NielsCacheError: For more than 32 MiB, because no reader accepts such a file.
     """
     forms = {"forms": forms_of(meta)} if meta.get("kind") in FAMILIES else {}
     record = {"schema_version": SCHEMA_VERSION, **forms, **meta, "meta_sha256": ""}
@@ -174,10 +198,19 @@ def meta_content(path: str, meta: Meta) -> bytes:
 
 
 def read_meta(path: str) -> Meta:
-    """Read a meta.json and check its own hash. Raises NielsCacheError if it is missing, cut short, edited, or of a newer schema.
+    """Read a meta.json and check its own hash.
 
-    A meta.json that another program wrote has no such hash. It is accepted if it has the keys that a reader of tokens needs
-    (`is_foreign`). Each process warns once about each such cache.
+    A meta.json that another program wrote has no such hash. It is accepted if it has the keys that a reader of tokens needs, and each
+    process warns once about each such cache.
+
+    Args:
+        path: The meta.json file.
+
+    Returns:
+        The content of the file.
+
+    Raises:
+        NielsCacheError: If the file is missing, cut short, edited, or of a newer schema.
     """
     meta = load_meta(path)
     if is_foreign(meta):
@@ -202,7 +235,12 @@ def load_meta(path: str) -> Meta:
 
 
 def parse_meta(content: bytes, path: str) -> Meta:
-    """Return the bytes of a meta.json as a mapping, after the checks of `load_meta`. `path` is for messages."""
+    """Return the bytes of a meta.json as a mapping, after the checks of `load_meta`.
+
+    Args:
+        content: The bytes.
+        path: The file, for messages.
+    """
     try:
         meta = json.loads(content, object_pairs_hook=unique_keys, parse_float=_finite)
     except NielsCacheError:
@@ -246,7 +284,10 @@ def _check_forms(meta: Meta, path: str) -> None:
 
 
 def cut_ordinals(meta: Meta, split: str) -> list[int]:
-    """Return the ordinals of the documents of a split that token budgets have cut. At most one, unless the cache was joined from parts."""
+    """Return the ordinals of the documents of a split that token budgets have cut.
+
+    There is at most one, unless the cache was joined from parts.
+    """
     found = (meta.get("cut_document") or {}).get(split)
     if isinstance(found, list):
         return found
@@ -254,8 +295,9 @@ def cut_ordinals(meta: Meta, split: str) -> list[int]:
 
 
 def build_id(meta: Meta | None) -> str | None:
-    """Return a value that differs between builds of a cache. It is `meta_sha256`, or a hash over a meta.json of another program. Return
-    None if `meta` is None.
+    """Return a value that differs between builds of a cache, or None if `meta` is None.
+
+    It is `meta_sha256`, or a hash over a meta.json of another program.
     """
     if meta is None or not is_foreign(meta):
         return (meta or {}).get("meta_sha256")
@@ -270,10 +312,10 @@ def _own_sha256(meta: Meta, path: str) -> str:
 
 
 def _is_own_sha256(content: bytes, meta_sha256: object) -> bool:
-    """Return whether `content`, with its hash field empty, has the sha256 `meta_sha256`.
+    """Return whether the bytes of a meta.json, with the hash field empty, have the sha256 `meta_sha256`.
 
-    `content` is the bytes of a meta.json. This check is a fast path: if it succeeds, the parsed meta.json, which may list thousands of
-    files, need not be serialized again to compute its hash.
+    This check is a fast path: if it succeeds, the parsed meta.json, which may list thousands of files, need not be serialized again to
+    compute its hash.
     """
     if _NEVER_WRITTEN.search(content):
         return False
@@ -282,9 +324,10 @@ def _is_own_sha256(content: bytes, meta_sha256: object) -> bool:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs of a JSON object as a dict. This function is an `object_pairs_hook` for json.loads.
+    """Return the pairs of a JSON object as a dict. It is an `object_pairs_hook` for json.loads.
 
-    Raises ValueError for a repeated key, because programs differ in which of its values they keep.
+    Raises:
+        ValueError: For a repeated key, because programs differ in which of its values they keep.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -305,11 +348,9 @@ _HASH_DIGITS = 32
 
 
 def place_problem(meta: Meta, *, family: str, name: str) -> str | None:
-    """Return the problem if meta.json says that the folder NAME in FAMILY/ holds a different data set. Otherwise, return None.
+    """Return a clause if meta.json says that the folder `name` in `family`/ holds a different data set, otherwise None.
 
-    The problem is a part of an error message, without the path.
-
-    A `dataset_name` of null fits any name.
+    The clause is part of an error message, without the path. A `dataset_name` of null fits any name.
     """
     if is_foreign(meta):  # if it has a kind or dataset_name, they follow no rule of ours
         own_family = foreign_family(meta)
@@ -331,7 +372,11 @@ def place_problem(meta: Meta, *, family: str, name: str) -> str | None:
 
 
 def check_place(meta: Meta, folder: str | Path) -> Meta:
-    """Return `meta`, which was read from the folder `ROOT/FAMILY/NAME`. Raises NielsCacheError if `place_problem` finds a problem."""
+    """Return `meta`, which was read from the folder `ROOT/FAMILY/NAME`.
+
+    Raises:
+        NielsCacheError: If `place_problem` finds a problem.
+    """
     path = Path(folder).absolute()
     if problem := place_problem(meta, family=path.parent.name, name=path.name):
         raise NielsCacheError(f"{Path(folder) / META_NAME}: {problem}")

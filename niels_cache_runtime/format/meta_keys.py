@@ -138,7 +138,11 @@ def form_problem(meta: dict[str, Any]) -> str | None:
 
 
 def check_form(meta: dict[str, Any], path: object) -> dict[str, Any]:
-    """Return `meta`, which was read from `path`. Raises NielsCacheError if `meta` has a `form_problem`."""
+    """Return `meta`, which was read from `path`.
+
+    Raises:
+        NielsCacheError: If `meta` has a `form_problem`.
+    """
     if problem := form_problem(meta):
         raise NielsCacheError(f"{path}: {problem}; rebuild this data set")
     return meta

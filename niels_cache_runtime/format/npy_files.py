@@ -33,8 +33,12 @@ _NUMBERS = re.compile(r"[<>=|]?(?:b1|[iu][1248]|f[248])")
 class NpyHeader:
     """The header of an .npy file.
 
-    dtype: the dtype of an item, or None if items are not plain numbers (but text, dates, records or objects). offset: the number of bytes
-        before the first item.
+    Attributes:
+        dtype: The dtype of an item, or None if items are not plain numbers (but text, dates, records or objects).
+        descr: The dtype as the header gives it.
+        shape: The shape of the array.
+        fortran_order: Whether the first index changes fastest.
+        offset: The number of bytes before the first item.
     """
 
     dtype: np.dtype | None
@@ -52,8 +56,9 @@ class NpyHeader:
 def read_npy_header(path: str | Path) -> NpyHeader:
     """Read the header of an .npy file.
 
-    Raises OSError if the disk refuses. Raises NielsCacheError if the header is invalid, or if the file has another length than the header
-    gives.
+    Raises:
+        OSError: If the file cannot be read.
+        NielsCacheError: If the header is invalid, or if the file has another length than the header gives.
     """
     descriptor = open_regular(path)
     try:
@@ -65,7 +70,9 @@ def read_npy_header(path: str | Path) -> NpyHeader:
 def map_npy(path: str | Path) -> Array:
     """Map the array of an .npy file, read-only.
 
-    Raises OSError if the disk refuses. Raises NielsCacheError in the same cases as `read_npy_header`, and if items are not plain numbers.
+    Raises:
+        OSError: If the file cannot be read.
+        NielsCacheError: In the same cases as `read_npy_header`, and if items are not plain numbers.
     """
     descriptor = open_regular(path)
     try:
@@ -84,8 +91,10 @@ def map_npy(path: str | Path) -> Array:
 def create_npy(path: str | Path, dtype: DTypeLike, shape: tuple[int, ...]) -> Array:
     """Create a file with an array, mapped for writing. No dimension may have length 0.
 
-    The space on the disk is reserved now. Without that, a full disk would kill the process with a signal when it later writes to the map.
-    Raises OSError if the disk is full.
+    The space on the disk is reserved now. Otherwise a full disk would kill the process with a signal when it later writes to the map.
+
+    Raises:
+        OSError: If the disk is full.
     """
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):

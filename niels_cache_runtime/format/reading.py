@@ -29,9 +29,11 @@ OnBytes = Callable[[int], None]
 class Found(NamedTuple):
     """The entries below a folder, by relative path, sorted.
 
-    sizes: the bytes of every regular file. strange: one clause about each entry that is neither a regular file nor a folder, or cannot be
-        read.
-    unread: entries that were skipped because their name has a leading dot. empty: folders without any entry.
+    Attributes:
+        sizes: The bytes of every regular file.
+        strange: One clause about each entry that is neither a regular file nor a folder, or cannot be read.
+        unread: Entries that were skipped because their name has a leading dot.
+        empty: Folders without any entry.
     """
 
     sizes: dict[str, int]
@@ -86,12 +88,16 @@ def hash_files(
 ) -> dict[Path, str | NielsCacheError]:
     """Return the sha256 of each file, or the error that prevents reading it. Several files are read at the same time.
 
-    files: for each path, the `Look` (a function that gets the blocks of this file), or None.
-    sizes: if given, the largest files are read first, so that no single core finishes late.
-    threads: None means as many as this process may use.
-    on_bytes: called with the size of each block, by one thread at a time.
-
     If a `Look` raises an exception, all reading ends.
+
+    Args:
+        files: For each path, the `Look` (a function that gets the blocks of this file), or None.
+        sizes: The bytes of the files. If given, the largest files are read first, so that no single core finishes late.
+        threads: How many files to read at the same time. None means one for each core that this process may use.
+        on_bytes: Called with the size of each block, by one thread at a time.
+
+    Raises:
+        NielsCacheError: If `threads` is below 1.
     """
     if threads is not None and threads < 1:
         raise NielsCacheError(f"threads={threads}: must be at least 1")

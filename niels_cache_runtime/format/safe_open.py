@@ -29,7 +29,7 @@ _MOST_NAME_BYTES = 255  # of Linux and macOS; a longer name raises an OSError wh
 
 
 def name_problem(name: object) -> str | None:
-    """Return one clause if `name` is not a relative path with slashes that stays inside its folder. Return None if it is."""
+    """Return a clause if `name` is not a relative path with slashes that stays inside its folder, otherwise None."""
     if not isinstance(name, str) or not name:
         return "is not a file name"
     if not name.isprintable():  # NUL, line breaks, halves of surrogate pairs
@@ -42,8 +42,9 @@ def name_problem(name: object) -> str | None:
 
 
 def require_utf8(path: str | Path, advice: str) -> None:
-    """Raise NielsCacheError for a path that is not UTF-8. Libraries that write the path into tables and records would refuse such a path
-    later.
+    """Raise NielsCacheError for a path that is not UTF-8.
+
+    Libraries that write the path into tables and records would refuse such a path later.
     """
     try:
         str(path).encode()
@@ -53,9 +54,13 @@ def require_utf8(path: str | Path, advice: str) -> None:
 
 
 def link_problem(folder: str | Path, names: Iterable[str]) -> tuple[str, str] | None:
-    """Return the first of `names` that is a link out of `folder` or lies below such a link, and one clause about the problem.
+    """Return the first name that is a link out of `folder` or lies below such a link, and one clause about the problem.
 
-    The names are relative, and `name_problem` has accepted them. Return None if all names are safe.
+    Return None if all names are safe.
+
+    Args:
+        folder: The folder.
+        names: Relative names that `name_problem` has accepted.
     """
     folder = Path(folder)
     looked_at: dict[str, bool] = {}
@@ -81,7 +86,9 @@ def _leaves(folder: Path, name: str) -> bool:
 def open_regular(path: str | Path) -> int:
     """Open a regular file for reading and return its descriptor.
 
-    Raises OSError in the same cases as `os.open`, and NielsCacheError for a pipe or a device.
+    Raises:
+        OSError: In the same cases as `os.open`.
+        NielsCacheError: For a pipe or a device.
     """
     descriptor = os.open(path, os.O_RDONLY | _AT_ONCE)
     mode = os.fstat(descriptor).st_mode
@@ -96,7 +103,9 @@ def open_regular(path: str | Path) -> int:
 def read_regular(path: str | Path, *, most_bytes: int) -> bytes:
     """Read all bytes of a regular file.
 
-    Raises OSError in the same cases as `os.open`. Raises NielsCacheError if the path is not a regular file, or has more than `most_bytes`.
+    Raises:
+        OSError: In the same cases as `os.open`.
+        NielsCacheError: If the path is not a regular file, or has more than `most_bytes`.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         content = file.read(most_bytes + 1)
@@ -108,15 +117,23 @@ def read_regular(path: str | Path, *, most_bytes: int) -> bytes:
 class OwnFiles:
     """The files of this user below the folder `root`. Names are relative, with slashes. `root` itself may be a link.
 
-    Every method raises NielsCacheError, which names the path, for a folder below `root` that is a link or belongs to another user, and for
-    a file that is not a regular file, has a second link, or belongs to another user. Other errors of the system are OSErrors.
+    Raises:
+        NielsCacheError: From every method, and naming the path, for a folder below `root` that is a link or belongs to another user, and
+            for a file that is not a regular file, has a second link, or belongs to another user.
+        OSError: For other errors of the system.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def open(self, name: str, flags: int = os.O_RDONLY, *, make: bool = False) -> int:
-        """Open a file and return its descriptor. make: whether to make the file and its folders if they are missing."""
+        """Open a file and return its descriptor.
+
+        Args:
+            name: The file.
+            flags: The flags of `os.open`.
+            make: Whether to make the file and its folders if they are missing.
+        """
         with self._folder(name, make=make) as (folder, last):
             while True:
                 try:
@@ -142,7 +159,7 @@ class OwnFiles:
         return None
 
     def exists(self, name: str) -> bool:
-        """Return whether anything is there, such as a link that leads nowhere."""
+        """Return whether there is anything of this name, even a link that leads nowhere."""
         try:
             with self._folder(name) as (folder, last):
                 os.stat(last, dir_fd=folder, follow_symlinks=False)

@@ -24,16 +24,18 @@ FIELDS = ("document_ids", "position_ids", "cu_seqlens", "dataset_ids")
 class Batch:
     """B rows of T tokens on one device. Fields that were not requested are None.
 
-    x, y: (B, T) int64, contiguous, y[:, :-1] == x[:, 1:].
-    y_masked: (B, T) int64, y with -100 at targets to ignore. Present for SFT and with mask_cross_document_targets.
-    document_ids: (B, T) int32, the number of each input's document: 0, 1, 2, ... from the first document of the row. Padding counts as a
-        document.
-    position_ids: (B, T) int32, the position of each input in its document. If the document began before the row, positions count from the
-        start of the row.
-    cu_seqlens: (documents + 1,) int32, the start of each document among the B * T flattened inputs, and then B * T. flash-attention's
-        varlen functions take cu_seqlens and max_seqlen in this form.
-    max_seqlen: the number of tokens of the longest document in the batch. It comes with cu_seqlens.
-    dataset_ids: (B,) int64, index into the loader's `names`.
+    Attributes:
+        x: The inputs, (B, T) int64, contiguous.
+        y: The targets, (B, T) int64, contiguous: `y[:, :-1] == x[:, 1:]`.
+        y_masked: (B, T) int64, `y` with -100 at targets to ignore. Present for SFT, and with `mask_cross_document_targets`.
+        document_ids: (B, T) int32, the number of each input's document: 0, 1, 2, ... from the first document of the row. Padding counts as
+            a document.
+        position_ids: (B, T) int32, the position of each input in its document. If the document began before the row, positions count from
+            the start of the row.
+        cu_seqlens: (documents + 1,) int32, the start of each document among the B * T flattened inputs, and then B * T. flash-attention's
+            varlen functions take `cu_seqlens` and `max_seqlen` in this form.
+        max_seqlen: The number of tokens of the longest document in the batch. It comes with `cu_seqlens`.
+        dataset_ids: (B,) int64, the index of each row's source in the loader's `names`.
     """
 
     x: torch.Tensor
@@ -46,7 +48,12 @@ class Batch:
     dataset_ids: torch.Tensor | None = None
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> "Batch":
-        """Return the batch with every tensor on that device."""
+        """Return the batch with every tensor on another device.
+
+        Args:
+            device: The device.
+            non_blocking: Whether a copy from pinned memory to CUDA need not wait, as for `torch.Tensor.to`.
+        """
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "Batch":
@@ -82,8 +89,9 @@ class BatchMaker:
         self._pairs = PairMaker(device)
 
     def check_boundaries(self) -> None:
-        """Raise NielsCacheError if documents are requested but a source has no list of documents. Without this check, the first batch would
-        raise the error.
+        """Raise NielsCacheError if documents are requested but a source has no list of documents.
+
+        Without this check, the first batch would raise the error.
         """
         for source in self._sources:
             if self._boundaries and not source.packs:

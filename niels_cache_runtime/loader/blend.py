@@ -35,17 +35,8 @@ _MOST_SAMPLES = 2**60  # the most samples of a run, so that counts fit into int6
 class Blend:
     """The sources of all samples of a run, by a schedule of weights.
 
-    names: the names of the sources, all different.
-    schedule: (first sample, weight per name) of every segment. The first segment begins at sample 0, and each one begins after the one
-        before. Each segment names every source. Weights are positive numbers of any scale. A weight of 0 excludes a source from a segment;
-        at least one segment must include each source. Raises NielsCacheError for an invalid schedule.
-
-    weights: (first sample, whole weights in the order of `names`) of every segment. If whole numbers in the exact ratio of the given
-        decimals have a sum of at most 2**20, the weights are these numbers. Otherwise they are rounded by largest remainders to the sum
-        2**20, and no positive weight becomes 0.
-
-    With `lanes`, one source is chosen for a whole round of samples, one sample for each lane. Round t has the samples t*lanes ..
-    t*lanes + lanes - 1 of the run. If sample k of the run is sample c of its source, k and c are equal modulo `lanes`. So a lane of the run
+    With `lanes`, one source is chosen for a whole round of samples, one sample for each lane. Round t has the samples t * lanes .. t *
+    lanes + lanes - 1 of the run. If sample k of the run is sample c of its source, k and c are equal modulo `lanes`. So a lane of the run
     is a lane of every source. The count of a source is less than `lanes` samples away from its share. Weights that change within a round
     apply from the next round on.
 
@@ -57,6 +48,21 @@ class Blend:
     samples fits the windows too. Then one more order fits: of all open windows, always take the window that closes first. After t slots,
     the windows that have closed give at least floor(ta/P) samples, and the windows that have opened give at most ceil(ta/P). See Tijdeman
     1980, "The chairman assignment problem". P-fair scheduling (Baruah et al. 1996) uses the same windows.
+
+    Args:
+        names: The names of the sources, all different.
+        schedule: (first sample, weight per name) of every segment. The first segment begins at sample 0, and each one begins after the one
+            before. Each segment names every source. Weights are positive numbers of any scale. A weight of 0 excludes a source from a
+            segment, and at least one segment must include each source.
+        lanes: The number of lanes of an order in blocks. 1 chooses a source for every sample.
+
+    Attributes:
+        weights: (first sample, whole weights in the order of `names`) of every segment. If whole numbers in the exact ratio of the given
+            decimals have a sum of at most 2**20, the weights are these numbers. Otherwise they are rounded by largest remainders to the sum
+            2**20, and no positive weight becomes 0.
+
+    Raises:
+        NielsCacheError: For an invalid schedule.
     """
 
     def __init__(self, names: Sequence[str], schedule: Schedule, *, lanes: int = 1) -> None:
@@ -72,8 +78,16 @@ class Blend:
                 before = self._segments[-1].counts(end)
 
     def at(self, samples: Ints) -> tuple[Ints, Ints]:
-        """Return two arrays (n,) int64 for global `samples` (n,). The first has the source of each sample, the second the number of earlier
-        samples of this source.
+        """Return the source of each sample, and how many earlier samples of the run come from this source.
+
+        Args:
+            samples: (n,) int64, numbers of samples in the run.
+
+        Returns:
+            Two arrays (n,) int64: the index of the source, and the number of earlier samples of this source.
+
+        Raises:
+            NielsCacheError: For a number below 0.
         """
         if samples.size and samples.min() < 0:
             raise NielsCacheError(f"sample {samples.min()}: samples are counted from 0")
@@ -103,9 +117,12 @@ class Blend:
         return counts
 
     def position(self, source: int, number: int) -> int | None:
-        """Return the global sample that is the `number`-th sample (from 0) of a source.
+        """Return the sample of the run that is the `number`-th sample (from 0) of a source.
 
         Return None if the source never reaches this sample, because the last segment excludes the source.
+
+        Raises:
+            NielsCacheError: If `source` or `number` is out of range.
         """
         if not 0 <= source < len(self._segments[0].weights):
             raise NielsCacheError(f"source {source}: there are {len(self._segments[0].weights)}, counted from 0")
@@ -119,12 +136,19 @@ class Blend:
 
 @dataclass(frozen=True, kw_only=True)
 class _Segment:
-    """One segment of the schedule, in rounds: those from `first` on. Without lanes, a round is a sample.
+    """One segment of the schedule, in rounds from `first` on. Without lanes, a round is a sample.
 
-    before: (sources,) the number of samples of each source in earlier segments.
-    sources, numbers: the source of every slot (a place for one sample in the period), and the number of earlier slots of that source. Both
-        are at most one period long.
-    slots: all slots sorted by source. slot_starts: the slots of source i begin at slots[slot_starts[i]].
+    A slot is a place for one sample in the period.
+
+    Attributes:
+        first: The first round.
+        weights: (sources,), the whole weights.
+        period: The sum of the weights.
+        before: (sources,), the number of samples of each source in earlier segments.
+        sources: The source of every slot, at most one period long.
+        numbers: The number of earlier slots of the same source, for every slot.
+        slots: All slots sorted by source.
+        slot_starts: (sources,). The slots of source i begin at `slots[slot_starts[i]]`.
     """
 
     first: int
@@ -154,9 +178,13 @@ class _Segment:
 
 
 def _make_segment(*, first: int, weights: tuple[int, ...], before: Ints, length: int | None) -> _Segment:
-    """Return a segment. `length` is the number of samples until the next segment, None for the last segment.
+    """Return a segment. At most `length` slots are computed.
 
-    At most `length` slots are computed.
+    Args:
+        first: The first round.
+        weights: The whole weights of the sources.
+        before: (sources,), the number of samples of each source in earlier segments.
+        length: The number of rounds until the next segment, or None for the last segment.
     """
     period = sum(weights)
     sources = _interleave(weights, slots=period if length is None else min(period, length))
@@ -197,7 +225,6 @@ def _interleave(weights: Sequence[int], *, slots: int) -> Array:
 
 
 def _whole_schedule(names: list[str], schedule: Schedule) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Check the schedule, and return it with whole weights."""
     if not names or len(set(names)) < len(names) or len(names) > MAX_PERIOD:
         raise NielsCacheError(f"sources {names!r:.200}: a blend needs at least one, each with a different name")
     if not schedule:

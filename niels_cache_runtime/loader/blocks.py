@@ -63,9 +63,11 @@ _KEPT_ORDERS = 3  # of blocks, for each lane: the block that ends, the one that 
 class EpochRow:
     """The row of one epoch and its cuts. A slot is the place of a block in the row.
 
-    blocks: (slots,) int64, the block at each slot. ends: (slots,) int64, the cell after the last one of each slot.
-    cuts: (lanes+1,) int64. The run of lane g has the cells cuts[g] .. cuts[g+1]-1.
-    first_lane: the lane of place 0.
+    Attributes:
+        blocks: (slots,) int64, the block at each slot.
+        ends: (slots,) int64, the cell after the last one of each slot.
+        cuts: (lanes + 1,) int64. The run of lane g has the cells `cuts[g]` .. `cuts[g + 1] - 1`.
+        first_lane: The lane of place 0.
     """
 
     blocks: Ints
@@ -77,14 +79,19 @@ class EpochRow:
 class BlockOrder:
     """The order in blocks of one source: a permutation of its samples for every epoch, the same on every machine.
 
-    starts: (blocks+1,) int64, increasing from 0. Block b has the samples starts[b] .. starts[b+1]-1, and may have none.
-    seed, name: as for Order. lanes: the number of lanes. shuffle: with False, blocks and samples keep their order.
-    began: the first sample c of the source that comes in this order, and its epoch. Only a source that has grown has several orders.
-    Raises NielsCacheError for values out of range.
+    A block without samples changes nothing, so the order follows from the blocks of the samples alone. Memory is that of `starts`, two
+    permutations of the blocks, and the keys of a few blocks. A sample costs about as much as with Order. A new block costs about 0.2 ms.
 
-    A block without samples changes nothing. So the order follows from the samples' blocks alone.
-    Memory is that of `starts`, two permutations of the blocks, and the keys of a few blocks. A sample costs about as much as with Order. A
-    new block costs about 0.2 ms.
+    Args:
+        starts: (blocks + 1,) int64, increasing from 0. Block b has the samples `starts[b]` .. `starts[b + 1] - 1`, and may have none.
+        seed: The seed, 0 to 2**64 - 1.
+        name: The name of the source. Sources with different names have unrelated orders.
+        lanes: The number of lanes.
+        shuffle: With False, blocks and samples keep their order.
+        began: The first sample c of the source that comes in this order, and its epoch. Only a source that has grown has several orders.
+
+    Raises:
+        NielsCacheError: For values out of range.
     """
 
     def __init__(
@@ -102,9 +109,14 @@ class BlockOrder:
         self._orders: dict[int, Order] = {}
 
     def at(self, places: Ints, epoch: int) -> Ints:
-        """Return the sample number at each of the `places` (n,) of an epoch, as (n,) int64. Places and epochs count from 0.
+        """Return the sample number at each place of an epoch, (n,) int64.
 
-        Raises NielsCacheError for a place outside the epoch, and for an epoch below 0.
+        Args:
+            places: (n,) int64, counted from 0.
+            epoch: The epoch, counted from 0.
+
+        Raises:
+            NielsCacheError: For a place outside the epoch, and for an epoch below 0.
         """
         if not places.size:
             return places
@@ -178,10 +190,14 @@ class BlockOrder:
 class BlockVisit:
     """A block that a machine reads during a part of the run.
 
-    source: the name of the source. epoch: the epoch of the source. block: the number of the block.
-    files: the files of the block, as indices into the source's token files.
-    tail_tokens: the number of tokens after the block's last file that the block's last window also reads. They are in the next files.
-    first, end: the machine reads the block from sample `first` of the run to sample `end` - 1.
+    Attributes:
+        source: The name of the source.
+        epoch: The epoch of the source.
+        block: The number of the block.
+        files: The files of the block, as indices into the source's token files.
+        tail_tokens: The number of tokens after the block's last file that the block's last window also reads. They are in the next files.
+        first: The first sample of the run for which the machine reads the block.
+        end: The sample after the last one.
     """
 
     source: str
@@ -194,7 +210,14 @@ class BlockVisit:
 
 
 class _Counted(NamedTuple):
-    """A visit that is counted in samples of its source: the first and the last sample that it needs."""
+    """A visit that is counted in samples of its source.
+
+    Attributes:
+        first: The first sample that it needs.
+        last: The last sample that it needs.
+        epoch: The epoch of the source.
+        block: The number of the block.
+    """
 
     first: int
     last: int
@@ -215,10 +238,18 @@ def block_visits(
 ) -> Iterator[BlockVisit]:
     """Yield the visits of one machine that end after the first `samples` samples of the run, sorted by their `first`.
 
-    orders: the orders of each source, one after the other; a source that never grew has one.
-    chosen: the names of the sources whose visits are wanted; None for all.
-    The visits of the present are those with first <= samples. A machine visits a block once per epoch. If several of its lanes share the
-    block, this is one visit. The iterator has no end, unless the weights of all chosen sources end in 0.
+    The visits that are needed now are those with first <= samples. A machine visits a block once per epoch. If several of its lanes share
+    the block, this is one visit. The iterator has no end, unless the weights of all chosen sources end in 0.
+
+    Args:
+        names: The names of the sources.
+        blocks: The blocks of each source.
+        orders: The orders of each source, one after the other. A source that never grew has one.
+        blend: The sources of the samples.
+        samples: The number of samples of the run that were taken, on all ranks.
+        machine: The number of this machine.
+        machines: The number of machines.
+        chosen: The names of the sources whose visits are wanted. None means all.
     """
     taken = blend.counts(samples).tolist()
 
@@ -253,7 +284,6 @@ def _visits_of_source(orders: Sequence[BlockOrder], *, taken: int, machine: int,
 
 
 def _visits_of_epoch(order: BlockOrder, epoch: int, *, machine: int, machines: int) -> list[_Counted]:
-    """Return the visits of one epoch, sorted."""
     row, lanes = order.row(epoch), order.lanes
     found: dict[int, tuple[int, int]] = {}
     for lane in range(machine, lanes, machines):
@@ -282,7 +312,10 @@ def resolve_machines(given: int | None, *, lanes: int, world_size: int, environm
     """Return the number of machines, a divisor of `lanes` and of `world_size`.
 
     If none is given, the variables of torchrun in `environment` decide. Without these variables, or with a single rank, there is one
-    machine. Raises NielsCacheError for other numbers, and names the allowed ones.
+    machine.
+
+    Raises:
+        NielsCacheError: For any other number. The message names the allowed ones.
     """
     machines = _machines_of_torchrun(world_size, environment) if given is None else given
     origin = " (from torchrun)" if given is None and machines > 1 else ""
@@ -297,7 +330,11 @@ def resolve_machines(given: int | None, *, lanes: int, world_size: int, environm
 
 
 def _machines_of_torchrun(world_size: int, environment: Mapping[str, str]) -> int:
-    """Return the number of machines that torchrun set: 1 without torchrun and for a single rank."""
+    """Return the number of machines that torchrun set: 1 without torchrun and for a single rank.
+
+    Raises:
+        NielsCacheError: If the variables do not give equally many ranks on each machine.
+    """
     names = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE")
     if world_size == 1 or "LOCAL_WORLD_SIZE" not in environment:
         return 1

@@ -30,10 +30,15 @@ _INT32_MAX = 2**31 - 1
 
 
 def find_boundaries(doc_ends: Uints, positions: Ints, *, T: int) -> Boundaries:
-    """Find where documents begin inside the windows [p, p + T] of a stream, for every p of `positions` (n,), in tokens.
+    """Find where documents begin inside windows of a stream. Each window costs two binary searches.
 
-    doc_ends: (documents,) uint64, the exclusive end of every document in the stream, increasing. Each window costs two binary searches.
-    Raises NielsCacheError if a window is not inside the stream.
+    Args:
+        doc_ends: (documents,) uint64, the exclusive end of every document in the stream, increasing, in tokens.
+        positions: (n,), the first token of each window. The window of p is [p, p + T], both ends included.
+        T: Inputs per window.
+
+    Raises:
+        NielsCacheError: If a window is not inside the stream.
     """
     doc_ends = np.asarray(doc_ends)  # every operation on an np.memmap is slower
     # The keys are unsigned like doc_ends. With int64 keys numpy would convert all of doc_ends to float64, which is slow and rounds.
@@ -60,8 +65,10 @@ def cu_seqlens(boundaries: Boundaries, *, rows: int, T: int) -> Int32s:
     """Return the cumulative lengths of the segments of a batch, (segments + 1,) int32, as flash-attention's varlen functions take them.
 
     The rows of the batch are flattened to rows * T inputs. A segment begins at the start of every row, and wherever a document begins
-    inside a row. The result has the start of every segment, in increasing order from 0, and then rows * T. Raises NielsCacheError if rows *
-    T does not fit into int32.
+    inside a row. The result has the start of every segment, in increasing order from 0, and then rows * T.
+
+    Raises:
+        NielsCacheError: If rows * T does not fit into int32.
     """
     if rows * T > _INT32_MAX:
         raise NielsCacheError(f"{rows} rows of T={T}: cu_seqlens is int32 and counts up to {_INT32_MAX} tokens; use a smaller batch")
@@ -76,7 +83,7 @@ def max_seqlen(cu: Int32s) -> int:
 
 
 def document_ids(cu: Int32s, *, rows: int, T: int) -> Int32s:
-    """Return (rows, T) int32: the number of every input's document. Documents are numbered 0, 1, 2, ... from the start of each row."""
+    """Return the number of every input's document, (rows, T) int32. Documents are numbered 0, 1, 2, ... from the start of each row."""
     starts = cu[:-1]
     first_of_row = starts.searchsorted(np.arange(0, rows * T, T, dtype=np.int32)).astype(np.int32)
     ids = np.arange(len(starts), dtype=np.int32) - first_of_row[starts // T]
@@ -84,7 +91,7 @@ def document_ids(cu: Int32s, *, rows: int, T: int) -> Int32s:
 
 
 def position_ids(cu: Int32s, *, rows: int, T: int) -> Int32s:
-    """Return (rows, T) int32: the position of every input in its document. Positions begin at 0 where the document or the row begins."""
+    """Return the position of every input in its document, (rows, T) int32. Positions begin at 0 where the document or the row begins."""
     starts = cu[:-1]
     positions = np.repeat(starts % T, cu[1:] - starts).reshape(rows, T)
     # One ramp serves all rows, in place. A ramp over the whole batch would be one more pass over memory, a third of the time.
@@ -92,7 +99,7 @@ def position_ids(cu: Int32s, *, rows: int, T: int) -> Int32s:
 
 
 def cross_document_targets(boundaries: Boundaries, *, rows: int, T: int) -> Bools:
-    """Return (rows, T) bool: whether each target is the first token of a new document. The input of such a target cannot predict it."""
+    """Return whether each target is the first token of a new document, (rows, T) bool. The input of such a target cannot predict it."""
     crosses = np.zeros((rows, T), dtype=np.bool_)
     crosses[boundaries.rows, boundaries.columns - 1] = True
     crosses[:, -1] = ~boundaries.continues
@@ -100,11 +107,20 @@ def cross_document_targets(boundaries: Boundaries, *, rows: int, T: int) -> Bool
 
 
 def document_mask(document_ids: torch.Tensor, *, causal: bool = True) -> torch.Tensor:
-    """Return a bool mask (B, 1, T, T). Element [b, 0, q, k] says whether input q may attend to input k.
+    """Return a bool mask, (B, 1, T, T): element `[b, 0, q, k]` says whether input q may attend to input k.
 
-    `document_ids` (B, T) are integers, and the mask is on the same device. Pass the mask as `attn_mask` to `scaled_dot_product_attention`.
-    An input attends only to inputs of its own document, and with `causal` to no later input. The mask takes B * T * T bytes. For a large T
-    use `flex_block_mask`, or `cu_seqlens` with flash-attention. Raises NielsCacheError if the ids are not two-dimensional.
+    Pass it as `attn_mask` to `scaled_dot_product_attention`. An input attends only to inputs of its own document. The mask takes B * T * T
+    bytes. For a large T use `flex_block_mask`, or `cu_seqlens` with flash-attention.
+
+    Args:
+        document_ids: (B, T), integers. The mask is on the same device.
+        causal: Whether an input attends to no later input.
+
+    Returns:
+        The mask.
+
+    Raises:
+        NielsCacheError: If the ids are not two-dimensional.
     """
     _check_two_dimensional(document_ids)
     mask = document_ids[:, None, :, None] == document_ids[:, None, None, :]
@@ -112,13 +128,23 @@ def document_mask(document_ids: torch.Tensor, *, causal: bool = True) -> torch.T
 
 
 def flex_block_mask(document_ids: torch.Tensor, *, causal: bool = True, block_size: int = 128) -> "BlockMask":
-    """Return a `block_mask` for `flex_attention` from integer `document_ids` (B, T). The mask follows the rule of `document_mask`, for any
-    head.
+    """Return a `block_mask` for `flex_attention`. It follows the rule of `document_mask`, for any head.
 
-    It is computed from the lowest and the highest id of every block of `block_size` tokens. The (B, T, T) mask that `create_block_mask`
-    fills first is not needed. Blocks without a common document are skipped, and blocks inside one document need no mask. The attention is
-    right for any ids. If the ids never decrease within a row, every block that can be skipped is skipped; the ids of `document_ids` never
-    decrease. Needs torch 2.7 or later. Raises NielsCacheError if the ids are not two-dimensional or `block_size` is not a positive number.
+    It is computed from the lowest and the highest id of every block of `block_size` tokens, without the (B, T, T) mask that
+    `create_block_mask` fills first. Blocks without a common document are skipped, and blocks inside one document need no mask. The
+    attention is right for any ids. If the ids never decrease within a row, as those of a Batch, every block that can be skipped is skipped.
+    Needs torch 2.7 or later.
+
+    Args:
+        document_ids: (B, T), integers. The mask is on the same device.
+        causal: Whether an input attends to no later input.
+        block_size: The number of tokens of a block.
+
+    Returns:
+        The mask.
+
+    Raises:
+        NielsCacheError: If the ids are not two-dimensional, or if `block_size` is not a positive number.
     """
     from torch.nn.attention.flex_attention import BlockMask  # this import loads torch's compiler, which takes more than a second
 
@@ -151,9 +177,13 @@ def flex_block_mask(document_ids: torch.Tensor, *, causal: bool = True, block_si
 
 
 def _ordered(chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return, for every q of `chosen` (B, q, k) bool, how many k are chosen, and all k with the chosen ones first.
+    """Return, for every q, how many k are chosen, and all k with the chosen ones first. BlockMask keeps both in this form.
 
-    Both results are int32, as BlockMask keeps them: the counts are (B, 1, q), the ordered k are (B, 1, q, k).
+    Args:
+        chosen: (B, q, k) bool.
+
+    Returns:
+        The counts, (B, 1, q) int32, and the ordered k, (B, 1, q, k) int32.
     """
     indices = chosen.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(dim=-1, dtype=torch.int32)[:, None], indices.to(torch.int32)[:, None]

@@ -1,8 +1,8 @@
-"""Loading a state after a cache has grown: the samples of each epoch before and after the growth, and the proof that the old cache is the
-beginning of the new one.
+"""The samples of each epoch before and after a cache has grown, and the proof that the old cache is the beginning of the new one.
 
-A data set in parts grows by whole parts, and meta.json lists the parts. So an earlier cache ended where a part ends. Its fingerprint
-follows from the entries of its shards and from the first document ends, which are read once.
+A loader needs both to load a state that was saved before the growth. A data set in parts grows by whole parts, and meta.json lists the
+parts. So an earlier cache ended where a part ends. Its fingerprint follows from the entries of its shards and from the first document ends,
+which are read once.
 
 A source that never grew has the same number of samples in every epoch. If it has grown, the epoch that had begun keeps its samples, and
 every later epoch has all of them. The state of a loader has these numbers (`phases`), so that any earlier step can still be found.
@@ -30,8 +30,9 @@ Phases = tuple[tuple[int, int], ...]
 class Epochs:
     """The epochs of a source.
 
-    phases: (first, samples), in ascending order: from the sample `first` of the source on, an epoch has `samples` samples. Samples are
-        counted over the whole run. The first phase begins at 0, and every other phase at the end of an epoch.
+    Args:
+        phases: (first, samples), in ascending order: from the sample `first` of the source on, an epoch has `samples` samples. Samples are
+            counted over the whole run. The first phase begins at 0, and every other phase at the end of an epoch.
     """
 
     def __init__(self, phases: Sequence[tuple[int, int]]) -> None:
@@ -55,7 +56,11 @@ class Epochs:
         return all(after > first and (after - first) % samples == 0 for (first, samples), (after, _) in pairs)
 
     def at(self, taken: Ints) -> tuple[Ints, Ints]:
-        """Return the epochs and the places in these epochs of samples of the source (n,), both (n,) int64. Samples count from 0."""
+        """Return the epochs of samples of the source, and the places in these epochs, both (n,) int64.
+
+        Args:
+            taken: (n,), the numbers of the samples over the whole run, counted from 0.
+        """
         phases = self._firsts.searchsorted(taken, side="right") - 1
         epochs, places = np.divmod(taken - self._firsts[phases], self._samples[phases])
         return epochs + self._epochs[phases], places
@@ -95,9 +100,17 @@ def resumed_phases(
 ) -> dict[str, Phases]:
     """Return the phases of the sources that have grown, now or before the state was saved, by name.
 
-    taken: how many samples of each source the run has read. grown: whether sources may have grown since the state was saved. Sources that
-    differ in another way are left out; the caller refuses them.
-    Raises NielsCacheError if the state's own phases do not fit a source, and for growth since a DataLoader worker saved the state.
+    Sources that differ in another way are left out, and the caller raises an error for them.
+
+    Args:
+        state: The saved state.
+        names: The names of the sources.
+        sources: The open sources.
+        taken: How many samples of each source the run has read.
+        grown: Whether sources may have grown since the state was saved.
+
+    Raises:
+        NielsCacheError: If the state's own phases do not fit a source, or if a source has grown since a DataLoader worker saved the state.
     """
     found: dict[str, Phases] = {}
     for name, source, count in zip(names, sources, taken, strict=True):

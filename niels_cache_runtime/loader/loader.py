@@ -49,7 +49,7 @@ from niels_cache_runtime.remote.whole import Copy
 
 
 class _NoDataLoaderError(NielsCacheError, AttributeError):
-    """An AttributeError, so that `hasattr(loader, "dataset")` returns False."""
+    """An error that is an AttributeError, so that `hasattr(loader, "dataset")` returns False."""
 
 
 class NotADataLoader:
@@ -82,38 +82,51 @@ class NotADataLoader:
 class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     """Batches of rows of T tokens, from one split or a blend of several splits, with each sample exactly once per epoch.
 
-    sources: the folder of a data set, such as `cache/pretrain/wikitext`, or of a split, such as `cache/pretrain/wikitext/train`, or a
-        mapping of names to such folders. Whole SFT examples are packed into rows. Preference pairs come as a PreferenceBatch.
-    T: tokens per row. B: rows per batch on each rank. seed: the seed of every order.
-    split: the split to read where a data set's folder is given.
-    epochs: the number of epochs in one iteration. After a source has been read `epochs` times, the iteration ends as soon as the next
-        sample would come from this source. The next iteration continues from there. None means that iteration never ends.
-    weights: a mapping of names to shares of the tokens (any positive numbers), or a schedule `[(first sample, weights), ...]` in which a
-        weight may be 0. Required for several sources. After any number of samples, each source is less than one sample away from its share.
-    shuffle: with False, each source is read in its own order.
-    rank, world_size: the global batch of B * world_size rows is divided among world_size processes, and this process is number `rank`.
-    device: the device of batches. Tokens travel to CUDA in the width of the shards, two or four bytes each, and are widened there.
-    fields: any of "document_ids", "position_ids", "cu_seqlens", "dataset_ids"; see Batch. SFT batches always have the first three.
-    sft: how to read SFT data sets, such as SFT(loss_on="all", overflow="drop").
-    order: "split" shuffles the windows of the whole split, and Blocks(shards=64, lanes=1) those of a few shards at a time.
-    remote: the local copy for sources that are addresses, such as "s3://bucket/prefix": Copy(dir="/local/tokens", limit=200e9). Pretrain
-        splits then need order=Blocks(...). With Copy(fetch="windows"), a pretrain split needs no folder and any order is possible, but each
-        row costs a request.
-    stride: tokens from the start of one window of a pretrain stream to the start of the next; T when None. Windows cross shards.
-    drop_last: whether to drop the smaller batch that a pass may end with. If this batch is kept, its rows are divided evenly, and a rank
-        may get no row. Set drop_last if all ranks must take equally many steps.
-    on_exhausted: with "raise", a pass ends with an error, for a run that must not read a source more than `epochs` times.
-    mask_cross_document_targets: whether y_masked hides every target that belongs to a different document than its input.
-    prefetch: the number of batches that a thread prepares ahead. None means 1 for CUDA and 0 otherwise. DataLoader workers do not use it.
-    verify: "size" compares file sizes with meta.json; "sha256" also reads every file of these splits once and compares its content.
+    Iteration starts at the loader's position, which moves with every batch. Whole SFT examples are packed into rows. Preference pairs come
+    as a PreferenceBatch.
 
-    Iteration starts at the loader's position, which moves with every batch. Under a DataLoader (batch_size=None), each worker prepares
-    whole batches in turn, and the order is the same for any number of workers. There, the position moves only in the workers: see
-    `state_dict`. A DataLoader that is iterated once per epoch needs persistent_workers=True, because new workers would start at the main
-    process's position again. `names` are the names of the sources; `samples` and `step` give the position.
+    Under a DataLoader (`batch_size=None`), each worker prepares whole batches in turn, and the order is the same for any number of workers.
+    There, the position moves only in the workers: see `state_dict`. A DataLoader that is iterated once per epoch needs
+    `persistent_workers=True`, because new workers would start at the main process's position again.
 
-    Raises NielsCacheError for a missing or damaged cache, T larger than a split, unknown or missing names in the weights, caches of
-    different tokenizers, and settings out of range.
+    Args:
+        sources: The folder of a data set, such as `cache/pretrain/wikitext`, or of a split, such as `cache/pretrain/wikitext/train`, or a
+            mapping of names to such folders. An address, such as `s3://bucket/prefix`, needs `remote`.
+        T: Tokens per row.
+        B: Rows per batch on each rank.
+        seed: The seed of every order, 0 to 2**64 - 1.
+        split: The split to read where a data set's folder is given, "train" or "val".
+        epochs: The number of epochs in one iteration. After a source has been read `epochs` times, the iteration ends as soon as the next
+            sample would come from this source. The next iteration continues from there. None means that iteration never ends.
+        weights: A mapping of names to shares of the tokens (any positive numbers), or a schedule `[(first sample, weights), ...]` in which
+            a weight may be 0. Required for several sources. After any number of samples, each source is less than one sample away from its
+            share.
+        shuffle: With False, each source is read in its own order.
+        rank: The number of this process, 0 to world_size - 1.
+        world_size: The number of processes that the global batch of B * world_size rows is divided among.
+        device: The device of batches. Tokens travel to CUDA in the width of the shards, two or four bytes each, and are widened there.
+        fields: Any of "document_ids", "position_ids", "cu_seqlens" and "dataset_ids"; see Batch. SFT batches always have the first three.
+        sft: How to read SFT data sets, such as `SFT(loss_on="all", overflow="drop")`.
+        order: "split" shuffles the windows of the whole split. `Blocks(shards=64, lanes=1)` shuffles those of a few shards at a time.
+        remote: The local copy for sources that are addresses, such as `Copy(dir="/local/tokens", limit=200e9)`. Pretrain splits then need
+            `order=Blocks(...)`. With `Copy(fetch="windows")`, a pretrain split needs no folder and any order is possible, but each row
+            costs a request.
+        stride: Tokens from the start of one window of a pretrain stream to the start of the next. None means T. Windows cross shards.
+        drop_last: Whether to drop the smaller batch that a pass may end with. If this batch is kept, its rows are divided evenly, and a
+            rank may get no row. Set `drop_last` if all ranks must take equally many steps.
+        on_exhausted: With "raise", a pass ends with an error, for a run that must not read a source more than `epochs` times.
+        mask_cross_document_targets: Whether `y_masked` hides every target that belongs to a different document than its input.
+        prefetch: The number of batches that a thread prepares ahead. None means 1 for CUDA and 0 otherwise. DataLoader workers do not use
+            it.
+        verify: "size" compares file sizes with meta.json. "sha256" also reads every file of these splits once and compares its content.
+
+    Attributes:
+        names: The names of the sources, in order.
+        device: The device of batches, a torch.device.
+
+    Raises:
+        NielsCacheError: For a missing or damaged cache, a T larger than a split, unknown or missing names in the weights, caches of
+            different tokenizers, and settings out of range.
     """
 
     def __init__(
@@ -176,10 +189,18 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     ) -> "TokenLoader":
         """Return a loader with the settings of a saved state, which continues at the saved position.
 
-        sources: the new folders of the caches, if they have moved. grown: see `load_state_dict`. changes: keyword arguments of the
-            constructor that are added to the saved settings or replace them, such as rank, world_size, B, device, weights. Blocks(...) or
-            SFT(...) replaces all saved settings of that group. Raises NielsCacheError for the reasons that the constructor and
-            `load_state_dict` list.
+        Args:
+            state: A state of `state_dict`.
+            sources: The new folders of the caches, if they have moved. None means the folders of the state.
+            grown: Whether pretrain caches may have grown; see `load_state_dict`.
+            **changes: Keyword arguments of the constructor that are added to the saved settings or replace them, such as `rank`,
+                `world_size`, `B`, `device` and `weights`. Blocks(...) or SFT(...) replaces all saved settings of that group.
+
+        Returns:
+            The loader.
+
+        Raises:
+            NielsCacheError: For the reasons that the constructor and `load_state_dict` list.
         """
         folders, settings = arguments_of_state(state, sources, changes)
         loader = cls(folders, **settings)
@@ -193,12 +214,12 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
 
     @property
     def samples(self) -> int:
-        """Samples taken so far, on all ranks."""
+        """The number of samples taken so far, on all ranks."""
         return self.position.samples
 
     @property
     def step(self) -> int:
-        """Batches taken so far, including those before a resume."""
+        """The number of batches taken so far, including those before a resume."""
         return self.position.step
 
     @property
@@ -207,16 +228,24 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         return {name: source.samples for name, source in zip(self.names, self._sources, strict=True)}
 
     def __len__(self) -> int:
-        """Return how many batches this rank has left in the pass. Raises TypeError for an endless loader."""
+        """Return how many batches this rank has left in the pass.
+
+        Raises:
+            TypeError: For an endless loader.
+        """
         count = self._steps.count(self.position)
         if count is None:
             raise TypeError("an endless TokenLoader has no length; give epochs=n for one that ends")
         return count
 
     def begin_pass(self) -> bool:
-        """If this pass has no batch left, move to the start of the next pass. Return whether the position moved.
+        """Move to the start of the next pass if this pass has no batch left. Iterating to the end of a pass has the same effect.
 
-        Iterating to the end of a pass has the same effect. Raises NielsCacheError at the end of a pass if on_exhausted is "raise".
+        Returns:
+            Whether the position moved.
+
+        Raises:
+            NielsCacheError: At the end of a pass, if `on_exhausted` is "raise".
         """
         if self._steps.count(self.position) != 0:
             return False
@@ -231,9 +260,16 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     def state_dict(self, *, steps: int | None = None) -> State:
         """Return the position, and the settings and sources that it depends on, as JSON-able values.
 
-        steps: the number of batches to add to the loader's own position. Under a DataLoader with workers, the loader of the main process
-            does not move, and only the training loop knows how many batches it took. Give that number, and include the batches of finished
-            passes.
+        Args:
+            steps: The number of batches to add to the loader's own position; None adds nothing. Under a DataLoader with workers, the loader
+                of the main process does not move, and only the training loop knows how many batches it took. Give that number, and include
+                the batches of finished passes.
+
+        Returns:
+            A small dict, for `from_state` and `load_state_dict`.
+
+        Raises:
+            NielsCacheError: If `steps` is not a whole number of at least 0.
         """
         position = self.position
         if steps is not None:
@@ -246,12 +282,16 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
 
         B, world_size, machines, rank, device, fields and the folders of the caches may differ from the saved run. Weights may differ from
         the saved position on.
-        allow_changed: names of sources whose files may have changed since the state was saved.
-        grown: whether pretrain caches may have grown by added files since then. The epoch that had begun ends with the samples of the old
-            cache, in their order, and the next epoch has all samples. This reads the document ends of a grown cache once.
 
-        Raises NielsCacheError if the state is invalid, or if a cache is missing or changed. Also raises it if a setting that decides the
-        samples differs, or if the sources come in a different order.
+        Args:
+            state: A state of `state_dict`.
+            allow_changed: Names of sources whose files may have changed since the state was saved.
+            grown: Whether pretrain caches may have grown by added files since then. The epoch that had begun ends with the samples of the
+                old cache, in their order, and the next epoch has all samples. This reads the document ends of a grown cache once.
+
+        Raises:
+            NielsCacheError: If the state is invalid, or if a cache is missing or changed.
+            NielsCacheError: If a setting that decides the samples differs, or if the sources come in a different order.
         """
         check_form(state)
         position = read_position(state)
@@ -279,11 +319,22 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     def trace(
         self, step: int, row: int | None = None, column: int | None = None, *, rank: int | None = None, side: Side | None = None
     ) -> BatchTrace | TokenOrigin:
-        """Return the origin of every token in this rank's batch at `step`. With row and column (0..T), return the origin of that one token.
+        """Return the origin of every token in a batch of this run, or of one token.
 
-        step: any step of the run, counted as in `self.step`, with the batch size of that step. rank: a different rank, to trace its batch.
-        side: the side of preference pairs, "chosen" (when None) or "rejected".
-        Column c is x[:, c] and y[:, c - 1]. Raises NielsCacheError for a step, row, column or rank that does not exist.
+        Column c of a row is `x[:, c]` and `y[:, c - 1]`.
+
+        Args:
+            step: Any step of the run, counted as in `self.step`, with the batch size of that step.
+            row: The row of one token. None means 0 if `column` is given, and all rows otherwise.
+            column: The column of one token, 0 to T. None means 0 if `row` is given, and all columns otherwise.
+            rank: The rank whose batch is traced. None means this rank.
+            side: For preference pairs, the side, "chosen" or "rejected". None means the chosen side.
+
+        Returns:
+            A BatchTrace, or with `row` or `column` the TokenOrigin of that one token.
+
+        Raises:
+            NielsCacheError: For a step, row, column or rank that does not exist.
         """
         number = check_whole("step", step)
         rank = self.rank if rank is None else check_whole("rank", rank)
@@ -295,7 +346,17 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         return found if row is None and column is None else found.token(row or 0, column or 0)
 
     def report(self, steps: int) -> MixtureReport:
-        """Return a printable report of the next `steps` steps: configured and actual shares, epochs and repetitions of every source."""
+        """Return a printable report of the next steps: configured and actual shares, epochs and repetitions of every source.
+
+        Args:
+            steps: The number of steps, at least 1.
+
+        Returns:
+            The report. No token is read.
+
+        Raises:
+            NielsCacheError: If `steps` is not a positive whole number.
+        """
         first = self.samples
         last = first + check_positive("steps", steps) * self.B * self.world_size
         return make_report(self.names, self._sources, self._mixture, first=first, last=last, settings=self._settings)
@@ -303,7 +364,11 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
     def block_visits(self) -> Iterator[BlockVisit]:
         """Yield the blocks that this rank's machine reads from the loader's position on, in the order in which it first needs them.
 
-        Those with `first` <= `samples` are needed now. The iterator has no end. Raises NielsCacheError unless the order is in blocks.
+        Yields:
+            The visits, without end. Those with `first` <= `samples` are needed now.
+
+        Raises:
+            NielsCacheError: Unless the order is in blocks.
         """
         return self._visits_of(self.names)
 
@@ -312,10 +377,17 @@ class TokenLoader(NotADataLoader, IterableDataset[Batch]):
         return self._mixture.visits(names, self.samples, machine=self.rank // (self.world_size // machines), machines=machines)
 
     def as_dataset(self, samples: int | None = None) -> SampleDataset:
-        """Return a map-style Dataset of single rows: item k is global sample k of this loader's order.
+        """Return a map-style Dataset of single rows: item k is sample k of this run, counted from 0 over all ranks.
 
-        samples: the length of the dataset. If it is None and there is one source, the length is one epoch. If it is None and there are
-            several sources, the dataset ends when the first source has been read once.
+        Args:
+            samples: The length of the dataset. If it is None and there is one source, the length is one epoch. If it is None and there are
+                several sources, the dataset ends when the first source has been read once.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            NielsCacheError: If `samples` is not a positive whole number.
         """
         length = self._mixture.end_of_pass(0, epochs=1)[0] if samples is None else check_positive("samples", samples)
         return SampleDataset(make_maker(self._sources, self._settings, torch.device("cpu")), self._mixture, length)

@@ -18,12 +18,17 @@ _BY_ROW = ("x", "y", "y_masked", "document_ids", "position_ids", "dataset_ids")
 
 
 class SampleDataset(Dataset[Sample]):
-    """A Dataset whose item k is global sample k of a loader. `TokenLoader.as_dataset` makes it.
+    """A Dataset whose item k is sample k of a loader's run. `TokenLoader.as_dataset` makes it.
 
-    An item is a dict with one row of each field of a batch: `x` and `y`, (T,) int64, and the loader's other fields. cu_seqlens belongs to
-    whole batches and is not included. For preference pairs, an item has such a dict for `chosen`, and one for `rejected`. Items are already
-    in the loader's order, so use a sequential sampler, or DistributedSampler(shuffle=False). A negative index counts from the end. The
-    object can be pickled. Raises IndexError for an index out of range.
+    An item is a dict with one row of each field of a batch: `x` and `y`, (T,) int64, and the loader's other fields. `cu_seqlens` belongs to
+    whole batches and is not included. For preference pairs, an item has such a dict for `chosen`, and one for `rejected`.
+
+    Items are already in the loader's order, so use a sequential sampler, or `DistributedSampler(shuffle=False)`. A negative index counts
+    from the end. The object can be pickled.
+
+    Raises:
+        IndexError: From `dataset[k]`, for an index out of range.
+        TypeError: From `dataset[k]`, for an index that is not a whole number.
     """
 
     def __init__(self, maker: BatchMaker, mixture: Mixture, length: int) -> None:
@@ -36,7 +41,7 @@ class SampleDataset(Dataset[Sample]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Sample]:
-        """Return the samples at `indices`, in the order of `indices`."""
+        """Return the samples at `indices`, in this order, with one gather for each source."""
         if not indices:
             return []
         samples = np.array([check_index(index, self._length, what="sample", from_end=True) for index in indices], dtype=np.int64)

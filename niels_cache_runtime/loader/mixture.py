@@ -33,10 +33,13 @@ _MOST_LANES = 8
 
 @dataclass(frozen=True)
 class Located:
-    """The places of samples. They are the index of the source, the epoch of that source, and the number of the sample in that source. All
-    are (n,) int64.
+    """The places of samples: source, epoch and number.
 
-    same: (source, epoch) if all samples are known to share them, otherwise None.
+    Attributes:
+        sources: (n,) int64, the index of each sample's source.
+        epochs: (n,) int64, the epoch of that source.
+        numbers: (n,) int64, the number of the sample in that source.
+        same: (source, epoch) if all samples are known to share them, otherwise None.
     """
 
     sources: Ints
@@ -48,13 +51,14 @@ class Located:
         return len(self.sources)
 
     def part(self, first: int, last: int) -> "Located":
-        """Return the places first..last-1."""
+        """Return the places `first` to `last` - 1."""
         return Located(self.sources[first:last], self.epochs[first:last], self.numbers[first:last], self.same)
 
     def groups(self) -> Iterator[tuple[int, int, Ints]]:
-        """Yield (source, epoch, places) for every pair of source and epoch that occurs. `places` is (m,) int64.
+        """Yield every pair of source and epoch that occurs, so that one read can take all its samples together.
 
-        One read can take all samples at these places together.
+        Yields:
+            The source, the epoch, and the places of its samples in this object, (m,) int64.
         """
         if not len(self):
             return
@@ -71,9 +75,14 @@ class Located:
 class Mixture:
     """The order of a run over several sources.
 
-    names: the names of the sources. samples: the number of samples per epoch of each source. schedule: the weights; see Blend.
-    seed: the seed of every source's order. shuffle: with False, the samples of a source come in the order of their numbers.
-    blocks: the blocks of each source, for the order in blocks with `lanes` lanes. None for an order of the whole split.
+    Args:
+        names: The names of the sources.
+        samples: The number of samples per epoch of each source.
+        schedule: The weights; see Blend.
+        seed: The seed of every source's order.
+        shuffle: With False, the samples of a source come in the order of their numbers.
+        blocks: The blocks of each source, for an order in blocks. None means an order of the whole split.
+        lanes: The number of lanes of an order in blocks.
     """
 
     def __init__(
@@ -95,7 +104,11 @@ class Mixture:
         self._set_epochs({})
 
     def grown(self, phases: Mapping[str, Phases]) -> "Mixture":
-        """Return the order of a run in which some sources have grown. phases: those of these sources, by name; see Epochs."""
+        """Return the order of a run in which some sources have grown.
+
+        Args:
+            phases: The phases of these sources, by name; see Epochs.
+        """
         if phases == self.phases:
             return self
         changed = copy.copy(self)
@@ -113,7 +126,7 @@ class Mixture:
         self._orders = [self._orders_of(source) for source in range(len(self.names))]
 
     def _orders_of(self, source: int) -> Sequence[Order] | Sequence[BlockOrder]:
-        """Return the order of each phase of a source. Return nothing if its samples come in the order of their numbers."""
+        """Return the order of each phase of a source, or nothing if its samples come in the order of their numbers."""
         name, epochs = self.names[source], self._epochs[source]
         if self._blocks is None:
             return [Order(n, seed=self._seed, name=name) for _, n in epochs.phases] if self._shuffle else ()
@@ -125,7 +138,7 @@ class Mixture:
         ]
 
     def locate(self, samples: Ints) -> Located:
-        """Return the places of global samples (n,) int64."""
+        """Return the places of samples of the run, given their numbers (n,) int64."""
         sources, taken = self.blend.at(samples)
         epochs, numbers = np.divmod(taken, self.samples[sources])
         for source in self._grown:
@@ -144,7 +157,8 @@ class Mixture:
     def visits(self, names: Collection[str], samples: int, *, machine: int, machines: int) -> Iterator[BlockVisit]:
         """Yield the blocks of the sources `names` that a machine reads after the first `samples` samples of the run; see `block_visits`.
 
-        Raises NielsCacheError for an order of the whole split.
+        Raises:
+            NielsCacheError: For an order of the whole split.
         """
         if self._blocks is None:
             raise NielsCacheError("order='split': reads the whole split at any time; blocks need TokenLoader(order=Blocks())")
@@ -154,7 +168,10 @@ class Mixture:
     def end_of_pass(self, start: int, *, epochs: int) -> tuple[int, str]:
         """Return the sample at which the pass that begins at `start` ends, and the name of the source that ends it.
 
-        A pass ends at the first global sample from `start` on that would begin another `epochs` epochs of a source.
+        A pass ends at the first sample from `start` on that would begin another `epochs` epochs of a source.
+
+        Raises:
+            NielsCacheError: If all weights of the last segment are 0, or if the pass would end beyond the largest sample of a run.
         """
         ends = []
         for source, (name, taken) in enumerate(zip(self.names, self.blend.counts(start).tolist(), strict=True)):

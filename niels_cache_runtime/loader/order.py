@@ -4,7 +4,7 @@
 
 The state is a few integers for any number of samples, so resuming at any position costs nothing. In blocks of 4096, a sample costs about 40
 ns. A call costs about 0.1 ms even for few positions, so ask for many positions at once. The order is part of the format: a test pins the
-order, and a changed order needs a new ORDER_VERSION. `blend` chooses the next source; the loader divides samples among ranks.
+order, and a changed order needs a new ORDER_VERSION. `blend` chooses the next source, and the loader divides samples among ranks.
 """
 
 import hashlib
@@ -32,14 +32,19 @@ _HALF = np.uint64(32)
 class Order:
     """A permutation of range(n) for every epoch, the same on every machine.
 
-    n: samples per epoch, 1 to 2**62. seed: 0 to 2**64 - 1. name: sources with different names have unrelated orders.
-    Raises NielsCacheError for values out of range.
-
     The permutation is a Feistel network over a rectangle of at least n numbers. The two halves of a number are its coordinates in the
     rectangle. A round adds a value to one half, modulo the length of its side. The network is applied again until the number is below n
     (Black and Rogaway 2002, "Ciphers with arbitrary finite domains": generalized Feistel and cycle walking). The rectangle is so tight that
     almost no number needs a second application. With sides of powers of two, up to half of the numbers would need it. The order is a
     shuffle, not a secure cipher.
+
+    Args:
+        n: Samples per epoch, 1 to 2**62.
+        seed: The seed, 0 to 2**64 - 1.
+        name: The name of the source. Sources with different names have unrelated orders.
+
+    Raises:
+        NielsCacheError: For values out of range.
     """
 
     def __init__(self, n: int, *, seed: int, name: str = "") -> None:
@@ -54,9 +59,14 @@ class Order:
         self._newest_keys = (0, self._derive_keys(0))
 
     def at(self, positions: Ints, epoch: int) -> Ints:
-        """Return the sample number at each of the `positions` (m,) of an epoch, as (m,) int64. Positions and epochs count from 0.
+        """Return the sample number at each position of an epoch, (m,) int64.
 
-        Raises NielsCacheError for a position outside range(n) or an epoch below 0.
+        Args:
+            positions: (m,) int64, counted from 0.
+            epoch: The epoch, counted from 0.
+
+        Raises:
+            NielsCacheError: For a position outside range(n) or an epoch below 0.
         """
         check_positions(positions, self._n)
         keys = self._keys(check_whole("epoch", epoch))
@@ -100,7 +110,7 @@ class Order:
         return keys
 
     def _derive_keys(self, epoch: int) -> Uints:
-        """Return (rounds, 2) uint64: a summand and an odd factor for every round."""
+        """Return a summand and an odd factor for every round, (rounds, 2) uint64."""
         stream = hashlib.shake_256(f"{self._secret} {epoch}".encode()).digest(self._rounds * 16)
         keys = np.frombuffer(stream, dtype="<u8").reshape(self._rounds, 2).astype(np.uint64)
         keys[:, 1] |= np.uint64(1)

@@ -18,14 +18,18 @@ from niels_cache_runtime.loader.source import Source
 class SourceShare:
     """One source in a planned run.
 
-    samples: the number of rows. tokens: the number of inputs that are not padding. For packed rows it is computed from the average row.
-    configured: the share that the weights request for the planned samples, as a fraction of tokens (or examples). actual: the resulting
-        share.
-    epochs: how often the source has been read when the plan ends, including earlier steps of the run. Each epoch counts with the samples
-        that it had, also if the cache has grown since.
-    samples_per_epoch: the number of rows in an epoch, as the cache is now.
-    repetitions: how often the sample that is read most often is read again after the first time. In the first epoch after a cache has
-        grown, this counts as if an old sample were read already.
+    Attributes:
+        name: The name of the source.
+        configured: The share that the weights request for the planned samples, as a fraction of tokens (or examples).
+        actual: The resulting share.
+        samples: The number of rows.
+        tokens: The number of inputs that are not padding. For packed rows it is computed from the average row.
+        samples_per_epoch: The number of rows in an epoch, as the cache is now.
+        epochs: How often the source has been read when the plan ends, including earlier steps of the run. Each epoch counts with the
+            samples that it had, even if the cache has grown since.
+        repetitions: How often the sample that is read most often is read again after the first time. In the first epoch after a cache has
+            grown, this counts as if an old sample had been read already.
+        details: How full the rows are, for packed rows. Otherwise None.
     """
 
     name: str
@@ -41,7 +45,14 @@ class SourceShare:
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureReport:
-    """The sources of a planned run from sample `first` to sample `last` - 1. `str` of the report gives a table."""
+    """The sources of a planned run. `str` of the report gives a table.
+
+    Attributes:
+        first: The first sample of the plan.
+        last: The sample after the last one of the plan.
+        weigh_by: The unit of the shares, "tokens" or "examples".
+        sources: One entry for each source, in order.
+    """
 
     first: int
     last: int
@@ -66,7 +77,7 @@ class MixtureReport:
 def make_report(
     names: Sequence[str], sources: Sequence[Source], mixture: Mixture, *, first: int, last: int, settings: LoaderSettings
 ) -> MixtureReport:
-    """Return the report of global samples first..last-1."""
+    """Return the report of the samples `first` to `last` - 1 of a run."""
     before, after = mixture.blend.counts(first).tolist(), mixture.blend.counts(last).tolist()
     taken = [end - begin for begin, end in zip(before, after, strict=True)]
     tokens = [count * source.tokens // source.samples for count, source in zip(taken, sources, strict=True)]
@@ -98,7 +109,7 @@ def make_report(
 def _configured_shares(
     names: Sequence[str], settings: LoaderSettings, *, held: Sequence[Fraction], first: int, last: int
 ) -> dict[str, float]:
-    """Return the shares that the weights request. Each segment of the schedule counts by its part of the samples first..last-1."""
+    """Return the shares that the weights request. Each segment of the schedule counts by its part of the samples `first` to `last` - 1."""
     shares = dict.fromkeys(names, 0.0)
     starts = [start for start, _ in settings.weights]
     for (start, weights), end in zip(settings.weights, [*starts[1:], last], strict=True):

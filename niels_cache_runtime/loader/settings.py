@@ -37,13 +37,17 @@ _OF_RUN = ("epochs", "on_exhausted", "drop_last", "fields", "mask_cross_document
 class SFT:
     """How TokenLoader reads SFT data sets.
 
-    loss_on: the tokens to learn: "assistant", "last_assistant" (the last reply of each example) or "all".
-    overflow: the treatment of examples longer than T+1: "truncate_right", "truncate_left" or "drop".
-    packing: with False, each row holds one preference pair. Only for data sets of preference pairs.
-    weigh_by: the unit of the weights of a blend: "tokens", or "examples" if all sources are SFT.
+    For preference pairs, `loss_on` and `overflow` apply to each side, and a pair always stays whole.
 
-    Of preference pairs, `loss_on` and `overflow` apply to each side, and a pair always stays whole.
-    Raises NielsCacheError for any other value.
+    Attributes:
+        loss_on: The tokens to learn: "assistant", "last_assistant" (the last reply of each example) or "all".
+        overflow: The treatment of examples longer than T+1 tokens: "truncate_right" keeps the first T+1 tokens, "truncate_left" keeps the
+            last T+1, and "drop" leaves the example out.
+        packing: With False, each row holds one preference pair. Only for data sets of preference pairs.
+        weigh_by: The unit of the weights of a blend: "tokens", or "examples" if all sources are SFT.
+
+    Raises:
+        NielsCacheError: For any other value.
     """
 
     loss_on: LossOn = "assistant"
@@ -61,12 +65,14 @@ class SFT:
 class Blocks:
     """An order that shuffles blocks of consecutive shards, and the windows inside each block, so that a machine reads few shards at a time.
 
-    shards: the shards of a block. An SFT split is one block.
-    lanes: how many blocks are read at the same time. It decides the order, so a run cannot change it.
-    machines: a divisor of `lanes`. Machine m has the ranks m * world_size / machines and following, and reads lanes m, m + machines, ...
-        only. If None, torchrun's variables decide.
+    Attributes:
+        shards: The number of shards of a block. An SFT split is one block.
+        lanes: How many blocks are read at the same time. It decides the order, so a run cannot change it.
+        machines: A divisor of `lanes`. Machine m has the ranks m * world_size / machines and following, and reads the lanes m, m +
+            machines, ... only. None means that torchrun's variables decide.
 
-    Raises NielsCacheError for a value out of range.
+    Raises:
+        NielsCacheError: For a value out of range.
     """
 
     shards: int = 64
@@ -84,8 +90,8 @@ class Blocks:
 class LoaderSettings:
     """The checked arguments of TokenLoader that decide its samples and its steps, under the same names. TokenLoader explains them.
 
-    weights: the schedule. order: None for an order of the whole split; the machines of blocks are known. on_exhausted: also "restart".
-    pairs: whether the sources hold preference pairs.
+    Four fields differ. `weights` is always a schedule. `order` is None for an order of the whole split, and its number of machines is
+    known. `on_exhausted` may also be "restart". `pairs` says whether the sources hold preference pairs.
     """
 
     T: int
@@ -107,9 +113,16 @@ class LoaderSettings:
 
     @classmethod
     def checked(cls, names: Collection[str], arguments: Mapping[str, Any]) -> "LoaderSettings":
-        """Check the arguments of TokenLoader, and return the settings. Raises NielsCacheError for a value out of range.
+        """Check the arguments of TokenLoader, and return the settings.
 
-        names: those of the sources. The number of machines comes from torchrun's environment variables if `order` does not give it.
+        The number of machines comes from torchrun's environment variables if `order` does not give it.
+
+        Args:
+            names: The names of the sources.
+            arguments: The arguments of TokenLoader, by name.
+
+        Raises:
+            NielsCacheError: For a value out of range.
         """
         given = {field.name: arguments[field.name] for field in dataclasses.fields(cls) if field.name in arguments}
         _refuse_fraction(given["B"], given["world_size"])
@@ -141,15 +154,18 @@ class LoaderSettings:
 
     @property
     def lanes(self) -> int:
+        """The number of lanes; 1 for an order of the whole split."""
         return 1 if self.order is None else self.order.lanes
 
     @property
     def machines(self) -> int:
+        """The number of machines that divide the lanes; 1 for an order of the whole split."""
         return 1 if self.order is None or self.order.machines is None else self.order.machines
 
     def of_samples(self) -> dict[str, Any]:
-        """Return the settings that decide every sample and its place in the run, as the entries of a state. A run can resume only with the
-        same values of these settings.
+        """Return the settings that decide every sample and its place in the run, as the entries of a state.
+
+        A run can resume only with the same values of these settings.
         """
         found = {name: getattr(self, name) for name in _OF_SAMPLES} | {name: getattr(self.sft, name) for name in _OF_SFT}
         of_order = {"order": "split"} if self.order is None else _entries_of(self.order)
@@ -165,9 +181,14 @@ class LoaderSettings:
 
 
 def saved_arguments(settings: Mapping[str, Any], *, machines: int | None) -> dict[str, Any]:
-    """Return those arguments of TokenLoader that `of_state` put into a state. machines: those of the run.
+    """Return those arguments of TokenLoader that `of_state` put into a state.
 
-    Raises NielsCacheError for missing or unknown keys, and for a value that no loader has saved.
+    Args:
+        settings: The settings in the state.
+        machines: The number of machines of the run, or None to find it again.
+
+    Raises:
+        NielsCacheError: For missing or unknown keys, and for a value that no loader has saved.
     """
     of_blocks, of_pairs = _entries_of(Blocks()) if "order" in settings else {}, ("kind", "packing") if "kind" in settings else ()
     expected = {*_OF_SAMPLES, *_OF_SFT, *_OF_RUN, *of_blocks, *of_pairs}
@@ -194,7 +215,7 @@ def _entries_of(order: Blocks) -> dict[str, Any]:
 
 
 def _checked_order(order: Any, world_size: int) -> Blocks | None:
-    """Return the order with its number of machines. Return None for an order of the whole split."""
+    """Return the order with its number of machines, or None for an order of the whole split."""
     if isinstance(order, Blocks):
         return replace(order, machines=resolve_machines(order.machines, lanes=order.lanes, world_size=world_size, environment=os.environ))
     if order != "split":
@@ -226,7 +247,14 @@ def _refuse_fraction(B: Any, world_size: Any) -> None:
 def name_sources(sources: str | Mapping[str, str], split: Split) -> dict[str, str]:
     """Return a dict from the sources' names to the folders or addresses of their splits.
 
-    If a single folder is given, its name is that of its data set. split: the split of those folders that are the folder of a data set.
+    If a single folder is given, its name is that of its data set.
+
+    Args:
+        sources: A folder or an address, or a mapping of names to such.
+        split: The split of those folders that are the folder of a data set.
+
+    Raises:
+        NielsCacheError: For another type, an empty mapping, or a data set without this split.
     """
     check_choice("split", split, SPLITS)
     if not isinstance(sources, Mapping | str | os.PathLike):
@@ -240,7 +268,7 @@ def name_sources(sources: str | Mapping[str, str], split: Split) -> dict[str, st
 
 
 def _split_folder(folder: str, split: Split) -> str:
-    """Return the folder of a split: this folder, or that of the split in this folder of a data set. An address is returned as it is.
+    """Return the folder of a split: this folder, or that of the split in this folder of a data set. An address is returned unchanged.
 
     The tokens of an SFT split are beside the folder of that name, which need not exist.
     """
@@ -258,7 +286,7 @@ def _split_folder(folder: str, split: Split) -> str:
 
 
 def check_named(named: str | None, split: Split, folder: str) -> None:
-    """Raise NielsCacheError if a folder or an address names a split, and `split` asks for the other one. The default asks for none."""
+    """Raise NielsCacheError if a folder or an address names a split and `split` asks for the other one. The default asks for none."""
     if split != SPLITS[0] and named in SPLITS and named != split:
         raise NielsCacheError(f"{folder}: is the split {named!r}, but split={split!r}; give the folder of the data set, or leave split out")
 
@@ -278,7 +306,11 @@ def _schedule(names: Collection[str], weights: Mapping[str, float] | Schedule | 
 
 
 def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
-    """Return the weights as Python's own numbers, which are JSON-able. Raises NielsCacheError for an invalid or too large weight."""
+    """Return the weights as Python's own numbers, which are JSON-able.
+
+    Raises:
+        NielsCacheError: For an invalid or too large weight.
+    """
     numbers: dict[str, float] = {}
     for name, weight in shares.items():
         whole = as_int(weight)
@@ -293,7 +325,8 @@ def check_shares(shares: Mapping[str, float]) -> dict[str, float]:
 def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size") -> Source:
     """Open a split: PretrainWindows for a pretrain split, PackedExamples for an SFT split, PackedPairs for one of preference pairs.
 
-    Raises NielsCacheError for the reasons that these classes list, and for a folder that is no such split.
+    Raises:
+        NielsCacheError: For the reasons that these classes list, and for a folder that is no such split.
     """
     path = Path(folder)
     try:
@@ -310,7 +343,11 @@ def open_source(folder: str, settings: LoaderSettings, *, verify: Verify = "size
 
 
 def hold_pairs(names: Sequence[str], sources: Sequence[Source], *, packing: bool) -> bool:
-    """Return whether the sources hold preference pairs. Raises NielsCacheError if only some do, and if others are not to be packed."""
+    """Return whether the sources hold preference pairs.
+
+    Raises:
+        NielsCacheError: If only some of them do, or if rows are not to be packed and they do not.
+    """
     pairs = [name for name, source in zip(names, sources, strict=True) if isinstance(source, PackedPairs)]
     others = [name for name in names if name not in pairs]
     if pairs and others:
@@ -321,7 +358,10 @@ def hold_pairs(names: Sequence[str], sources: Sequence[Source], *, packing: bool
 
 
 def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None:
-    """Raise NielsCacheError if two sources have different tokenizers. A source whose meta.json does not name its tokenizer is accepted."""
+    """Raise NielsCacheError if two sources have different tokenizers.
+
+    A source whose meta.json does not name its tokenizer is accepted.
+    """
     said = {name: (source.meta or {}).get("tokenizer_sha256") for name, source in zip(names, sources, strict=True)}
     used = {sha256: name for name, sha256 in said.items() if isinstance(sha256, str)}
     if len(used) > 1:
@@ -332,8 +372,10 @@ def check_one_tokenizer(names: Sequence[str], sources: Sequence[Source]) -> None
 def row_weights(names: Sequence[str], sources: Sequence[Source], settings: LoaderSettings) -> list[tuple[int, dict[str, float]]]:
     """Return the schedule of weights, converted from shares of tokens or examples to shares of rows.
 
-    Each weight is divided by the average number of tokens or examples in a row of its source. Raises NielsCacheError if weigh_by is
-    "examples" and a source has documents instead of examples.
+    Each weight is divided by the average number of tokens or examples in a row of its source.
+
+    Raises:
+        NielsCacheError: If `weigh_by` is "examples" and a source has documents instead of examples.
     """
     contents = {}
     for name, source in zip(names, sources, strict=True):
@@ -347,8 +389,12 @@ def row_weights(names: Sequence[str], sources: Sequence[Source], settings: Loade
 def _shares_of_rows(shares: dict[str, float], contents: Mapping[str, Fraction]) -> dict[str, float]:
     """Convert shares of tokens or of examples to shares of rows.
 
-    contents: for each source, the average number of tokens or examples in a row. If this average is the same for all used sources, `shares`
-    is returned unchanged. The weights are then exact, and a source that is added later does not change them.
+    If the average is the same for all used sources, `shares` is returned unchanged. The weights are then exact, and a source that is added
+    later does not change them.
+
+    Args:
+        shares: The share of each source.
+        contents: The average number of tokens or examples in a row of each source.
     """
     used = {contents.get(name) for name, weight in shares.items() if weight}
     if len(used) <= 1 or any(weight < 0 for weight in shares.values()):

@@ -18,9 +18,13 @@ from niels_cache_runtime.format.meta import Meta
 class Boundaries:
     """The starts of documents inside rows of T inputs and T targets.
 
-    rows, columns: (K,) int64, sorted by row and then column. There is one entry for every document that begins at an input column 1..T-1. A
-        document or a part of one begins at column 0 of every row; this start is not listed.
-    continues: (rows,) bool, whether the last target (column T of the row of T+1 tokens) belongs to the document of the last input.
+    There is one entry for every document that begins at an input column 1..T-1. A document or a part of one begins at column 0 of every
+    row; this start is not listed.
+
+    Attributes:
+        rows: (K,) int64, the row of each entry. Entries are sorted by row and then column.
+        columns: (K,) int64, the column of each entry.
+        continues: (rows,) bool, whether the last target (column T of the row of T+1 tokens) belongs to the document of the last input.
     """
 
     rows: Ints
@@ -32,8 +36,10 @@ class Boundaries:
 class Rows:
     """Samples that were read.
 
-    tokens: (n, T+1) uint16 or uint32. boundaries: None unless requested.
-    targets: (n, T) bool, whether a model should learn each of tokens[:, 1:]. None means that a model should learn all of them.
+    Attributes:
+        tokens: (n, T+1) uint16 or uint32.
+        boundaries: The starts of documents, or None unless requested.
+        targets: (n, T) bool, whether a model should learn each of `tokens[:, 1:]`. None means all of them.
     """
 
     tokens: Tokens
@@ -45,9 +51,11 @@ class Rows:
 class Origins:
     """The origins of the tokens of samples. All arrays are (n, T+1) int64. Padding has -1 in all of them.
 
-    files: index into the source's `files`. offsets: in tokens from the start of that file.
-    documents: number of the document (or example) in its split, -1 if unknown.
-    document_offsets: in tokens from the start of that document, -1 if the document is unknown.
+    Attributes:
+        files: The index into the source's `files`.
+        offsets: The position in that file, in tokens.
+        documents: The number of the document (or example) in its split, -1 if unknown.
+        document_offsets: The position in that document, in tokens, -1 if the document is unknown.
     """
 
     files: Ints
@@ -60,9 +68,10 @@ class Origins:
 class SourceBlocks:
     """A source that is cut into blocks of consecutive files. All arrays are int64.
 
-    samples: (blocks+1,). Block b has the samples samples[b] .. samples[b+1]-1. It may have none.
-    files: (blocks+1,). Block b has the files files[b] .. files[b+1]-1.
-    tails: (blocks,), the number of tokens after the files of a block that the last sample of the block also reads.
+    Attributes:
+        samples: (blocks + 1,). Block b has the samples `samples[b]` .. `samples[b + 1] - 1`. It may have none.
+        files: (blocks + 1,). Block b has the files `files[b]` .. `files[b + 1] - 1`.
+        tails: (blocks,), the number of tokens after the files of a block that the last sample of the block also reads.
     """
 
     samples: Ints
@@ -75,12 +84,15 @@ class Source(Protocol):
 
     A source can be pickled: a copy opens the files again, and raises an error if they belong to another build.
 
-    folder: the folder as the user gave it. files: paths of the split's token files.
-    meta: the content of the data set's meta.json, or None if there is no meta.json.
-    fingerprint: a hex string that changes if any sample may have changed.
-    samples: the number of samples per epoch. tokens: the number of inputs per epoch that are not padding.
-    examples: the number of examples in the rows of an epoch, None for a stream of documents.
-    packs: whether rows hold several examples, so that every model needs boundaries and targets.
+    Attributes:
+        folder: The folder as the user gave it.
+        files: The paths of the split's token files.
+        meta: The content of the data set's meta.json, or None if there is no meta.json.
+        fingerprint: A hex string that changes if any sample may have changed.
+        samples: The number of samples per epoch.
+        tokens: The number of inputs per epoch that are not padding.
+        examples: The number of examples in the rows of an epoch, None for a stream of documents.
+        packs: Whether rows hold several examples, so that every model needs boundaries and targets.
     """
 
     folder: str
@@ -95,8 +107,12 @@ class Source(Protocol):
     def fingerprint(self) -> str: ...
 
     def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> Rows:
-        """Read the samples `numbers` (n,) of an epoch. With `boundaries`, also find document boundaries. A source that packs examples finds
-        boundaries in any case.
+        """Read samples of an epoch.
+
+        Args:
+            numbers: (n,) int64, the numbers of the samples.
+            epoch: The epoch.
+            boundaries: Whether to find document boundaries. A source that packs examples finds them in any case.
         """
         ...
 
@@ -105,5 +121,5 @@ class Source(Protocol):
         ...
 
     def blocks(self, files: int) -> SourceBlocks:
-        """Return the blocks of `files` files each; the last block may have fewer."""
+        """Return the blocks of `files` files each. The last block may have fewer."""
         ...

@@ -54,12 +54,14 @@ def _is_source(source: Mapping[str, Any]) -> bool:
 def make_state(position: Position, *, settings: State, weights: Weights, sources: Mapping[str, State]) -> State:
     """Return a state.
 
-    settings: the settings that decide the samples, by name. weights: the schedule of weights as the user gave it.
-    sources: name -> {folder, fingerprint, samples}, in the loader's order. A source that has grown also has `phases` (see Epochs).
+    A state with order="blocks" also has the version of that order. The key `names` of the state keeps the order of the sources, because
+    JSON may be saved with sorted keys. The order matters: if several sources are equally due, a blend takes the first of them.
 
-    A state with order="blocks" also has the version of that order.
-    The key `names` of the state keeps the order of the sources, because JSON may be saved with sorted keys. The order matters: if several
-    sources are equally due, a blend takes the first of them.
+    Args:
+        position: The position of the run.
+        settings: The settings that decide the samples, by name.
+        weights: The schedule of weights as the user gave it.
+        sources: Name -> {folder, fingerprint, samples}, in the loader's order. A source that has grown also has `phases` (see Epochs).
     """
     in_blocks = settings.get("order") == "blocks"
     return {
@@ -81,10 +83,9 @@ def state_of_source(source: Source) -> State:
 
 
 def check_values(state: Any) -> None:
-    """Raise NielsCacheError for a value that JSON does not have, such as an array, because such a value could not be compared. The message
-    names the key.
+    """Raise NielsCacheError for a value that JSON does not have, such as an array, because such a value could not be compared.
 
-    A value that acts as one whole number of 64 bits, such as a tensor of one element, is accepted.
+    The message names the key. A value that acts as one whole number of 64 bits, such as a tensor of one element, is accepted.
     """
     left: list[tuple[str, Any]] = [("state", state)]
     while left:
@@ -155,7 +156,9 @@ def arguments_of_state(
 def check_in_worker(device: torch.device, *, is_endless_again: bool) -> None:
     """Raise NielsCacheError if a worker of a DataLoader cannot make batches.
 
-    is_endless_again: whether an endless loader is iterated for the second time in the same worker.
+    Args:
+        device: The device of batches.
+        is_endless_again: Whether an endless loader is iterated for the second time in the same worker.
     """
     if device.type != "cpu":
         raise NielsCacheError(f"device='{device}': workers of a DataLoader make batches on the CPU; use device='cpu' with workers")
@@ -167,7 +170,11 @@ def check_in_worker(device: torch.device, *, is_endless_again: bool) -> None:
 
 
 def read_position(state: State) -> Position:
-    """Return the position of a state that `check_form` accepted. Raises NielsCacheError if a number is missing or invalid."""
+    """Return the position of a state that `check_form` accepted.
+
+    Raises:
+        NielsCacheError: If a number is missing or invalid.
+    """
     try:
         return position_from_state(state)
     except (KeyError, TypeError, ValueError) as error:
@@ -187,7 +194,10 @@ def check_settings(state: State, settings: State) -> None:
 def check_sources(state: State, sources: Mapping[str, State], *, allow_changed: Collection[str]) -> None:
     """Raise NielsCacheError for the first source that is missing or changed. The message names the source.
 
-    allow_changed: names of sources that may have changed.
+    Args:
+        state: The saved state.
+        sources: The states of the loader's sources, by name.
+        allow_changed: The names of sources that may have changed.
     """
     saved = state["sources"]
     for name in saved:
@@ -226,8 +236,14 @@ def check_weights(
 ) -> None:
     """Raise NielsCacheError unless the loader takes the same samples as the state, up to the state's position.
 
-    allow_changed: whether a source may have changed. The shares of an old cache cannot be computed any more, so the weights must then be
-        the same numbers.
+    Args:
+        state: The saved state.
+        names: The names of the sources.
+        sources: The open sources.
+        mixture: The order of the loader's run.
+        settings: The loader's settings.
+        allow_changed: Whether a source may have changed. The shares of an old cache cannot be computed any more, so the weights must then
+            be the same numbers.
     """
     saved = [(int(first), check_shares(shares)) for first, shares in state["weights"]]
     samples = int(state["samples"])
@@ -258,7 +274,13 @@ def _past_weights(mixture: Mixture, samples: int) -> list[tuple[int, dict[str, i
 def check_worker(state: State, position: Position, *, here: tuple[int, int] | None, B: int, world_size: int, machines: int) -> None:
     """Raise NielsCacheError if a state from a DataLoader worker is loaded by a different worker, or for batches of a different size.
 
-    here: (number of the worker that loads the state, number of workers), or None in the main process.
+    Args:
+        state: The saved state.
+        position: Its position.
+        here: The number of the worker that loads the state and the number of workers, or None in the main process.
+        B: The loader's rows per batch.
+        world_size: The loader's number of ranks.
+        machines: The loader's number of machines.
     """
     worker = state.get("worker")
     if worker is None:

@@ -22,8 +22,14 @@ _MOST_ROWS = 2**31
 
 
 class BatchSizes(NamedTuple):
-    """The batch size from step `step` on: B rows on each of world_size ranks on `machines` machines. This step begins at sample
-    `samples`.
+    """The batch size from one step of the run on.
+
+    Attributes:
+        step: The first step.
+        samples: The sample of the run at which this step begins.
+        B: Rows per batch on each rank.
+        world_size: The number of ranks.
+        machines: The number of machines.
     """
 
     step: int
@@ -37,9 +43,12 @@ class BatchSizes(NamedTuple):
 class Position:
     """The progress of a run.
 
-    samples, step: the numbers of samples and steps taken so far. pass_start: the first sample of this pass.
-    batches: one entry for the start, for every change of batch size, and for every pass that ended within a step. These entries are enough
-        to find any step again. Several entries have the same step if a pass had too few samples for a batch.
+    Attributes:
+        samples: The number of samples taken so far, on all ranks.
+        step: The number of steps taken so far.
+        pass_start: The first sample of this pass.
+        batches: One entry for the start, for every change of batch size, and for every pass that ended within a step. These entries are
+            enough to find any step again. Several entries have the same step if a pass had too few samples for a batch.
     """
 
     samples: int
@@ -49,6 +58,7 @@ class Position:
 
     @classmethod
     def start(cls, *, B: int, world_size: int, machines: int = 1) -> "Position":
+        """Return the position at the start of a run."""
         return cls(samples=0, step=0, pass_start=0, batches=(BatchSizes(0, 0, B, world_size, machines),))
 
     def resized(self, *, B: int, world_size: int, machines: int = 1) -> "Position":
@@ -64,8 +74,13 @@ class Position:
 class Steps:
     """The steps of one rank.
 
-    machines: the number of machines that divide the lanes of an order in blocks.
-    end_of_pass: a function of a pass's first sample that returns the sample at which the pass ends. None for a run without end.
+    Attributes:
+        B: Rows per batch on each rank.
+        rank: The number of this rank.
+        world_size: The number of ranks.
+        machines: The number of machines that divide the lanes of an order in blocks.
+        drop_last: Whether the smaller batch at the end of a pass is dropped.
+        end_of_pass: A function of a pass's first sample that returns the sample at which the pass ends. None for a run without end.
     """
 
     B: int
@@ -85,7 +100,7 @@ class Steps:
         return None if end is None else max(0, end - position.samples) // (self.B * self.world_size)
 
     def last(self, position: Position) -> Ints | None:
-        """Return this rank's samples (n,) of the smaller batch at the end of the pass. Return None if there are none.
+        """Return this rank's samples (n,) of the smaller batch at the end of the pass, or None if there are none.
 
         The samples that are left after the full batches are divided evenly among the ranks of each machine.
         """
@@ -122,7 +137,11 @@ class Steps:
         return replace(moved, batches=(*moved.batches, BatchSizes(moved.step, moved.samples, self.B, self.world_size, self.machines)))
 
     def advance(self, position: Position, steps: int) -> Position:
-        """Return the position after `steps` more batches of this rank, across any number of passes."""
+        """Return the position after `steps` more batches of this rank, across any number of passes.
+
+        Raises:
+            NielsCacheError: If a pass has no batch for this rank.
+        """
         while True:
             left, full = self.count(position), self.full(position)
             if left is None or full is None or steps <= full:
@@ -135,10 +154,15 @@ class Steps:
                 raise NielsCacheError(f"epochs: a pass has no batch of B={self.B} on {self.world_size} ranks; use a smaller batch")
 
     def find(self, position: Position, step: int, *, rank: int) -> Ints:
-        """Return the samples (n,) that `rank` takes at `step`. `step` may be before or after `position`.
+        """Return the samples (n,) that a rank takes at a step. The batch size is the one that the run had at that step.
 
-        The batch size is the one that the run had at that step. Raises NielsCacheError for a step before 0 or after the end of this pass,
-        and for a rank that the run did not have at that step.
+        Args:
+            position: The position of the run.
+            step: A step before or after this position.
+            rank: The rank.
+
+        Raises:
+            NielsCacheError: For a step before 0 or after the end of this pass, and for a rank that the run did not have at that step.
         """
         if step < 0:
             raise NielsCacheError(f"step={step}: steps are counted from 0")
@@ -179,7 +203,11 @@ def position_to_state(position: Position) -> dict[str, Any]:
 
 
 def position_from_state(state: dict[str, Any]) -> Position:
-    """Return the position that `position_to_state` wrote. Raises ValueError for a position that no run can reach."""
+    """Return the position that `position_to_state` wrote.
+
+    Raises:
+        ValueError: For a position that no run can reach.
+    """
     batches = tuple(BatchSizes(*map(_number, sizes)) for sizes in state["batches"])
     samples, step, pass_start = (_number(state[name]) for name in ("samples", "step", "pass_start"))
     if not batches or batches[0][:2] != (0, 0) or pass_start > samples:

@@ -1,6 +1,6 @@
-"""The origin of the tokens of a batch (data set, file, offset and document).
+"""The origin of the tokens of a batch: data set, file, offset and document.
 
-Origins are computed from the step number; nothing is recorded during training. The parquet files beside the tokens describe each document
+Origins are computed from the step number. Nothing is recorded during training. The Parquet files beside the tokens describe each document
 (its source, and its file in that source). The package niels_cache_assets reads these files (`niels-cache trace`).
 """
 
@@ -20,13 +20,17 @@ from niels_cache_runtime.loader.source import Source
 class TokenOrigin:
     """The origin of one token.
 
-    dataset: the name of the token's source. folder: the folder of its split.
-    file, offset: the token file that holds the token, and the token's position in that file, in tokens.
-    document: the number of the token's document, example or pair in the split. None for padding, and for a split without document ends.
-    document_offset: the token's position in the document, in tokens from the document's start. None if `document` is None.
-    epoch, number: the epoch of the source, and the number of the sample within the source.
-    sample: the number of the sample within the run.
-    token: the id of the token.
+    Attributes:
+        dataset: The name of the token's source.
+        folder: The folder of its split.
+        file: The token file that holds the token. None for padding.
+        offset: The token's position in that file, in tokens. None for padding.
+        document: The number of the token's document, example or pair in the split. None for padding, and for a split without document ends.
+        document_offset: The token's position in the document, in tokens from the document's start. None if `document` is None.
+        epoch: The epoch of the source.
+        number: The number of the sample within the source.
+        sample: The number of the sample within the run.
+        token: The id of the token.
     """
 
     dataset: str
@@ -45,15 +49,23 @@ class TokenOrigin:
 class BatchTrace:
     """The origin of every token of one rank's batch.
 
-    Arrays with one value per row are (B,) int64. Arrays with one value per token are (B, T+1); their column c is x[:, c] and y[:, c - 1].
+    Column c of an array with one value per token is `x[:, c]` and `y[:, c - 1]` of the batch. `files`, `offsets`, `documents` and
+    `document_offsets` are -1 for padding. The last two are also -1 for an unknown document.
 
-    samples: numbers of the samples in the run. dataset_ids: index into `names` and `folders`.
-    epochs, numbers: the epoch of each row's source, and the number of the sample in that source.
-    tokens: token ids, uint16, or uint32 if a data set of the batch holds uint32.
-    files: int64, index into the entry of `file_names` for the row's source. offsets: int64, in tokens from the start of the file.
-    documents: int64, number of the document in the split. document_offsets: int64, in tokens from the start of the document.
-
-    `files`, `offsets`, `documents` and `document_offsets` are -1 for padding. The last two are also -1 for an unknown document.
+    Attributes:
+        step: The step of the batch.
+        names: The names of all sources.
+        folders: The folders of their splits.
+        file_names: The paths of their token files.
+        samples: (B,) int64, the numbers of the samples in the run.
+        dataset_ids: (B,) int64, the index of each row's source in `names` and `folders`.
+        epochs: (B,) int64, the epoch of each row's source.
+        numbers: (B,) int64, the number of the sample in that source.
+        tokens: (B, T+1), token ids: uint16, or uint32 if a data set of the batch holds uint32.
+        files: (B, T+1) int64, the index into the entry of `file_names` for the row's source.
+        offsets: (B, T+1) int64, in tokens from the start of the file.
+        documents: (B, T+1) int64, the number of the document in the split.
+        document_offsets: (B, T+1) int64, in tokens from the start of the document.
     """
 
     step: int
@@ -71,7 +83,18 @@ class BatchTrace:
     document_offsets: Ints
 
     def token(self, row: int, column: int) -> TokenOrigin:
-        """Return the origin of the token at `row` (0..B-1) and `column` (0..T). Raises NielsCacheError outside these ranges."""
+        """Return the origin of one token.
+
+        Args:
+            row: The row, 0 to B - 1.
+            column: The column, 0 to T.
+
+        Returns:
+            The origin of the token.
+
+        Raises:
+            NielsCacheError: Outside these ranges.
+        """
         rows, columns = self.tokens.shape
         if not 0 <= row < rows:
             raise NielsCacheError(f"row={row}: step {self.step} has rows 0 to {rows - 1}")
@@ -96,7 +119,16 @@ class BatchTrace:
 def trace_samples(
     names: Sequence[str], sources: Sequence[Source], *, step: int, samples: Ints, located: Located, side: Side | None = None
 ) -> BatchTrace:
-    """Return the trace of the global samples `samples` (n,). `located` has their places. side: see `preference.rows.side_of`."""
+    """Return the trace of samples of the run.
+
+    Args:
+        names: The names of the sources.
+        sources: The open sources.
+        step: The step, which the trace records.
+        samples: (n,) int64, the numbers of the samples in the run.
+        located: Their places.
+        side: The side of preference pairs; see `preference.rows.side_of`.
+    """
     read_from = [side_of(source, side) for source in sources]
     found: list[tuple[Ints, dict[str, Array]]] = []
     for source, epoch, places in located.groups():

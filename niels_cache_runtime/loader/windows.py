@@ -32,20 +32,22 @@ _PROBE_BYTES = 4096
 class PretrainWindows:
     """A `source.Source` of windows of T+1 tokens from one split, such as `cache/pretrain/NAME/train`. They are the same in every epoch.
 
-    folder: the folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16 or uint32). If its parent folder has a
-        meta.json, the shards are compared with it, and it gives the dtype. A folder without meta.json works too; it holds uint16.
-    T: inputs per window. Sample i is the tokens [i*stride, i*stride + T] of the stream, both ends included.
-    stride: tokens from the start of one window to the start of the next. The default is T: then every token that is read, except the first,
-        is a target exactly once.
-    verify: "size" compares sizes with meta.json; "sha256" reads every file of the split and compares its content.
-
     At the end of the stream, up to `stride` - 1 tokens after the last whole window are not read. The ends of documents come from
     `../NAME_doc_ends.npy`, where NAME is the name of the folder. Without that file, boundaries cannot be requested, and origins have no
     document. The object can be pickled: a copy opens the files again, and raises an error if they belong to another build. All files are of
     one build, even if a rebuild replaces the data set while its files are being opened.
 
-    Raises NielsCacheError if the split cannot be opened (see `opening.open_split`), or is shorter than one window. Also raises it if T or
-    stride is below 1.
+    Args:
+        folder: The folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16 or uint32). If its parent folder
+            has a meta.json, the shards are compared with it, and it gives the dtype. A folder without meta.json works too; it holds uint16.
+        T: Inputs per window. Sample i is the tokens `[i * stride, i * stride + T]` of the stream, both ends included.
+        stride: Tokens from the start of one window to the start of the next. None means T: then every token that is read, except the first,
+            is a target exactly once.
+        verify: "size" compares sizes with meta.json. "sha256" also reads every file of the split and compares its content.
+
+    Raises:
+        NielsCacheError: If the split cannot be opened (see `opening.open_split`), or is shorter than one window.
+        NielsCacheError: If T or stride is below 1.
     """
 
     def __init__(self, folder: str, *, T: int, stride: int | None = None, verify: Verify = "size") -> None:
@@ -56,7 +58,11 @@ class PretrainWindows:
         self._use(open_split(self.path, doc_ends=True, verify=verify))
 
     def _use(self, split: OpenedSplit) -> None:
-        """Read from an open split. Raises NielsCacheError if it is shorter than one window."""
+        """Read from an open split.
+
+        Raises:
+            NielsCacheError: If it is shorter than one window.
+        """
         folder, T = self.folder, self.T
         self.meta = split.meta
         self.files = split.shards
@@ -117,9 +123,15 @@ class PretrainWindows:
         return known.hexdigest()
 
     def read(self, numbers: Ints, *, epoch: int, boundaries: bool) -> Rows:
-        """Return the samples `numbers` (n,), each from 0 to samples-1. They do not depend on `epoch`.
+        """Return samples. They do not depend on `epoch`.
 
-        Raises NielsCacheError for a number out of range, and for `boundaries` if the split has no doc_ends file.
+        Args:
+            numbers: (n,) int64, the numbers of the samples, from 0 to samples - 1.
+            epoch: Any epoch.
+            boundaries: Whether to find document boundaries.
+
+        Raises:
+            NielsCacheError: For a number out of range, and for `boundaries` if the split has no doc_ends file.
         """
         starts = self._starts(numbers)
         if not boundaries:
@@ -150,7 +162,6 @@ class PretrainWindows:
         return SourceBlocks(samples=samples, files=first_files, tails=tails)
 
     def _starts(self, numbers: Ints) -> Ints:
-        """Return where the samples `numbers` start in the stream, (n,)."""
         numbers = np.asarray(numbers, dtype=np.int64)
         # A negative number viewed as unsigned is too large.
         if numbers.size and np.maximum.reduce(numbers.view(np.uint64)) >= self.samples:

@@ -22,7 +22,11 @@ from niels_cache_runtime.remote.whole import Copy, Place
 def count_windows(shard_lengths: Ints, T: int) -> tuple[Ints, Ints]:
     """Return the number of windows up to the end of each shard, and before its start, both (shards,) int64.
 
-    shard_lengths: (shards,) int64, in tokens. Window n of all shards is in the first shard whose end is above n.
+    Window n of all shards is in the first shard whose end is above n.
+
+    Args:
+        shard_lengths: (shards,) int64, in tokens.
+        T: Tokens per row. A window has T+1 tokens.
     """
     windows = np.maximum(shard_lengths - T, 0)
     ends = np.cumsum(windows)
@@ -32,20 +36,27 @@ def count_windows(shard_lengths: Ints, T: int) -> tuple[Ints, Ints]:
 class PretrainTokenStreamDataset:
     """A sampler of windows of T+1 tokens from the shards of one split, such as `cache/pretrain/NAME/train`.
 
-    shards_dir: a folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16 or uint32). If its parent folder
-        has a meta.json, the shards are compared with it, and it gives the dtype. A folder without meta.json works too; it holds uint16.
-    T: tokens per row. Shards shorter than T+1 tokens are skipped.
-    device: the device of batches. For CUDA, tokens are copied from pinned memory in the width of the shards, and widened on the device.
-    verify: "size" compares sizes with meta.json; "sha256" reads every shard and compares its content.
-    remote: for the address of a split, such as `s3://bucket/caches/NAME/train`: the local copy, such as Copy(dir="/local/tokens",
-        limit=200e9). The whole split is fetched first, so it must fit. Larger splits are for TokenLoader with order=Blocks().
+    The object can be pickled: a copy maps the files again, and raises an error if they belong to another build. All files are of one build,
+    even if a rebuild replaces the data set while its files are being opened.
 
-    `total_windows` is the number of different windows. The object can be pickled: a copy maps the files again, and raises an error if they
-    belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
+    Args:
+        shards_dir: A folder of `shard_00000.bin`, `shard_00001.bin`, ... (headerless little-endian uint16 or uint32). If its parent folder
+            has a meta.json, the shards are compared with it, and it gives the dtype. A folder without meta.json works too; it holds uint16.
+        T: Tokens per row. Shards shorter than T+1 tokens are skipped.
+        device: The device of batches. For CUDA, tokens are copied from pinned memory in the width of the shards, and widened on the device.
+        verify: "size" compares sizes with meta.json. "sha256" also reads every shard and compares its content.
+        remote: For the address of a split, such as `s3://bucket/caches/NAME/train`: the local copy, such as `Copy(dir="/local/tokens",
+            limit=200e9)`. The whole split is fetched first, so it must fit. Larger splits are for TokenLoader with `order=Blocks()`.
 
-    Raises NielsCacheError if the folder or its shards are missing or empty, and if a shard is not a whole number of tokens or is not the
-    shard that meta.json lists. Also raises it if the data set was never built, if the cache has another tokenizer now than at the build,
-    and if T is below 1 or too large for every shard.
+    Attributes:
+        total_windows: The number of different windows.
+        meta: The content of meta.json as a dict, or None if there is none.
+
+    Raises:
+        NielsCacheError: If the folder or its shards are missing or empty, or if the data set was never built.
+        NielsCacheError: If a shard is not a whole number of tokens or is not the shard that meta.json lists, or if the cache has another
+            tokenizer now than at the build.
+        NielsCacheError: If T is below 1 or too large for every shard, or if this machine lacks the device.
     """
 
     def __init__(
@@ -78,9 +89,17 @@ class PretrainTokenStreamDataset:
         self._pairs = PairMaker(self.device)
 
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x, y: (B, T) int64, contiguous, on the device, with y[:, :-1] == x[:, 1:].
+        """Return random windows, drawn with replacement, uniformly from all `total_windows`, by one call on `generator`.
 
-        B windows are drawn with replacement, uniformly from all `total_windows`, by one call on `generator`.
+        Args:
+            B: The number of rows, at least 1.
+            generator: The source of random numbers, on any device.
+
+        Returns:
+            x, y: (B, T) int64, contiguous, on the device, with `y[:, :-1] == x[:, 1:]`.
+
+        Raises:
+            NielsCacheError: If B is not a positive whole number.
         """
         windows = draw(self.total_windows, B=B, generator=generator)
         return self._pairs.pairs(self._reader.read(self._positions(windows)))

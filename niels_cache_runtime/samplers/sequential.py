@@ -44,7 +44,13 @@ _OFFSET_FILES = {name(split) for name in (doc_ends_name, idx_name, target_ends_n
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenFile:
-    """One file of tokens. `shard` is the map of a shard, or None for a `.npy` file, which is mapped when its turn comes."""
+    """One file of tokens.
+
+    Attributes:
+        path: The path of the file.
+        length: Its number of tokens.
+        shard: The map of a shard, or None for a `.npy` file, which is mapped when its turn comes.
+    """
 
     path: Path
     length: int
@@ -53,16 +59,6 @@ class _TokenFile:
 
 class DatasetLoader:
     """Chunks of batch * seq_len tokens from the files of a folder, in order, divided among ranks, endless.
-
-    batch, seq_len: rows of a batch of this rank, and tokens per row. process_rank, num_processes: this rank, and the number of ranks.
-    dataset_dir: a folder of `shard_00000.bin`, ... (headerless little-endian uint16 or uint32), or of `.npy` files (one dimension of any
-        integer type). Shards are read in the order of their numbers, `.npy` files in the order of their names. All other files are ignored:
-        `.npy` files of other types and shapes, hidden files, the doc_ends and idx files of a cache, and so on. If the parent folder has a
-        meta.json, the shards are compared with it, and it gives their dtype. Without it, shards hold uint16.
-    device: the device of batches. For CUDA, tokens are copied from pinned memory in the width of the shards, and widened on the device.
-    verify: "size" compares the shards' sizes with meta.json; "sha256" reads the shards and compares their content.
-    remote: for the address of a split in place of a folder: the local copy, such as Copy(dir="/local/tokens", limit=200e9). The whole split
-        is fetched first, so it must fit. Larger splits are for TokenLoader with order=Blocks().
 
     A file of n tokens holds (n - 1) // (batch * seq_len) chunks, whose targets lie in the same file. The chunks of all files are one list.
     Rank r takes chunks r, r + num_processes, and so on. So in each step the ranks take a group of neighbouring chunks, which may lie in two
@@ -75,13 +71,34 @@ class DatasetLoader:
     position, ranks also change files at different steps and drift apart. With only one file, or if every file has whole groups, both kinds
     of loader read the same.
 
-    `chunks` is the number of chunks per epoch for all ranks, `steps_per_epoch` is the number of batches of one rank, `epoch` is the number
-    of completed epochs, and `files` maps names to lengths in tokens. A DatasetLoader can be pickled. A copy opens the files again, at the
-    same position. It raises an error if the folder now holds another build.
+    A DatasetLoader can be pickled. A copy opens the files again, at the same position. It raises an error if the folder now holds another
+    build.
 
-    Raises NielsCacheError if a setting is out of range, if the folder is missing, and if it holds no tokens or fewer than num_processes
-    chunks. Also raises it if a shard is not a whole number of tokens or is not the shard that meta.json lists, and if a `.npy` file is
-    damaged.
+    Args:
+        batch: Rows per batch of this rank.
+        seq_len: Tokens per row.
+        process_rank: The number of this rank, 0 to num_processes - 1.
+        num_processes: The number of ranks.
+        dataset_dir: A folder of `shard_00000.bin`, ... (headerless little-endian uint16 or uint32), or of `.npy` files (one dimension of
+            any integer type). Shards are read in the order of their numbers, `.npy` files in the order of their names. All other files are
+            ignored: `.npy` files of other types and shapes, hidden files, the doc_ends and idx files of a cache, and so on. If the parent
+            folder has a meta.json, the shards are compared with it, and it gives their dtype. Without it, shards hold uint16.
+        device: The device of batches. For CUDA, tokens are copied from pinned memory in the width of the shards, and widened on the device.
+        verify: "size" compares the shards' sizes with meta.json. "sha256" also reads the shards and compares their content.
+        remote: For the address of a split in place of a folder: the local copy, such as `Copy(dir="/local/tokens", limit=200e9)`. The whole
+            split is fetched first, so it must fit. Larger splits are for TokenLoader with `order=Blocks()`.
+
+    Attributes:
+        chunks: The number of chunks per epoch for all ranks.
+        steps_per_epoch: The number of batches of one rank per epoch.
+        epoch: The number of completed epochs.
+        files: The length of each file in tokens, by name.
+
+    Raises:
+        NielsCacheError: If a setting is out of range, if the folder is missing, or if it holds no tokens or fewer than num_processes
+            chunks.
+        NielsCacheError: If a shard is not a whole number of tokens or is not the shard that meta.json lists, or if a `.npy` file is
+            damaged.
     """
 
     def __init__(
@@ -123,10 +140,15 @@ class DatasetLoader:
         self._mapped: tuple[_TokenFile, Array] | None = None
 
     def get_batch(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return x, y: (batch, seq_len) int64, contiguous, on the device. Flattened, y is x shifted by one token.
+        """Return the next batch of this rank.
 
         The last token of y is the first token of the next chunk in the file. After the last chunk of a file, it is the token that follows.
-        Raises NielsCacheError if a `.npy` file changed since it was opened, or holds an id that does not fit into int64.
+
+        Returns:
+            x, y: (batch, seq_len) int64, contiguous, on the device. Flattened, y is x shifted by one token.
+
+        Raises:
+            NielsCacheError: If a `.npy` file changed since it was opened, or holds an id that does not fit into int64.
         """
         chunk = self._next_chunk + self.process_rank
         index = bisect_right(self._chunk_ends, chunk)
@@ -140,7 +162,8 @@ class DatasetLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and the settings and files that it belongs to, as JSON-able values.
 
-        The state is the same on every rank after the same number of batches.
+        Returns:
+            A small dict, for `load_state_dict`. It is the same on every rank after the same number of batches.
         """
         return {
             "version": STATE_VERSION,
@@ -159,9 +182,14 @@ class DatasetLoader:
         num_processes. This is always so at the start of an epoch, and if the new number divides the old one. The change of num_processes
         then skips no chunk and repeats no chunk. Only the chunks that are left over at the end of the epoch depend on the new number.
 
-        Raises NielsCacheError, and changes nothing, if the state is not a state of this class, or if the position is not a multiple of
-        num_processes. Also raises it if batch, seq_len or the content of the folder differ (files, their lengths, and their entries in
-        meta.json).
+        Args:
+            state: A state of `state_dict`.
+
+        Raises:
+            NielsCacheError: If the state is not a state of this class, or if the position is not a multiple of num_processes. Then nothing
+                changes.
+            NielsCacheError: If batch, seq_len or the content of the folder differ (files, their lengths, and their entries in meta.json).
+                Then nothing changes.
         """
         check_values(state)
         if not isinstance(state, Mapping) or state.get("version") != STATE_VERSION:
@@ -186,7 +214,7 @@ class DatasetLoader:
         self._go_to(epoch, next_chunk)
 
     def _go_to(self, epoch: int, next_chunk: int) -> None:
-        """Move to a chunk (batch * seq_len tokens). At the end of an epoch, move to the start of the next epoch.
+        """Move to a chunk (batch * seq_len tokens), or at the end of an epoch to the start of the next epoch.
 
         So a state that is saved at the end of an epoch fits any num_processes.
         """

@@ -30,26 +30,36 @@ from niels_cache_runtime.remote.whole import Copy, Place, whole_pair
 class SFTExampleDataset:
     """A sampler of whole examples from the two files of an SFT split, such as `train_tokens.bin` and `train_idx.npy` of `cache/sft/NAME`.
 
-    tokens_path: a headerless file of little-endian uint16 or uint32, as the meta.json beside it says; without meta.json, uint16.
-    idx_path: an int64 .npy file, the start of each example in tokens.
-    T: tokens per row. An example is cut to its first T+1 tokens, or padded with EOT (the end-of-text token).
-    device: the device of batches. eot_id: the id of EOT.
-    asst_id: the id of the assistant sentinel. If None, it is taken from the meta.json beside the tokens, or without one from that of the
-        tokenizer in the root of the cache. A data set with a chat template takes no asst_id.
-    verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
-    remote: for addresses, such as `s3://bucket/caches/NAME/train_tokens.bin`: the local copy, such as Copy(dir="/local/tokens", limit=2e9).
-        Both files are fetched first.
-
-    Examples without a target in their first T+1 tokens would make the loss NaN, so they are never sampled. `examples_without_target` is the
-    number of such examples, and one warning gives this number. The object can be pickled: a copy maps the files again, and raises an error
-    if they belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
+    Examples without a target in their first T+1 tokens would make the loss NaN, so they are never sampled, and one warning gives their
+    number.
 
     A data set with a chat template, or with messages that are not trained on, has its targets in two further files beside the tokens
     (`train_targets.npy` and `train_target_ends.npy`), which are read too.
 
-    Raises NielsCacheError if a file is missing, malformed, or not the file that meta.json lists, and if the data set was never built. Also
-    raises it if an id is unknown, is no token id or differs from meta.json, and if the cache has another tokenizer now than at the build.
-    Further reasons are a device that this machine lacks, T below 1, and a split without an example to sample.
+    The object can be pickled: a copy maps the files again, and raises an error if they belong to another build. All files are of one build,
+    even if a rebuild replaces the data set while its files are being opened.
+
+    Args:
+        tokens_path: A headerless file of little-endian uint16 or uint32, as the meta.json beside it says; without meta.json, uint16.
+        idx_path: An int64 .npy file, the start of each example in tokens.
+        T: Tokens per row. An example is cut to its first T+1 tokens, or padded with EOT (the end-of-text token).
+        device: The device of batches.
+        eot_id: The id of EOT.
+        asst_id: The id of the assistant sentinel. None means that of the meta.json beside the tokens, or without one that of the tokenizer
+            in the root of the cache. A data set with a chat template takes no asst_id.
+        verify: "size" compares sizes with meta.json. "sha256" also reads both files and compares their content.
+        remote: For addresses, such as `s3://bucket/caches/NAME/train_tokens.bin`: the local copy, such as `Copy(dir="/local/tokens",
+            limit=2e9)`. Both files are fetched first.
+
+    Attributes:
+        examples_without_target: The number of examples that are never sampled.
+        meta: The content of meta.json as a dict, or None if there is none.
+
+    Raises:
+        NielsCacheError: If a file is missing, malformed, or not the file that meta.json lists, or if the data set was never built.
+        NielsCacheError: If an id is unknown, is no token id or differs from meta.json, or if the cache has another tokenizer now than at
+            the build.
+        NielsCacheError: If this machine lacks the device, if T is below 1, or if the split has no example to sample.
     """
 
     def __init__(
@@ -77,9 +87,17 @@ class SFTExampleDataset:
         self._pairs = PairMaker(self.device)
 
     def get_batch(self, *, B: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return x, y, y_masked: (B, T) int64, contiguous, on the device. y_masked is y at targets and -100 elsewhere.
+        """Return random examples, drawn with replacement, uniformly from all examples with a target, by one call on `generator`.
 
-        B examples are drawn with replacement, uniformly from all examples with a target, by one call on `generator`.
+        Args:
+            B: The number of rows, at least 1.
+            generator: The source of random numbers, on any device.
+
+        Returns:
+            x, y, y_masked: (B, T) int64, contiguous, on the device. y_masked is y at targets and -100 elsewhere.
+
+        Raises:
+            NielsCacheError: If B is not a positive whole number.
         """
         rows = self._rows.read(draw(self._rows.samples, B=B, generator=generator), epoch=0)
         x, y = self._pairs.pairs(rows.tokens)
@@ -100,17 +118,24 @@ class SFTExampleDataset:
 class PreferenceDataset:
     """A sampler of preference pairs from one split, such as `cache/sft/NAME/train`.
 
-    folder: the data set's folder followed by the split, or its address, such as `s3://bucket/caches/NAME/train`.
-    T: tokens per row. device: the device of batches.
-    loss_on: "assistant" means all messages of the assistant after the prompt, "last_assistant" the last of them, "all" every token.
-    overflow: what to keep of a side that is longer than T+1 tokens; see TokenLoader. "drop" leaves out the whole pair.
-    verify: "size" compares sizes with meta.json; "sha256" reads the files and compares their content.
-    remote: for an address, the local copy, such as Copy(dir="/local/tokens", limit=200e9). The split is fetched first.
-
     Pairs without a target in the kept part of a side are never sampled, and one warning gives their number. `len(dataset)` is the number of
     the other pairs. The object can be pickled: a copy maps the files again, and raises an error if they belong to another build.
 
-    Raises NielsCacheError for the reasons that `loader.preference.rows.PackedPairs` lists, and for a device that this machine lacks.
+    Args:
+        folder: The data set's folder followed by the split, or its address, such as `s3://bucket/caches/NAME/train`.
+        T: Tokens per row.
+        device: The device of batches.
+        loss_on: "assistant" means all messages of the assistant after the prompt, "last_assistant" the last of them, "all" every token.
+        overflow: What to keep of a side that is longer than T+1 tokens: "truncate_right" keeps the first T+1 tokens, "truncate_left" keeps
+            the last T+1, and "drop" leaves out the whole pair.
+        verify: "size" compares sizes with meta.json. "sha256" also reads the files and compares their content.
+        remote: For an address: the local copy, such as `Copy(dir="/local/tokens", limit=200e9)`. The split is fetched first.
+
+    Raises:
+        NielsCacheError: If a file is missing, malformed or not the file that meta.json lists, if the data set was never built, or if it has
+            no preference pairs.
+        NielsCacheError: If the cache has another tokenizer now than at the build, if a setting is invalid, if no pair is left, or if this
+            machine lacks the device.
     """
 
     def __init__(
@@ -135,7 +160,18 @@ class PreferenceDataset:
         return self._pairs.samples
 
     def get_batch(self, *, B: int, generator: torch.Generator) -> PreferenceBatch:
-        """Return B rows of one pair each. Pairs are drawn with replacement, uniformly, by one call on `generator`."""
+        """Return random pairs, one in each row, drawn with replacement, uniformly, by one call on `generator`.
+
+        Args:
+            B: The number of rows, at least 1.
+            generator: The source of random numbers, on any device.
+
+        Returns:
+            The batch, on the device.
+
+        Raises:
+            NielsCacheError: If B is not a positive whole number.
+        """
         chosen = draw(len(self), B=B, generator=generator)
         zeros = np.zeros(len(chosen), dtype=np.int64)
         return self._maker.make(Located(zeros, zeros, chosen, same=(0, 0)))

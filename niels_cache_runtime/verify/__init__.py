@@ -1,19 +1,20 @@
-"""The verifier: functions that hash a cache again and check its rules. `__main__` is the command line.
+"""Verification of a cache: functions that hash its files again and check its rules. `__main__` is the command line.
 
     find_folders: the folders of a cache --> folder: one of them, judged --> invariants: the rules inside it      table: the results in rows
 
 If another program wrote the meta.json of a cache, the cache is unverifiable. This is a note, a result in the table and a number in the
-summary, but not a finding. The verifier reads every file once, several files at the same time. With `quick`, the verifier reads no file,
-and compares names and sizes only. A broken file of any kind is a finding, never an exception. The verifier repairs and writes nothing. It
-follows no link, except that the folder of a data set may itself be a link.
+summary, but not a finding. Verification reads every file once, several files at the same time. With `quick`, it reads no file, and compares
+names and sizes only. A broken file of any kind is a finding, never an exception. Verification repairs and writes nothing. It follows no
+link, except that the folder of a data set may itself be a link.
 
 A data set is a folder with a meta.json in `pretrain/`, `sft/`, `corpus/` or `index/`. Nothing else may be in these four folders, except
 `pretrain/.parts/` and `corpus/.parts/`, which hold the parts of data sets (NAME/part-00000). The folder of a data set may be a link,
 because its owner chooses where it lies; then the target of the link is verified. No other link is followed.
+
 Beside those folders any other entry is allowed, and is not read. Entries with a leading dot come from builds.
 
-Somebody may change files and compute all hashes again, including the hash of meta.json. The verifier does not detect this, because only a
-record outside of the cache can show it (`niels-cache verify --against-dagster`).
+Somebody may change files and compute all hashes again, including the hash of meta.json. This is not detected, because only a record outside
+of the cache can show it (`niels-cache verify --against-dagster`).
 """
 
 import os
@@ -49,7 +50,12 @@ _LEFT_BY_BUILDERS = {
 def find_folders(root: str | Path, *, names: Sequence[str] | None = None) -> list[Path]:
     """Return the folders that `verify_cache` verifies, in order. Folders with a leading dot (builds in progress) are left out.
 
-    Raises NielsCacheError for a path that is no cache root and no data set, and for a name in `names` that the root does not hold.
+    Args:
+        root: A cache root, or a folder that itself holds a meta.json.
+        names: The folders to find; None means all. A name is as for `verify_cache`.
+
+    Raises:
+        NielsCacheError: For a path that is no cache root and no data set, and for a name that the root does not hold.
     """
     root = Path(root)
     if not root.is_dir():
@@ -88,8 +94,10 @@ def stray_findings(root: str | Path) -> Iterator[Finding]:
 def notes(root: str | Path, folders: Sequence[VerifiedFolder] = (), *, beside: bool = True) -> list[str]:
     """Return lines about harmless entries that the user should know about.
 
-    folders: entries in these folders that are not part of the data set are noted.
-    beside: also note data sets behind links in the root, and entries of the root that are not verified.
+    Args:
+        root: A cache root, or a folder that itself holds a meta.json.
+        folders: The verified folders. Entries in them that are not part of the data set are noted.
+        beside: Whether to note data sets behind links in the root, and entries of the root that are not verified.
     """
     root = Path(root)
     said = [line for folder in folders for line in folder.notes()]
@@ -164,7 +172,7 @@ def _stray_problem(path: Path) -> str | None:
 
 
 def _listing_problem(path: Path) -> str | None:
-    """Return why the data sets of a family cannot be listed. Return None if they can be listed, or if the folder is missing."""
+    """Return why the data sets of a family cannot be listed, or None if they can be, or if the folder is missing."""
     try:
         os.listdir(path)
     except FileNotFoundError:
@@ -184,15 +192,23 @@ OnProgress = Callable[[int, int], None]
 def verify_dataset(
     folder: str | Path, *, name: str | None = None, quick: bool = False, threads: int | None = None, progress: OnProgress | None = None
 ) -> list[Finding]:
-    """Verify one folder that holds a meta.json: a data set or a tokenizer, a corpus, drop lists or an index. Return the findings.
+    """Verify one folder that holds a meta.json: a data set or a tokenizer, a corpus, drop lists or an index.
 
     If the folder is in a cache root (`ROOT/pretrain/NAME`, `ROOT/sft/NAME`), the data set must have the tokenizer of `ROOT/tokenizer`, if
     there is one.
 
-    name: the name that the data set must have. None accepts any name.
-    quick: compare names and sizes only.
-    threads: the number of files to read at the same time. None means one for each core.
-    progress: called as `progress(bytes done, bytes in all)` after every block, by one thread at a time.
+    Args:
+        folder: The folder.
+        name: The name that the data set must have. None accepts any name.
+        quick: Whether to compare names and sizes only.
+        threads: The number of files to read at the same time. None means one for each core.
+        progress: Called as `progress(bytes done, bytes in all)` after every block, by one thread at a time.
+
+    Returns:
+        The findings. An empty list means that no problem was found. A damaged or missing file is a finding, never an exception.
+
+    Raises:
+        NielsCacheError: If `threads` is below 1.
     """
     verified = VerifiedFolder(Path(folder))
     findings = _verify([verified], quick=quick, threads=threads, progress=progress)
@@ -207,13 +223,23 @@ def verify_cache(
     threads: int | None = None,
     progress: OnProgress | None = None,
 ) -> list[Finding]:
-    """Verify a cache root, or a folder that itself holds a meta.json. Return the findings.
+    """Verify a cache root, or a folder that itself holds a meta.json.
 
-    names: the folders to verify; by default, all are verified. A name is a data set's NAME (in every family), `pretrain/NAME`, `sft/NAME`,
-        `corpus/NAME`, `index/HASH`, `tokenizer` or `duplicates`.
+    In a root, the folder of a data set must have the name that its meta.json gives (`dataset_name`, if it is not null).
 
-    In a root, the folder of a data set must have the name that its meta.json gives (`dataset_name`, if it is not null). The other arguments
-    have the same meaning as in `verify_dataset`. Raises NielsCacheError for a path or a name with nothing to verify.
+    Args:
+        root: The cache root or the folder.
+        names: The folders to verify; None means all. A name is a data set's NAME (in every family), `pretrain/NAME`, `sft/NAME`,
+            `corpus/NAME`, `index/HASH`, `tokenizer` or `duplicates`.
+        quick: Whether to compare names and sizes only.
+        threads: The number of files to read at the same time. None means one for each core.
+        progress: Called as `progress(bytes done, bytes in all)` after every block, by one thread at a time.
+
+    Returns:
+        The findings. An empty list means that no problem was found. A damaged or missing file is a finding, never an exception.
+
+    Raises:
+        NielsCacheError: For a path or a name with nothing to verify, and if `threads` is below 1.
     """
     folders = [VerifiedFolder(path) for path in find_folders(root, names=names)]
     return verify_folders(root, folders, beside=not names, quick=quick, threads=threads, progress=progress)
@@ -228,9 +254,15 @@ def verify_folders(
     progress: OnProgress | None,
     threads: int | None = None,
 ) -> list[Finding]:
-    """Verify folders that were found below `root`. Return the findings. `verify_cache` does the same after finding the folders.
+    """Verify folders that were found below a root, as `verify_cache` does after finding them. Return the findings.
 
-    beside: also report stray entries of the root.
+    Args:
+        root: The cache root, or the one folder itself.
+        folders: The folders.
+        beside: Whether to report stray entries of the root too.
+        quick: Whether to compare names and sizes only.
+        progress: Called as `progress(bytes done, bytes in all)` after every block, by one thread at a time.
+        threads: The number of files to read at the same time. None means one for each core.
     """
     findings = _verify(folders, quick=quick, threads=threads, progress=progress)
     if not (Path(root) / META_NAME).exists():  # otherwise `root` is one data set
@@ -239,8 +271,9 @@ def verify_folders(
 
 
 def _place_findings(root: Path, folders: Sequence[VerifiedFolder]) -> Iterator[Finding]:
-    """Yield the findings about places below a cache root. A folder may hold a different data set or kind, or the tokenizer may be
-    missing.
+    """Yield the findings about places below a cache root.
+
+    A folder may hold a different data set or kind, or the tokenizer may be missing.
     """
     need_tokenizer = []
     for folder in folders:

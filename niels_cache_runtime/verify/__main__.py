@@ -50,7 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show_progress(done: int, total: int) -> None:
-    """Write the share of the bytes that were read over the same line of a terminal."""
     sys.stderr.write(f"\r{done / max(total, 1):4.0%} of {in_bytes(total)}" + "\n" * (done == total))
 
 

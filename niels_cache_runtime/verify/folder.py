@@ -30,10 +30,14 @@ _FILES_ALONE = ("corpus", "duplicates", "index")  # for these kinds, only names,
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One problem, in the file `path` (relative) of `folder`. `str(finding)` is one line.
+    """One problem that verification found. `str(finding)` is one line.
 
-    kind: "files" (names, sizes, hashes), "content" (broken rules inside a cache), "tokenizer" (not the tokenizer of the cache root) or
-        "recorded" (not the content that Dagster recorded).
+    Attributes:
+        kind: "files" (names, sizes, hashes), "content" (broken rules inside a cache), "tokenizer" (not the tokenizer of the cache root) or
+            "recorded" (not the content that Dagster recorded).
+        folder: The folder with the problem.
+        path: The file with the problem, relative to the folder.
+        problem: One clause that says what is wrong.
     """
 
     kind: Kind
@@ -42,7 +46,10 @@ class Finding:
     problem: str
 
     def __str__(self) -> str:
-        """Return one line that is safe for any terminal. File names may hold line breaks, escape sequences, and bytes that are not text."""
+        """Return one line that is safe for any terminal.
+
+        File names may hold line breaks, escape sequences, and bytes that are not text.
+        """
         return escaped(f"{Path(self.folder) / self.path}: {self.problem}")
 
 
@@ -54,10 +61,15 @@ def _is_in_parts_root(folder: Path) -> bool:
 class VerifiedFolder:
     """A folder under verification.
 
-    path: the folder. found: relative path -> bytes, for all its files except meta.json. meta: the content of meta.json, or None if
-        meta.json cannot be used.
-    is_unverifiable: whether another program wrote meta.json, so that there are no sizes and hashes to compare with. Then only those keys of
-        meta.json are checked that are about tokens.
+    Args:
+        path: The folder.
+
+    Attributes:
+        path: The folder.
+        found: Relative path -> bytes, for all its files except meta.json.
+        meta: The content of meta.json, or None if meta.json cannot be used.
+        is_unverifiable: Whether another program wrote meta.json, so that there are no sizes and hashes to compare with. Then only those
+            keys of meta.json are checked that are about tokens.
     """
 
     def __init__(self, path: Path) -> None:
@@ -144,7 +156,8 @@ class VerifiedFolder:
     def findings(self, hashes: Hashes | None) -> Iterator[Finding]:
         """Yield all findings.
 
-        hashes: the hashes of the files in `plan`. With None, no file was read, and only names and sizes are compared.
+        Args:
+            hashes: The hashes of the files in `plan`. None means that no file was read, and then only names and sizes are compared.
         """
         problems: dict[Kind, Iterable[Problem]] = {"files": self._damage}
         if self.meta is not None and self.meta.get("built") is False:
@@ -219,9 +232,7 @@ class VerifiedFolder:
             yield META_NAME, problem
 
     def _watched(self, part: Part, look: Look) -> Look:
-        """Return a wrapper of `look`. After an exception has stopped the check of this part of the folder, calls of the wrapper do
-        nothing.
-        """
+        """Return a wrapper of `look` that does nothing after an exception has stopped the check of this part of the folder."""
 
         def watched(block: memoryview) -> None:
             if part not in self._stopped:

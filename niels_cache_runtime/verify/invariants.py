@@ -58,7 +58,8 @@ _COUNTED = ("shards", "tokens", "documents")
 class JoinedParts:
     """The parts of one split. Without parts, the split counts as one part.
 
-    Raises NielsCacheError if an entry of `parts` lacks a name or a number.
+    Raises:
+        NielsCacheError: If an entry of `parts` lacks a name or a number.
     """
 
     def __init__(self, meta: Meta, split: Split) -> None:
@@ -73,7 +74,14 @@ class JoinedParts:
         return {shards - 1} if self._parts is None else {end - 1 for end in self._ends("shards")}
 
     def problems(self, sizes: dict[str, int], ends: OffsetFile | None, ends_path: str, token_bytes: int) -> Iterator[Problem]:
-        """Yield the parts whose shards or documents differ from `parts`. sizes: of the shards by path, in order."""
+        """Yield the parts whose shards or documents differ from `parts`.
+
+        Args:
+            sizes: The bytes of the shards by path, in order.
+            ends: The document ends, or None if they cannot be used.
+            ends_path: The path of the document ends.
+            token_bytes: The bytes of a token.
+        """
         if self._parts is None:
             return
         paths, first, shard_ends = list(sizes), 0, self._ends("shards")
@@ -111,8 +119,9 @@ ROLES = ("sys", "usr", "asst")
 class Part(Protocol):
     """A part of a data set that is checked: a split, or meta.json alone.
 
-    inputs: relative paths of the files that its problems depend on. looks: relative path -> function that gets the blocks of this file, in
-        order.
+    Attributes:
+        inputs: The relative paths of the files that its problems depend on.
+        looks: For each relative path, a function that gets the blocks of this file, in order.
     """
 
     inputs: frozenset[str]
@@ -125,7 +134,13 @@ class Part(Protocol):
 def pretrain_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
     """Yield the parts of a pretrain data set. They check shard sizes, totals, ids and documents of both splits.
 
-    sizes: the bytes of those files on disk that meta.json lists. Raises NielsCacheError if meta.json lacks a key that the checks need.
+    Args:
+        meta: The meta.json.
+        folder: The folder of the data set.
+        sizes: The bytes of those files on disk that meta.json lists.
+
+    Raises:
+        NielsCacheError: If meta.json lacks a key that the checks need.
     """
     dtype = token_dtype_of(meta)
     vocab_size, eot = _known_or_not(meta, dtype)
@@ -193,6 +208,7 @@ class SpecialIds:
         return largest if largest >= self.vocab_size else -1
 
     def too_large_problems(self, path: str, largest: int) -> Iterator[Problem]:
+        """Yield a problem if an id is outside the vocabulary."""
         if largest >= 0:
             yield path, f"holds id {largest}, but the vocabulary has {self.vocab_size}"
 
@@ -251,8 +267,12 @@ class _PretrainSplit:
 class _Shard:
     """Counts in the blocks of one shard.
 
-    position: the place of the next token in the stream, at first of the shard's first token. ends: the document ends, or None if they
-        cannot be used. append_eot: whether documents must end with EOT.
+    Args:
+        ids: The ids to search for.
+        ends: The document ends, or None if they cannot be used.
+        position: The place of the shard's first token in the stream.
+        dtype: The dtype of the tokens.
+        append_eot: Whether documents must end with EOT.
     """
 
     def __init__(self, ids: SpecialIds, ends: OffsetFile | None, position: int, dtype: np.dtype, *, append_eot: bool) -> None:
@@ -325,6 +345,11 @@ def meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Prob
 
 
 def number(meta: Meta, key: str) -> int:
+    """Return the whole number under a key of meta.json.
+
+    Raises:
+        NielsCacheError: If it is missing or no whole number.
+    """
     value = meta.get(key)
     if not isinstance(value, int) or isinstance(value, bool):
         raise NielsCacheError(f"{key} is {value!r}, expected a whole number")
@@ -332,6 +357,11 @@ def number(meta: Meta, key: str) -> int:
 
 
 def special_id(meta: Meta, key: str) -> int:
+    """Return the id of a special token, by its key in meta.json.
+
+    Raises:
+        NielsCacheError: If it is missing or no whole number.
+    """
     ids = meta.get("special_token_ids")
     return number(ids if isinstance(ids, dict) else {}, key)
 
@@ -364,6 +394,7 @@ def _shard_size_problems(sizes: dict[str, int], shard_bytes: int, dtype: np.dtyp
 
 
 def total_problems(meta: Meta, key: str, found: int) -> Iterator[Problem]:
+    """Yield a problem if a total in meta.json differs from the files."""
     if meta.get(key) != found:
         yield META_NAME, f"{key} is {meta.get(key)}, but the files hold {found}"
 
@@ -373,8 +404,8 @@ def read_offsets(
 ) -> tuple[OffsetFile | None, Problem | None]:
     """Return (offsets, None), or (None, problem) if the offsets have a problem.
 
-    Return (None, None) for a missing file that is not needed. Also return (None, None) for a missing file in the list of meta.json, because
-    the comparison of files reports it.
+    Return (None, None) for a missing file that is not needed, and for a missing file in the list of meta.json, because the comparison of
+    files reports it.
     """
     if path not in sizes:
         return None, (META_NAME, f"lists no {path}") if needed and path not in meta["files"] else None
@@ -385,14 +416,22 @@ def read_offsets(
 
 
 def foreign_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
-    """Yield the parts of both splits, if another program wrote meta.json. sizes: the bytes of all files on disk."""
+    """Yield the parts of both splits, if another program wrote meta.json.
+
+    Args:
+        meta: The meta.json.
+        folder: The folder of the data set.
+        sizes: The bytes of all files on disk.
+    """
     for split in SPLITS:
         yield _ForeignSplit(meta, folder, split, sizes)
 
 
 def foreign_size_problems(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Problem]:
-    """Yield those problems of both splits that can be found without reading a file. Raises NielsCacheError if a shard in the middle is
-    missing.
+    """Yield those problems of both splits that can be found without reading a file.
+
+    Raises:
+        NielsCacheError: If a shard in the middle is missing.
     """
     for split in SPLITS:
         yield from _ForeignSplit(meta, folder, split, sizes).size_problems()
@@ -449,9 +488,15 @@ class _ForeignSplit:
 
 
 def sft_parts(meta: Meta, folder: Path, sizes: Mapping[str, int]) -> Iterator[Part]:
-    """Yield the parts that check meta.json and both splits.
+    """Yield the parts that check meta.json and both splits of an SFT data set.
 
-    sizes: the bytes of those files on disk that meta.json lists. Raises NielsCacheError if meta.json lacks a key that the checks need.
+    Args:
+        meta: The meta.json.
+        folder: The folder of the data set.
+        sizes: The bytes of those files on disk that meta.json lists.
+
+    Raises:
+        NielsCacheError: If meta.json lacks a key that the checks need.
     """
     dtype = token_dtype_of(meta)
     roles = [] if "template" in meta else [special_id(meta, role) for role in ROLES]
@@ -513,8 +558,13 @@ def _meta_problems(meta: Meta, vocab_size: int, dtype: np.dtype) -> Iterator[Pro
 class _Messages:
     """Counts of errors in the form of examples, in consecutive blocks of tokens. A message is a role sentinel, its content, and EOT.
 
-    starts: None if the starts of examples are unknown, or if no sentinels begin messages; then only ids are checked. If an offset was
-        moved to a different message of the same conversation, this is not detected.
+    If an offset was moved to a different message of the same conversation, this is not detected.
+
+    Args:
+        ids: The ids to search for.
+        starts: The starts of examples. None if they are unknown, or if no sentinels begin messages; then only ids are checked.
+        token_count: The number of tokens of the split.
+        dtype: The dtype of the tokens.
     """
 
     def __init__(self, ids: SpecialIds, starts: OffsetFile | None, *, token_count: int, dtype: np.dtype) -> None:

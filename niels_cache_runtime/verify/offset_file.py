@@ -1,7 +1,7 @@
-"""The offsets of an .npy file, read in pieces, for a verifier: ends of documents, starts of examples, and spans of targets.
+"""The offsets of an .npy file, read in pieces for verification: ends of documents, starts of examples, and spans of targets.
 
-The memory of a verifier must not grow with the file, and a bad disk must not end it. If a disk fails under a memory map, a signal ends the
-process; here the failure is an error. Opening sorted offsets costs one pass, which keeps every 4096th offset in memory. Then each range
+The memory of a verification must not grow with the file, and a bad disk must not end it. If a disk fails under a memory map, a signal ends
+the process; here the failure is an error. Opening sorted offsets costs one pass, which keeps every 4096th offset in memory. Then each range
 costs one small read. Training maps its offsets instead (`mmap`).
 """
 
@@ -25,9 +25,15 @@ _KINDS = {"doc_ends": (DOC_ENDS_DTYPE, check_doc_ends), "example_starts": (IDX_D
 
 
 class NpyRows:
-    """The numbers of an .npy file, or with `width` its rows of so many numbers. `rows[i]` and `rows[i:j]` read from the file.
+    """The numbers of an .npy file, or its rows of several numbers. `rows[i]` and `rows[i:j]` read from the file.
 
-    Raises NielsCacheError if the file cannot be read, or has another dtype or shape.
+    Args:
+        path: The file.
+        dtype: The dtype of a number.
+        width: The numbers of a row, or None for single numbers.
+
+    Raises:
+        NielsCacheError: If the file cannot be read, or has another dtype or shape.
     """
 
     def __init__(self, path: Path, dtype: np.dtype, *, width: int | None = None) -> None:
@@ -74,7 +80,8 @@ class NpyRows:
 class OffsetFile(NpyRows):
     """Sorted offsets for a split of `token_count` tokens.
 
-    Raises NielsCacheError if the file cannot be read, or breaks the rules of `map_doc_ends` or `map_example_starts` in `mmap`.
+    Raises:
+        NielsCacheError: If the file cannot be read, or breaks the rules of `map_doc_ends` or `map_example_starts` in `mmap`.
     """
 
     def __init__(self, path: Path, kind: Kind, *, token_count: int) -> None:
@@ -100,7 +107,8 @@ class OffsetFile(NpyRows):
 def check_target_files(folder: Path, split: Split, starts: OffsetFile, *, token_count: int) -> int:
     """Compare the spans of a split with its example starts. Return the number of spans.
 
-    Raises NielsCacheError if a file cannot be read or breaks the rules of `cache.targets.map_targets`.
+    Raises:
+        NielsCacheError: If a file cannot be read or breaks the rules of `cache.targets.map_targets`.
     """
     path, ends_path = folder / targets_name(split), folder / target_ends_name(split)
     spans, examples = NpyRows(path, TARGETS_DTYPE, width=2), NpyRows(ends_path, TARGETS_DTYPE)

@@ -1,6 +1,4 @@
-"""The results of a verification, folder by folder. They are the rows of the table that `verify` prints. This module also formats the table
-as plain text.
-"""
+"""The results of a verification, folder by folder: the rows of the table that `verify` prints, and the table as plain text."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,8 +19,13 @@ Outcome = Literal["sound", "findings", "unverifiable", "off"]
 class Result(NamedTuple):
     """The result of one folder.
 
-    family: `pretrain`, `sft`, `corpus` and so on. For the tokenizer and the duplicates, it is `tokenizer` or `duplicates`.
-    files, bytes: the number of files and their bytes, without meta.json. result: the outcome in words.
+    Attributes:
+        name: The name of the folder.
+        family: `pretrain`, `sft`, `corpus` and so on. For the tokenizer and the duplicates, it is `tokenizer` or `duplicates`.
+        files: The number of files, without meta.json.
+        bytes: Their size.
+        outcome: "sound", "findings", "unverifiable", or "off" for a data set that is switched off.
+        result: The outcome in words.
     """
 
     name: str

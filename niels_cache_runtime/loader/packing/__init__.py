@@ -1,4 +1,4 @@
-"""Packing, by which whole SFT examples share rows of T+1 tokens.
+"""Packing: whole SFT examples share rows of T+1 tokens.
 
-kept: the kept part of each example      plan: which examples share a row      rows: the rows, with targets and documents
+`kept` finds the kept part of each example, `plan` decides which examples share a row, and `rows` has the rows with targets and documents.
 """

@@ -25,14 +25,18 @@ _SCAN_TOKENS = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class KeptExamples:
-    """The examples that are kept. All arrays are (n,) int64, except `resumed`, which is (n,) bool.
+    """The examples that are kept.
 
-    ordinals: the number of each example in the split. example_starts: where the whole example begins, in tokens of the split.
-    starts, lengths: where the kept part of the example begins, in tokens of the split, and how many tokens it has.
-    resumed: whether the kept part begins inside an assistant span. skipped: tokens of the kept part before the first possible target. Both
-        are for targets by sentinels only.
-    truncated: how many of the kept examples were cut. truncated_tokens: how many tokens were cut off in total.
-    dropped: how many examples are not kept, for each reason.
+    Attributes:
+        ordinals: (n,) int64, the number of each example in the split.
+        example_starts: (n,) int64, where the whole example begins, in tokens of the split.
+        starts: (n,) int64, where the kept part of the example begins, in tokens of the split.
+        lengths: (n,) int64, how many tokens the kept part has.
+        resumed: (n,) bool, whether the kept part begins inside an assistant span. For targets by sentinels only.
+        skipped: (n,) int64, the tokens of the kept part before the first possible target. For targets by sentinels only.
+        truncated: How many of the kept examples were cut.
+        truncated_tokens: How many tokens were cut off in total.
+        dropped: How many examples are not kept, for each reason.
     """
 
     ordinals: Ints
@@ -59,8 +63,15 @@ def keep_examples(
 ) -> KeptExamples:
     """Cut examples of more than T+1 tokens, and leave out those without a target in the kept part.
 
-    tokens: all tokens of the split, example after example. starts: (examples,) int64, where each example begins.
-    asst_id: may be None only if loss_on is "all", or with `spans`, the targets of a split that was built with a chat template.
+    Args:
+        tokens: All tokens of the split, example after example.
+        starts: (examples,) int64, where each example begins.
+        T: Tokens per row.
+        loss_on: The tokens to learn; see SFT.
+        overflow: The treatment of longer examples; see SFT.
+        eot_id: The id of EOT, the end-of-text token.
+        asst_id: The id of the assistant sentinel. It may be None only if `loss_on` is "all", or with `spans`.
+        spans: The targets of a split that was built with a chat template.
     """
     ends = np.append(starts[1:], len(tokens))
     whole = ends - starts
@@ -96,11 +107,12 @@ def keep_examples(
 def _find_targets(
     tokens: Tokens, starts: Ints, ends: Ints, kept_starts: Ints, kept_ends: Ints, *, eot_id: int, asst_id: int
 ) -> tuple[Bools, Bools, Ints]:
-    """Find the targets in the kept part of each example. Return three arrays (K,), one value for each example.
+    """Find the targets in the kept part of each example.
 
-    The first array says whether the kept part has a target, the second whether the kept part begins inside an assistant span. The third
-    array is for the last span that has a target in the kept part: it gives the place of the `asst_id` token that opens this span, in tokens
-    of the split.
+    Returns:
+        Three arrays (K,), one value for each example. The first says whether the kept part has a target, the second whether the kept part
+        begins inside an assistant span. The third is for the last span that has a target in the kept part: it gives the place of the
+        `asst_id` token that opens this span, in tokens of the split.
     """
     has_target, resumed = np.zeros(len(starts), dtype=np.bool_), np.zeros(len(starts), dtype=np.bool_)
     last_spans = kept_starts.copy()

@@ -34,8 +34,9 @@ _Content = tuple["_Content | None", int, int]
 class RowShapes:
     """The number of examples in each row, and their lengths.
 
-    row_starts: (rows+1,) int64. Row r has the places row_starts[r]:row_starts[r+1], and its longest example comes first.
-    places_by_length: (n,) int64, all places, sorted from the shortest to the longest.
+    Attributes:
+        row_starts: (rows + 1,) int64. Row r has the places `row_starts[r]:row_starts[r + 1]`, and its longest example comes first.
+        places_by_length: (n,) int64, all places, sorted from the shortest to the longest.
     """
 
     row_starts: Ints
@@ -44,17 +45,29 @@ class RowShapes:
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """Packed rows. Row r holds `examples[row_starts[r]:row_starts[r+1]]`; row_starts (rows+1,) int64, examples (n,) int64."""
+    """Packed rows.
+
+    Attributes:
+        row_starts: (rows + 1,) int64. Row r holds `examples[row_starts[r]:row_starts[r + 1]]`.
+        examples: (n,) int64, the indices of the examples.
+    """
 
     row_starts: Ints
     examples: Ints
 
 
 def shape_rows(lengths: Ints, *, capacity: int) -> RowShapes:
-    """Pack examples of these `lengths` (n,), in tokens, each from 1 to `capacity`. Return the shapes of the rows.
+    """Pack examples into rows, and return the shapes of the rows.
 
     The method is best fit decreasing over the histogram of the lengths. Every example stays whole, in one row. The shapes depend only on
-    the lengths, so every epoch has equally many rows. Raises NielsCacheError for a length out of range, and for an invalid capacity.
+    the lengths, so every epoch has equally many rows.
+
+    Args:
+        lengths: (n,) int64, the tokens of each example, from 1 to `capacity`.
+        capacity: The tokens of a row.
+
+    Raises:
+        NielsCacheError: For a length out of range, and for an invalid capacity.
     """
     capacity = check_positive("capacity", capacity)
     if len(lengths) and not 1 <= lengths.min() <= lengths.max() <= capacity:
@@ -104,9 +117,15 @@ def place_examples(shapes: RowShapes, lengths: Ints, *, seed: int | None, epoch:
     """Return packed rows: each place in `shapes` has a length, and gets an example of this length.
 
     Among examples of equal length, (seed, epoch) decide which place each one gets.
-    shapes: the result of `shape_rows` for `lengths`. lengths: (n,), the length of each example in tokens.
-    seed: None keeps the given order in every epoch.
-    Raises NielsCacheError for an invalid seed or epoch.
+
+    Args:
+        shapes: The result of `shape_rows` for `lengths`.
+        lengths: (n,), the length of each example in tokens.
+        seed: The seed. None keeps the given order in every epoch.
+        epoch: The epoch.
+
+    Raises:
+        NielsCacheError: For an invalid seed or epoch.
     """
     epoch = check_whole("epoch", epoch)
     n = len(lengths)
@@ -125,7 +144,6 @@ def _generator(seed: int, epoch: int) -> torch.Generator:
 
 
 def _unrolled(content: _Content | None) -> list[int]:
-    """Return the lengths in a row, the longest first."""
     row: list[int] = []
     while content is not None:
         content, length, times = content

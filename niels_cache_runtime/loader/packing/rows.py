@@ -37,11 +37,15 @@ _PROBE_TOKENS = 2048
 class PackingReport:
     """The result of packing a split.
 
-    examples: the number of examples in rows. rows: the number of rows per epoch.
-    tokens, padding: how many places in all rows hold a token of an example, and how many hold padding.
-    truncated: how many of the examples in rows were cut. truncated_tokens: how many tokens were cut off in total.
-    dropped: the number of examples in no row, for each reason (`too_long`, `without_target`).
-    sides: 2 for preference pairs: an example is a pair then, and each of its sides has rows of its own.
+    Attributes:
+        examples: The number of examples in rows.
+        rows: The number of rows per epoch.
+        tokens: How many places in all rows hold a token of an example.
+        padding: How many places in all rows hold padding.
+        truncated: How many of the examples in rows were cut.
+        truncated_tokens: How many tokens were cut off in total.
+        dropped: The number of examples in no row, for each reason (`too_long`, `without_target`).
+        sides: 2 for preference pairs: an example is a pair then, and each of its sides has rows of its own.
     """
 
     examples: int
@@ -71,43 +75,50 @@ class PackingReport:
 
 @dataclass(frozen=True, kw_only=True)
 class _Segments:
-    """The places of the examples in some rows. `filled` is (n,), one value per row.
+    """The places of the examples in some rows, row by row and from left to right.
 
-    The other arrays are (S,), one value per example, row by row and from left to right.
+    Attributes:
+        rows: (S,), the row of each example.
+        columns: (S,), its first column.
+        examples: (S,), its index among the kept examples.
+        filled: (n,), the columns of each row before its padding.
     """
 
     rows: Ints
     columns: Ints
-    examples: Ints  # indices into the kept examples
-    filled: Ints  # columns of each row before its padding
+    examples: Ints
+    filled: Ints
 
 
 class PackedExamples:
     """A `source.Source` of rows of T+1 tokens. A row holds several whole examples of one SFT split; each example is in one row per epoch.
 
-    folder: the data set's folder followed by the split. `cache/sft/NAME/train` stands for the files `train_tokens.bin` and `train_idx.npy`
-        in `cache/sft/NAME`.
-    T: inputs per row.
-    seed: seed and epoch decide which examples share a row.
-    shuffle: with False, the rows are the same in every epoch.
-    loss_on: which tokens are targets. "assistant" means the assistant's messages, each with the end-of-text token (EOT) that closes it,
-        without those that the data marks not to be trained on. "last_assistant" means only the last of these messages that has a target in
-        the kept part. "all" means every token, whatever the data marks. The first token of an example and padding are never targets.
-    overflow: what to keep of an example that is longer than T+1 tokens. "truncate_right" keeps the first T+1 tokens, "truncate_left" keeps
-        the last T+1 (the most recent turns), "drop" keeps nothing. Assistant spans are found before an example is cut.
-    eot_id, asst_id: taken from the data set's meta.json when None. asst_id is not used for "all". It must be None for a data set with a
-        chat template, whose targets are spans in further files. Padding is EOT.
-    pack: with False, each row holds one example, and with shuffle=False, row n the n-th of them.
-    verify: "size" compares sizes with meta.json; "sha256" reads both files and compares their content.
-    files: the paths of the tokens and of their idx, if they are others than those of `folder`, which is then a name for messages.
-
     Examples without a target in the kept part are in no row. `report()` and one warning give the number of such examples. Rows have the
     same shapes in every epoch, so `samples` does not change. The object can be pickled: a copy maps the files again, and raises an error if
     they belong to another build. All files are of one build, even if a rebuild replaces the data set while its files are being opened.
 
-    Raises NielsCacheError if a file is missing, malformed or not the file that meta.json lists, and if the data set was never built. Also
-    raises it if the cache has another tokenizer now than at the build, if an id is unknown or differs from meta.json, for an invalid
-    setting, and if no example is left.
+    Args:
+        folder: The data set's folder followed by the split. `cache/sft/NAME/train` stands for the files `train_tokens.bin` and
+            `train_idx.npy` in `cache/sft/NAME`.
+        T: Inputs per row.
+        seed: The seed. Seed and epoch decide which examples share a row.
+        loss_on: Which tokens are targets. "assistant" means the assistant's messages, each with the end-of-text token (EOT) that closes it,
+            without those that the data marks not to be trained on. "last_assistant" means only the last of these messages that has a target
+            in the kept part. "all" means every token, whatever the data marks. The first token of an example and padding are never targets.
+        overflow: What to keep of an example that is longer than T+1 tokens. "truncate_right" keeps the first T+1 tokens, "truncate_left"
+            keeps the last T+1 (the most recent turns), "drop" keeps nothing. Assistant spans are found before an example is cut.
+        eot_id: The id of EOT, which is also the padding. None means that of the data set's meta.json.
+        asst_id: The id of the assistant sentinel. None means that of the data set's meta.json. It is not used for "all". It must be None
+            for a data set with a chat template, whose targets are spans in further files.
+        pack: With False, each row holds one example, and with shuffle=False, row n the n-th of them.
+        shuffle: With False, the rows are the same in every epoch.
+        verify: "size" compares sizes with meta.json. "sha256" also reads both files and compares their content.
+        files: The paths of the tokens and of their idx, if they are others than those of `folder`, which is then a name for messages.
+
+    Raises:
+        NielsCacheError: If a file is missing, malformed or not the file that meta.json lists, or if the data set was never built.
+        NielsCacheError: If the cache has another tokenizer now than at the build, or if an id is unknown or differs from meta.json.
+        NielsCacheError: For an invalid setting, and if no example is left.
     """
 
     packs = True
@@ -164,9 +175,15 @@ class PackedExamples:
         return int(np.minimum(filled, self.T).sum())
 
     def read(self, numbers: Ints, *, epoch: int, boundaries: bool = True) -> Rows:
-        """Return the rows `numbers` (n,) of epoch `epoch`. Each number is from 0 to samples-1.
+        """Return rows of an epoch, always with boundaries and targets.
 
-        The result always has boundaries and targets. Raises NielsCacheError if a number or the epoch is out of range.
+        Args:
+            numbers: (n,) int64, the numbers of the rows, from 0 to samples - 1.
+            epoch: The epoch.
+            boundaries: Ignored.
+
+        Raises:
+            NielsCacheError: If a number or the epoch is out of range.
         """
         segments = self._segments(numbers, epoch)
         rows = self._gather(segments)
@@ -232,7 +249,6 @@ class PackedExamples:
         )
 
     def _open(self, verify: Verify = "size") -> OpenedExamples:
-        """Open or reopen the files."""
         return self._use(open_examples(self.files[0], self._idx_path, verify=verify))
 
     def _use(self, opened: OpenedExamples) -> OpenedExamples:
@@ -243,7 +259,7 @@ class PackedExamples:
         """Return a sha256 over the split's files, as meta.json lists them, and over the settings that decide the content of rows.
 
         If meta.json has no such list, the sha256 covers the offsets, the spans of targets, the number of tokens, and the first and last
-        4 KiB of the tokens instead. In this case a change in the middle is not detected.
+        2048 tokens instead. In this case a change in the middle is not detected.
         """
         if self.meta is not None and not is_foreign(self.meta):
             listed = listed_files(self.meta, Path(self.files[0]).parent)
@@ -317,12 +333,15 @@ class PackedExamples:
         )
 
     def _widths(self, segments: _Segments) -> Ints:
-        """Return (S,) how many columns belong to each example. The last example of a row also gets the padding, so the sum is n*(T+1)."""
+        """Return how many columns belong to each example, (S,). The sum is n * (T+1).
+
+        The last example of a row also gets the padding.
+        """
         ends = np.append(segments.columns[1:], 0)  # the start of the next example, or 0 if that example is in another row
         return np.where(ends > 0, ends, self.T + 1) - segments.columns
 
     def _gather(self, segments: _Segments) -> Tokens:
-        """Return (n, T+1) tokens, padded with EOT."""
+        """Return tokens, (n, T+1), padded with EOT."""
         n, width = len(segments.filled), self.T + 1
         sources = np.repeat(self._kept.starts[segments.examples] - segments.rows * width - segments.columns, self._widths(segments))
         sources += np.arange(n * width)
@@ -352,7 +371,6 @@ class PackedExamples:
 
 
 def _hint(split: Path) -> str:
-    """Return advice if a split's files are missing."""
     if (split / tokens_name("train")).exists():
         return f"give the data set's folder and the split: {split / 'train'}"
     return "build this data set first, or check the path: the data set's folder and the split, as in cache/sft/NAME/train"

@@ -25,8 +25,12 @@ Padding = Literal["max_length", "longest"]
 class PreferenceBatch:
     """B rows of the chosen sides of pairs, and B rows of their rejected sides.
 
-    chosen, rejected: a Batch each, with B rows of T tokens. Row r of both holds the same pairs in the same order: document k of the row
-        (`document_ids` == k) is one pair. Targets (`y_masked` is not -100) are the words of the assistant after the prompt.
+    Row r of both sides holds the same pairs in the same order: document k of the row (`document_ids` == k) is one pair. Targets (`y_masked`
+    is not -100) are the words of the assistant after the prompt.
+
+    Attributes:
+        chosen: A Batch of the chosen sides, with B rows of T tokens.
+        rejected: A Batch of the rejected sides, with B rows of T tokens.
     """
 
     chosen: Batch
@@ -34,32 +38,36 @@ class PreferenceBatch:
 
     @property
     def chosen_mask(self) -> torch.Tensor:
-        """(B, T) bool, which of `chosen.y` are targets."""
+        """Which of `chosen.y` are targets, (B, T) bool."""
         return _mask(self.chosen)
 
     @property
     def rejected_mask(self) -> torch.Tensor:
-        """(B, T) bool, which of `rejected.y` are targets."""
+        """Which of `rejected.y` are targets, (B, T) bool."""
         return _mask(self.rejected)
 
     @property
     def pairs(self) -> torch.Tensor:
-        """(B,) int64, the number of pairs in each row."""
+        """The number of pairs in each row, (B,) int64."""
         assert self.chosen.document_ids is not None
         return torch.where(self.chosen_mask, self.chosen.document_ids.long() + 1, 0).amax(dim=1)  # every pair has a target
 
     def padded_inputs(self, *, padding: Padding = "max_length", pad_to_multiple_of: int | None = None) -> dict[str, torch.Tensor]:
         """Return the batch as trl's DPOTrainer takes it, for rows of one pair each (`packing=False`, or PreferenceDataset).
 
-        `input_ids`, `attention_mask` and `completion_mask` are (2 * B, length) int64: B rows of chosen sides, then B rows of rejected
-        sides. The completion mask is 1 at targets. The attention mask is 0 at padding, and at a last token that is no target, because
-        nothing follows it.
+        Args:
+            padding: "max_length" gives a length of T + 1. "longest" gives the length of the longest side of the batch, as trl's collator
+                does. So the length differs between batches, which makes torch.compile compile again and prevents CUDA graphs.
+            pad_to_multiple_of: With "longest", the length is rounded up to a multiple of this number. T + 1 must be a multiple of it. None
+                means 1.
 
-        padding: "max_length" gives a length of T + 1. "longest" gives the length of the longest side of the batch, as trl's collator does.
-            So the length differs between batches, which torch.compile and CUDA graphs do not like.
-        pad_to_multiple_of: with "longest", the length is rounded up to a multiple of this number. T + 1 must be a multiple of it.
+        Returns:
+            `input_ids`, `attention_mask` and `completion_mask`, each (2 * B, length) int64: B rows of chosen sides, then B rows of rejected
+            sides. The completion mask is 1 at targets. The attention mask is 0 at padding, and at a last token that is no target, because
+            nothing follows it.
 
-        Raises NielsCacheError for rows with several pairs, because trl takes one pair a row, and for an invalid setting.
+        Raises:
+            NielsCacheError: For rows with several pairs, because trl takes one pair a row, and for an invalid setting.
         """
         check_choice("padding", padding, get_args(Padding))
         width = self.chosen.x.shape[1] + 1
@@ -87,11 +95,16 @@ class PreferenceBatch:
         }
 
     def to(self, device: str | torch.device, *, non_blocking: bool = False) -> "PreferenceBatch":
-        """Return the batch with every tensor on that device."""
+        """Return the batch with every tensor on another device.
+
+        Args:
+            device: The device.
+            non_blocking: Whether a copy from pinned memory to CUDA need not wait, as for `torch.Tensor.to`.
+        """
         return self._map(lambda side: side.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "PreferenceBatch":
-        """Return the batch in pinned memory; `DataLoader(pin_memory=True)` calls this."""
+        """Return the batch in pinned memory. `DataLoader(pin_memory=True)` calls this."""
         return self._map(Batch.pin_memory)
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -104,7 +117,12 @@ class PreferenceBatch:
 
 
 class PreferenceMaker:
-    """A maker of preference batches. sources: all are PackedPairs. The other arguments are those of BatchMaker."""
+    """A maker of preference batches from sources that are all PackedPairs.
+
+    Args:
+        sources: The sources.
+        **settings: The other arguments of BatchMaker.
+    """
 
     def __init__(self, sources: Sequence[Source], **settings: Any) -> None:
         self._chosen, self._rejected = (BatchMaker([side_of(source, side) for source in sources], **settings) for side in SIDES)

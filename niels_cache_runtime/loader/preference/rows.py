@@ -28,10 +28,11 @@ from niels_cache_runtime.loader.source import Source
 class PackedPairs(PackedExamples):
     """A `source.Source` of rows of T+1 tokens of preference pairs. Its own rows hold the chosen sides, and those of `rejected` the others.
 
-    The arguments have the same meaning as for PackedExamples, for each side of a pair. A pair stays whole: if one of its sides is
-    left out, the other one is too. `examples` and documents count pairs. `tokens` counts the tokens of both sides.
+    The arguments have the same meaning as for PackedExamples, for each side of a pair. A pair stays whole: if one of its sides is left out,
+    the other one is too. `examples` and documents count pairs. `tokens` counts the tokens of both sides.
 
-    Raises NielsCacheError for the reasons that PackedExamples lists, and for a data set without pairs.
+    Raises:
+        NielsCacheError: For the reasons that PackedExamples lists, and for a data set without pairs.
     """
 
     sides = len(SIDES)
@@ -89,9 +90,14 @@ class _RejectedSides(PackedExamples):
 
 
 def side_of(source: Source, side: Side | None) -> Source:
-    """Return the source whose rows are one side of the pairs of `source`. Without pairs, `side` must be None, and `source` is returned.
+    """Return the source whose rows are one side of the pairs of `source`. Without pairs, return `source`.
 
-    None means the chosen sides. Raises NielsCacheError for a side that does not exist.
+    Args:
+        source: A source, with or without pairs.
+        side: "chosen" or "rejected"; None means the chosen side. It must be None without pairs.
+
+    Raises:
+        NielsCacheError: For a side that does not exist.
     """
     if not isinstance(source, PackedPairs):
         if side is not None:
@@ -103,7 +109,6 @@ def side_of(source: Source, side: Side | None) -> Source:
 
 
 def _selected(kept: KeptExamples, chosen: Ints) -> KeptExamples:
-    """Return the kept examples with these indices."""
     arrays: dict[str, Any] = {
         field.name: value[chosen] for field in fields(kept) if isinstance(value := getattr(kept, field.name), np.ndarray)
     }

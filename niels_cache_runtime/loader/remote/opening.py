@@ -1,8 +1,8 @@
 """The sources of a loader that may be addresses.
 
-a folder                       `settings.open_source`
-a pretrain split               CopiedWindows, with order=Blocks(); RangeWindows, with Copy(fetch="windows")
-an SFT split                   fetched whole into the local copy, and then read as a folder
+    a folder             `settings.open_source`
+    a pretrain split     CopiedWindows, with order=Blocks(); RangeWindows, with Copy(fetch="windows")
+    an SFT split         fetched whole into the local copy, and then read as a folder
 
 For a loader that reads in blocks, `BlockFeed` tells the local copy which blocks the process needs now and next, as the run moves on:
 
@@ -10,9 +10,9 @@ For a loader that reads in blocks, `BlockFeed` tells the local copy which blocks
 
 A visit is in use if a sample of the next batch, of any rank, is in it. All processes of a machine have the same visits in the same order.
 So the copy can keep what the slowest process needs. A batch costs a few comparisons, and something new only when a visit begins or ends.
-If a visit ends within a batch and another one begins there, the batch is read in portions. So a batch needs no more blocks at a time than
-a single sample.
-Only the newest feed of a loader chooses the blocks in use. An older one may still run on another thread, or end later.
+
+If a visit ends within a batch and another one begins there, the batch is read in portions. So a batch needs no more blocks at a time than a
+single sample. Only the newest feed of a loader chooses the blocks in use. An older one may still run on another thread, or end later.
 """
 
 import sys
@@ -38,17 +38,24 @@ from niels_cache_runtime.remote.local_copy import LocalCopy
 from niels_cache_runtime.remote.store import is_address
 from niels_cache_runtime.remote.whole import Copy, check_remote
 
-_MOST_VISITS = 64  # that are told ahead
+_MOST_VISITS = 64  # the most that the copy is told ahead of time
 _NEVER = 2**62
 
 
 class BlockFeed:
-    """The progress of one process.
+    """The progress of one process, which decides the blocks that it needs from the local copy.
 
-    sources: those that come from a copy, by name. All have the same LocalCopy. visits: those of these sources (`block_visits`). names: of
-    all sources of the run, in its order. run: a name of the run, the same in all its processes. end: the sample at which the pass ends, or
-    None. ahead: the visits to download early. make: makes a batch. first: the first sample of the first batch, on all ranks. rows: the rows
-    of a batch on all ranks. step: the samples from one batch of this process to the next.
+    Args:
+        sources: The sources that come from a copy, by name. All have the same LocalCopy.
+        visits: The visits of these sources (`block_visits`).
+        make: A function that makes a batch.
+        names: The names of all sources of the run, in its order.
+        run: A name of the run, the same in all its processes.
+        end: The sample at which the pass ends, or None.
+        ahead: The number of visits to download early.
+        first: The first sample of the first batch, on all ranks.
+        rows: The rows of a batch on all ranks.
+        step: The samples from one batch of this process to the next.
     """
 
     _is_exiting = staticmethod(sys.is_finalizing)
@@ -82,7 +89,7 @@ class BlockFeed:
         self._room = self._copy.limit  # beside the visits in use and to come
 
     def make(self, located: Located) -> Batch:
-        """Return the next batch. It has the samples at `located`."""
+        """Return the next batch, with the samples at `located`."""
         copy = self._copy
         with copy.reading:
             self._first += self._step
@@ -95,7 +102,7 @@ class BlockFeed:
                 copy.is_fed = False
 
     def _make_in_portions(self, located: Located) -> Batch:
-        """Return the next batch, which needs other visits than the last one. Read what can leave before the others come."""
+        """Return the next batch, which needs other visits than the last one. First read the samples whose visits can leave early."""
         first = self._first
         try:
             while (reached := self._move(first)) < min(self._first + self._rows, self._end):
@@ -107,14 +114,14 @@ class BlockFeed:
                 source.early.clear()
 
     def end_pass(self) -> None:
-        """Map nothing any more, but need the first blocks of the next pass: a faster process may be there already."""
+        """Unmap everything, and ask for the first blocks of the next pass, because a faster process may be there already."""
         with self._copy.reading:
             if self._lead.feed is self._key:
                 self._advance(self._end, self._end)
                 self._rest(max(0, self._end - 1))
 
     def stop(self) -> None:
-        """Need nothing any more. The garbage collector may call this."""
+        """Tell the copy that this process needs nothing any more. The garbage collector may call this."""
         if not self._is_exiting():  # when Python ends, other modules may be gone, and the kernel frees everything
             once_unlocked(self._stop)
 
@@ -150,7 +157,10 @@ class BlockFeed:
     def _move(self, first: int) -> int:
         """Let the sources read the visits of the last batch from sample `first` on, and record what this process needs now and next.
 
-        Return the sample at which this portion of the batch ends. The caller holds `copy.reading`.
+        The caller holds `copy.reading`.
+
+        Returns:
+            The sample at which this portion of the batch ends.
         """
         reached = self._advance(first, min(self._first + self._rows, self._end))
         first_end = min((visit.end for visit in self._current), default=_NEVER)
@@ -165,15 +175,12 @@ class BlockFeed:
         return reached
 
     def _renew(self) -> None:
-        """Unmap everything for a slower process.
-
-        A thread of the copy calls this, and holds `copy.reading`.
-        """
+        """Unmap everything for a slower process. A thread of the copy calls this, and holds `copy.reading`."""
         if self._lead.feed is self._key and self._copy.is_in_the_way():
             self._rest(self._first)
 
     def _advance(self, first: int, last: int) -> int:
-        """Find the visits that the samples first .. last-1 of the run are in, and those after them. Return `last`.
+        """Find the visits that the samples `first` to `last` - 1 of the run are in, and those after them. Return `last`.
 
         If one of these visits begins when another is over, find only those of the samples before it, and return its first sample.
         """
@@ -207,7 +214,7 @@ class BlockFeed:
 
 
 def fed(plan: Iterator[Located], feed: BlockFeed) -> Iterator[Batch]:
-    """Yield the batches of a `plan` through the feed. After an error, the feed needs nothing any more."""
+    """Yield the batches of a `plan` through the feed. Stop the feed after an error."""
     try:
         yield from map(feed.make, plan)
     except BaseException:  # also if the iterator is dropped
@@ -222,8 +229,18 @@ _BLOCKS_AHEAD = 2  # in each lane, as far as they fit: with one, the streams wou
 class Sources:
     """The sources of a loader by name, some of which may be addresses.
 
-    folders: a path or an address of a split for each name. The name of a single address is that of its data set.
-    Raises NielsCacheError if the settings do not fit: an address needs `remote`, and only an address does.
+    Args:
+        sources: A folder or an address, or a mapping of names to such.
+        split: The split to read where a data set's folder or address is given.
+        remote: The local copy, or None for folders only.
+        order: The `order` of TokenLoader.
+
+    Attributes:
+        folders: A path or an address of a split for each name. The name of a single address is that of its data set.
+        copy: The open local copy, or None.
+
+    Raises:
+        NielsCacheError: If the settings do not fit: an address needs `remote`, and only an address does.
     """
 
     def __init__(self, sources: str | Mapping[str, str], *, split: Split, remote: Copy | None, order: Any) -> None:
@@ -313,8 +330,17 @@ def batches_of(
 ) -> Iterator[Batch]:
     """Return the batches of a plan, with a feed if any source is in a local copy.
 
-    visits: returns those of some sources. end: the sample at which the pass ends. first: the sample at which the plan begins. The other
-    arguments are those of `plan_batches`.
+    Args:
+        plan: The places of the batches, by `plan_batches`.
+        make: A function that makes a batch.
+        named: The open sources, by name.
+        settings: The settings of the loader.
+        visits: A function that returns the visits of some sources.
+        end: The sample at which the pass ends, or None.
+        first: The sample at which the plan begins.
+        worker: The number of this worker; see `plan_batches`.
+        workers: The number of workers.
+        done: The number of batches that this worker has made.
     """
     copied = {name: source for name, source in named.items() if isinstance(source, CopiedWindows)}
     if not copied:

@@ -2,10 +2,10 @@
 
     numbers --places--> shards that the windows need --LocalCopy.take--> slots (`SlotTokens`) --gather--> tokens
 
-`BlockFeed` says which blocks are in use: their shards are mapped together, and leave their slots when no sample needs them any more. If
-all of them are in their slots, a batch of the feed costs the same as with a folder. Before that, each batch looks for its shards, and waits
-for the missing ones. Without a feed, as in `trace`, the shards of the last batch stay. A block's last window also needs the first tokens of
-the next shards, its tail. The tail is a small file of its own in the copy, and it is put into the slots of these shards.
+`BlockFeed` says which blocks are in use: their shards are mapped together, and leave their slots when no sample needs them any more. If all
+of them are in their slots, a batch of the feed costs the same as with a folder. Before that, each batch looks for its shards, and waits for
+the missing ones. Without a feed, as in `trace`, the shards of the last batch stay. A block's last window also needs the first tokens of the
+next shards, its tail. The tail is a small file of its own in the copy, and it is put into the slots of these shards.
 
 `RangeWindows` reads the windows of a published split by one request each instead: for small runs and evaluation. Nothing is written to the
 disk. A window costs a round trip to the store, and a window over two shards costs two. Eight requests run at a time. Nothing is hashed,
@@ -39,12 +39,24 @@ from niels_cache_runtime.remote.store import RemoteError, Store, open_store
 class CopiedWindows(PretrainWindows):
     """A `source.Source` of windows from one split of a published build, for the order in blocks.
 
-    folder: the address, for messages. build, split: as LocalCopy.open returns them. block_shards: the shards of a block.
-    The other arguments are those of PretrainWindows. The object can be pickled: a copy reads the same build.
-    feed: what has chosen the blocks in use, or None. is_ready: whether all windows of these blocks can be read. early: windows of the next
-    batch that are read already, by their start (`read_early`).
+    The object can be pickled: a copy reads the same build.
 
-    Raises NielsCacheError if the split is shorter than one window, or its document ends do not fit it.
+    Args:
+        folder: The address, for messages.
+        copy: The local copy.
+        build: The build, as LocalCopy.open returns it.
+        split: The split.
+        T: Inputs per window.
+        stride: Tokens from the start of one window to the start of the next. None means T.
+        block_shards: The number of shards of a block.
+
+    Attributes:
+        feed: The feed that has chosen the blocks in use, or None.
+        is_ready: Whether all windows of these blocks can be read.
+        early: Windows of the next batch that are read already, by their start (`read_early`).
+
+    Raises:
+        NielsCacheError: If the split is shorter than one window, or its document ends do not fit it.
     """
 
     def __init__(
@@ -119,7 +131,7 @@ class CopiedWindows(PretrainWindows):
         return self._leave([*(self._in_use - needed)])
 
     def leave_all(self) -> list[str]:
-        """Unmap everything, and return it. The caller holds `copy.reading`."""
+        """Unmap everything, and return what was mapped. The caller holds `copy.reading`."""
         return self._leave([*self._in_use])
 
     def _leave(self, gone: list[str]) -> list[str]:
@@ -131,8 +143,9 @@ class CopiedWindows(PretrainWindows):
         return gone
 
     def read_early(self, numbers: Ints, blocks: Sequence[int]) -> None:
-        """Read those of the samples `numbers` that are in these blocks, and keep them in `early`. So the blocks can leave before the others
-        come. The caller holds `copy.reading`.
+        """Read those of the samples `numbers` that are in these blocks, and keep them in `early`.
+
+        So the blocks can leave before the others come. The caller holds `copy.reading`.
         """
         starts = self._starts(numbers)
         starts = starts[np.isin(self._stream_ends.searchsorted(starts, side="right") // self.block_shards, blocks)]
@@ -250,7 +263,6 @@ class CopiedWindows(PretrainWindows):
 
 
 def _number(path: str) -> int:
-    """Return the number of the shard with this path."""
     return int(os.path.basename(path).removeprefix("shard_").removesuffix(".bin"))
 
 
@@ -258,10 +270,21 @@ _AT_ONCE = 8
 
 
 class RangeWindows(PretrainWindows):
-    """A `source.Source` of windows that are requested one by one.
+    """A `source.Source` of windows that are requested one by one. The object can be pickled.
 
-    folder: the address, for messages. The other arguments are those of PretrainWindows. The object can be pickled.
-    requests, bytes: the counts of this process so far. Raises RemoteError if the store refuses or does not answer.
+    Args:
+        folder: The address, for messages.
+        build: The published build.
+        split: The split.
+        T: Inputs per window.
+        stride: Tokens from the start of one window to the start of the next. None means T.
+
+    Attributes:
+        requests: The number of requests of this process so far.
+        bytes: The bytes that they have read.
+
+    Raises:
+        RemoteError: If the store refuses or does not answer.
     """
 
     def __init__(self, folder: str, *, build: CopiedBuild, split: Split, T: int, stride: int | None) -> None:
