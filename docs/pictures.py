@@ -3,8 +3,8 @@
     make pictures                     takes two minutes, in a temporary folder, without network
     python -m docs.pictures web_ui    only the named pictures of the UI
 
-The screenshots are taken in the system's Chromium, by the steps of tests/helpers/ui. They show the quickstart profile, with the pages of docs/ as a
-user's notes.
+The screenshots are taken in the system's Chromium, by the steps of tests/helpers/ui. They show the quickstart profile, with the pages of
+docs/ as a user's notes.
 """
 
 import io
