@@ -1,7 +1,7 @@
 """Functions that open prepared data sets and check that the corpus and its drop list fit the configuration.
 
-Opening costs two small reads, and one more for each data set with "dedup". The drop list is the list of duplicates. prepared.py reads the
-documents.
+Opening costs two small reads, and one more for each data set with "dedup". The drop list is the list of duplicates. corpus/prepared.py
+reads the documents.
 """
 
 from collections.abc import Iterator

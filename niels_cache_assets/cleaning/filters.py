@@ -6,8 +6,8 @@ that the filter has in `_JUDGES`. The threshold of a filter is in settings.py, t
 https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher.
 
 Some definitions hold for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines
-do not count. If more than half of a text is in a script without blanks (scripts.py), its filters count characters: two of them count as a
-word. The module `languages` identifies the language.
+do not count. If more than half of a text is in a script without blanks (base/scripts.py), its filters count characters: two of them count
+as a word. The module `languages` identifies the language.
 
 A document that passes all filters costs about 0.1 ms per kilobyte. Half of this time is spent on words and pairs of words.
 """

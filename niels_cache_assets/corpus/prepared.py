@@ -1,10 +1,10 @@
 """An open prepared data set: its corpus without the documents in its drop list, and the split of each document.
 
 A cache of a data set with `prepare` is built from a PreparedCorpus instead of the source. Mixtures read the data set through a
-PreparedMember. reading.py checks that corpus and drop list (the list of duplicates) fit the configuration. Everything that is read belongs
-to the meta.json that was opened. If a file of the corpus or the drop list was replaced since then, an error is raised, so old and new data
-are never mixed. One row group of text (2 MB) is in memory, and two bytes per document of the corpus. Parquet is decompressed at several
-hundred megabytes a second. Nothing is cleaned or compared here.
+PreparedMember. artifacts/prepared_corpora.py checks that corpus and drop list (the list of duplicates) fit the configuration. Everything
+that is read belongs to the meta.json that was opened. If a file of the corpus or the drop list was replaced since then, an error is raised,
+so old and new data are never mixed. One row group of text (2 MB) is in memory, and two bytes per document of the corpus. Parquet is
+decompressed at several hundred megabytes a second. Nothing is cleaned or compared here.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ It keeps what distinguishes numbers, formulas and code, and drops what differs b
    character of a script without blanks. Anywhere else, it is a sign: `1.5`, `.5`, `a.b`, `12:30`, `x[1:]`, `!!!`.
 8. Signs (all other P*, Sm, Sc, Sk except `_`) are kept. A sign begins a word, and no blank follows it: `x=y+z` and `x = y + z` are
    `x =y +z`. So a shingle covers as much text as one of prose.
-9. A character of a script without blanks (scripts.py) is a word of its own: blanks are put around it, but none after a sign. So a shingle
+9. A character of a script without blanks (base/scripts.py) is a word of its own: blanks are put around it, but none after a sign. So a
+shingle
    of such a text is a run of characters.
 10. All other code points are letters of words: `_`, digits, combining marks, other symbols, emoji.
 

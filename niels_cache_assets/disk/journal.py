@@ -130,7 +130,7 @@ class Journal:
             log: Called with the reason why the build starts from the beginning.
             afresh: Whether to clear the directory in any case.
             parse: Converts the recorded values to `state`, or raises ValueError.
-            made_of: The values that the fingerprint hashes (made_of.py), which the journal records.
+            made_of: The values that the fingerprint hashes (identity.py), which the journal records.
             attempt: The number of this attempt, which the journal records, too.
         """
         recorded, now = _read(directory), None if made_of is None else recordable(made_of)

@@ -1,7 +1,7 @@
 """Decontamination, which keeps documents of val and texts of other origin out of train.
 
-Texts of other origin are the val of other data sets, and questions of evaluations (`decontaminate_against`; held_out.py opens these texts).
-Train is compared with them, and its matching documents are dropped and counted. dedup/text_set.py compares the texts.
+Texts of other origin are the val of other data sets, and questions of evaluations (`decontaminate_against`; corpus/held_out.py opens these
+texts). Train is compared with them, and its matching documents are dropped and counted. dedup/text_set.py compares the texts.
 
     encoding threads       chunk -> tokens -> screen: compare train, after val is complete
     the builder's thread   admit, in stream order: add val, then seal the set; compare the train documents that `screen` left out

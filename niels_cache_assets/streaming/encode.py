@@ -1,8 +1,8 @@
 """Encoding of documents to tokens on all cores.
 
 Threads encode chunks, while the caller's thread reads the source and takes the results. Results come in input order, so the bytes do not
-depend on the number of threads. A few chunks of about a megabyte are in memory at a time, and fewer if documents are long (in_flight.py).
-The ids of the tokenizer are checked: a text whose ids include a special id is dropped and counted.
+depend on the number of threads. A few chunks of about a megabyte are in memory at a time, and fewer if documents are long
+(base/parallel.py). The ids of the tokenizer are checked: a text whose ids include a special id is dropped and counted.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Ite
     """Divide a stream of documents into chunks, and group chunks of short documents into tasks.
 
     Each hand-over between threads costs as much as the encoding of some documents. A task is joined by the thread that encodes it. The
-    first tasks have one chunk, because a fast engine is compared with its reference for all of them (checked.py), on all cores.
+    first tasks have one chunk, because a fast engine is compared with its reference for all of them (tokenizer/checked.py), on all cores.
     """
     divider = Divider(most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
     task, number = Chunks(), 0
@@ -183,7 +183,7 @@ def encode_texts(texts: Sequence[str] | Strings, tokenizer: BuildTokenizer, batc
     Args:
         texts: The texts.
         tokenizer: The tokenizer.
-        batch: The number of this batch, which decides whether a fast engine is compared with the reference (checked.py).
+        batch: The number of this batch, which decides whether a fast engine is compared with the reference (tokenizer/checked.py).
     """
     if isinstance(texts, Strings):
         return EncodedTexts(*tokenizer.encode_batch(texts.with_line_feeds(), batch), None)

@@ -1,4 +1,4 @@
-"""The two buffers of a shuffle: one for documents in Arrow's form (strings.py), and one for documents with Python strings.
+"""The two buffers of a shuffle: one for documents in Arrow's form (base/strings.py), and one for documents with Python strings.
 
 `ColumnBuffer` appends the bytes of each new document to one array, and a slot is the number of a document in it. So an exchange copies a
 text once, and moves only numbers after that. The texts of documents that left stay in the array until it is full. Then the documents of the

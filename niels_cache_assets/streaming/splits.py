@@ -28,8 +28,8 @@ class SplitPart:
     The texts are not held here, so that their memory can be freed before the documents are written.
 
     Attributes:
-        source_id: A column of n strings (strings.py).
-        file: A column of n strings (strings.py).
+        source_id: A column of n strings (base/strings.py).
+        file: A column of n strings (base/strings.py).
         row: (n,) int64.
         tokens: (tokens,) of the cache's dtype, one document after the other.
         lengths: (n,) int64, the number of tokens of each document.

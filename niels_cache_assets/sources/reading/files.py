@@ -367,7 +367,7 @@ def open_bytes(file: SourceFile, on_damage: OnDamage | None = None) -> IO[bytes]
 
     Raises:
         DamagedFile: If compressed data is damaged.
-        NielsCacheError: If the file must not be read as text (`first_bytes.py`), or its compression is not that of its suffix.
+        NielsCacheError: If the file must not be read as text (`base/first_bytes.py`), or its compression is not that of its suffix.
     """
     compression = compression_of(file.name)  # called before opening, so that the message names the unknown compression
     stream = _opened(file)
