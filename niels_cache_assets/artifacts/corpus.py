@@ -34,7 +34,7 @@ from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first, t
 from niels_cache_assets.base.documents import Documents, Drops, SourceReport, joined_facts
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.base.parallel import map_in_processes
-from niels_cache_assets.build_cache.base import Reached
+from niels_cache_assets.build_cache.resume import Reached
 from niels_cache_assets.corpus import identity as corpus_identity
 from niels_cache_assets.corpus.chunks import ChunkWork, CorpusCounts, SourceChunks, new_report
 from niels_cache_assets.corpus.held_out import HeldOut

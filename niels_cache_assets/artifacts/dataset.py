@@ -18,8 +18,9 @@ from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
-from niels_cache_assets.build_cache.base import CacheBuild, JournalFingerprint, Resume, chosen_token_dtype, write_unbuilt
+from niels_cache_assets.build_cache.base import CacheBuild, chosen_token_dtype, write_unbuilt
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume
 from niels_cache_assets.build_cache.sft import SftBuild
 from niels_cache_assets.chats.templates import Template, find_template
 from niels_cache_assets.corpus.held_out import HeldOut, reference_texts

@@ -7,8 +7,9 @@ threads nor interruptions of a build change the bytes (see Resume).
 
 from niels_cache_assets.base.documents import Message
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.build_cache.base import CODE_VERSIONS, OnProgress, Progress, Provenance, Resume, write_unbuilt_cache
+from niels_cache_assets.build_cache.base import CODE_VERSIONS, OnProgress, Progress, Provenance, write_unbuilt_cache
 from niels_cache_assets.build_cache.pretrain import build_pretrain_cache
+from niels_cache_assets.build_cache.resume import Resume
 from niels_cache_assets.build_cache.sft import build_sft_cache
 
 __all__ = [

@@ -1,208 +1,32 @@
-"""The common part of both builders: settings, progress, provenance, the journal, and the empty cache of a data set that is switched off.
+"""The common part of both builders: settings, progress, provenance, and the empty cache of a data set that is switched off.
 
-Between two chunks, a build records its position and the state of its files. The next build with the same fingerprint continues from this
-record. It opens the source at the latest position before the next item where the source can be opened. The items from there up to the next
-item are read and skipped; they are not encoded again.
+resume.py decides where an interrupted build continues.
 """
 
-import platform
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from niels_cache_assets.base.defaults import ROLE_KEYS
 from niels_cache_assets.base.documents import Drops, SourceReport
 from niels_cache_assets.base.fingerprint import fingerprint_of
-from niels_cache_assets.disk.identity import MadeOf, recordable
+from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.journal import Journal, clear_directory, read_journal
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.streaming.types import Mark
 from niels_cache_assets.tokenizer.checked import Encoder, EngineDiffers, EngineUse, why_not_resumed
-from niels_cache_assets.tokenizer.engines import installed_version, reference_of
+from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, TOKEN_DTYPE_NAME, TOKEN_DTYPES, Family, token_dtype_name
 from niels_cache_runtime.format.meta import Meta, content_sha256, write_meta
-
-Batch = TypeVar("Batch", bound=Sized)
-
-# Libraries that decide the bytes. A cache must not come partly from one version and partly from another.
-_LIBRARIES = (
-    "niels-cache",
-    "sentencepiece",
-    "torch",
-    "numpy",
-    "datasets",
-    "pyarrow",
-    "mwparserfromhell",  # the texts of wikipedia
-    "langdetect-rs",  # the language of a text
-    "numba",  # band hashes
-)
-
-
-@dataclass(kw_only=True)
-class Resume:
-    """A request to a builder to keep a journal, and to resume from a journal that it finds.
-
-    Attributes:
-        fingerprint: A hash of everything outside the builder that decides the bytes: the source and its revision. A source with the same
-            fingerprint must yield the same items in the same order.
-        log: Called with each message. The default discards messages.
-        afresh: Whether to start from the beginning in any case. The default resumes if it can.
-        made_of: The values that the fingerprint hashes, for messages about differences. None records no values.
-        attempt: The number that the records of the journal name. None records no number.
-        check: Called before each record. It raises NielsCacheError if this build must not continue. The default does nothing.
-        resumed_tokens: The number of tokens that an interrupted build had already written. The builder sets it.
-    """
-
-    fingerprint: str
-    log: Callable[[str], None] = lambda message: None
-    afresh: bool = False
-    made_of: Mapping[str, Any] | None = None
-    attempt: int | None = None
-    check: Callable[[], None] = lambda: None
-    resumed_tokens: int = field(default=0, init=False)
-
-
-class JournalFingerprint(NamedTuple):
-    """The fingerprint of a builder's journal, and the values that it hashes."""
-
-    fingerprint: str
-    made_of: MadeOf | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reached:
-    """The position that a build has reached in a stream.
-
-    Attributes:
-        items: The number of items that were taken from the stream.
-        mark: The latest Mark before this position, where the stream can be opened. None if there is none.
-        share: The share of the source that was read, 0 to 1; None if unknown.
-    """
-
-    items: int
-    mark: Mark | None
-    share: float | None
-
-
-def open_journal(
-    partial: Path, resume: Resume, *, name: str, identity: dict[str, Any], state: type[Any], reference: str | None = None
-) -> Journal:
-    """Open the journal of a build in `partial`.
-
-    Args:
-        partial: The folder of the unfinished build.
-        resume: The request to keep a journal.
-        name: The name of the build, for the log.
-        identity: All values in the builder that decide the bytes.
-        state: The data class of the journal's state. The state is None if there is nothing to resume.
-        reference: See `fingerprint_of_journal`.
-    """
-    journalled = fingerprint_of_journal(resume, identity, reference=reference)
-    parse = TypeAdapter(state).validate_python
-    journal = Journal.open(
-        partial,
-        fingerprint=journalled.fingerprint,
-        log=resume.log,
-        afresh=resume.afresh,
-        parse=parse,
-        made_of=journalled.made_of,
-        attempt=resume.attempt,
-    )
-    journal.check = resume.check
-    if journal.state is not None:
-        resume.log(f"resuming {name}{'' if journal.share is None else f' at {journal.share:.0%}'}")
-    return journal
-
-
-def fingerprint_of_journal(resume: Resume, identity: dict[str, Any], *, reference: str | None = None) -> JournalFingerprint:
-    """Return the fingerprint of a journal, which also covers the versions of libraries that decide the bytes.
-
-    Args:
-        resume: The request to keep a journal, with the fingerprint of the source.
-        identity: All values in the builder that decide the bytes.
-        reference: The library that defines the ids of the tokenizer. None if it counts for every build, as sentencepiece does.
-    """
-    # Python's version counts, too: its Unicode tables decide the result of cleaning.
-    libraries = (*_LIBRARIES, *([reference] if reference else []))
-    versions = {"python": platform.python_version(), **{library: installed_version(library) for library in libraries}}
-    made_of = None if resume.made_of is None else recordable({**resume.made_of, "versions": versions})
-    return JournalFingerprint(fingerprint_of({"given": resume.fingerprint, "versions": versions, **identity}), made_of)
-
-
-def take_up(
-    stream: Callable[[Mark | None], Iterator[Batch]],
-    reached: Reached,
-    *,
-    log: Callable[[str], None],
-    replay: Callable[[Iterator[Batch]], None] | None = None,
-) -> Iterator[Batch]:
-    """Return the items after the position that the earlier build reached.
-
-    Args:
-        stream: Opens the source at a Mark, or with None at the beginning.
-        reached: The position of the earlier build.
-        log: Called with a message about the skipped items.
-        replay: Called with the items from the beginning up to this position; it may read only some of them. None: the items are not read if
-            the source can be opened at a later Mark.
-
-    Raises:
-        NielsCacheError: If the stream ends before this position.
-    """
-    started = time.monotonic()
-    batches = _Cut(stream(None))
-    past = batches.first(reached.items)
-    if replay is not None:
-        replay(past)
-    if reached.mark is not None:
-        batches = _Cut(stream(reached.mark))
-        past = batches.first(reached.items - reached.mark.items)
-    for _ in past:
-        pass
-    log(f"skipped the {reached.items:,} items that were done, in {time.monotonic() - started:.1f} s")
-    return batches.rest()
-
-
-class _Cut(Generic[Batch]):
-    """A stream of batches that is divided at an item, possibly inside a batch."""
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-        self._left: list[Batch] = []  # the end of the batch that was cut
-
-    def first(self, count: int) -> Iterator[Batch]:
-        """Yield the first `count` items.
-
-        Raises:
-            NielsCacheError: If there are fewer items.
-        """
-        while count:
-            batch = next(self._batches, None)
-            if batch is None:
-                raise NielsCacheError("the source is now shorter than the part that is already built; build again with --force")
-            taken = min(count, len(batch))
-            count -= taken
-            if taken < len(batch):
-                self._left, batch = [batch[taken:]], batch[:taken]  # type: ignore[index]
-            yield batch
-
-    def rest(self) -> Iterator[Batch]:
-        """Yield the items that `first` has not yielded."""
-        yield from self._left
-        self._left.clear()
-        yield from self._batches
-
 
 CODE_VERSIONS = {"pretrain": "1", "sft": "1"}  # raise one by hand if a change writes different bytes for the same input
 _NO_DOCUMENTS = {"shard_bytes": None, "documents": dict.fromkeys(SPLITS, 0)}

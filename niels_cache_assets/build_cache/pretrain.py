@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from niels_cache_assets.base.documents import Document, DocumentBatch, Drops, SourceReport
-from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, Reached, Resume, dropped_note, take_up
+from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
+from niels_cache_assets.build_cache.resume import Reached, Resume, take_up
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.disk.write_behind import WriteBehind
 from niels_cache_assets.disk.writers import require_shard_bytes

@@ -18,7 +18,7 @@ import numpy as np
 from niels_cache_assets.base.defaults import ROLE_KEYS, Turns
 from niels_cache_assets.base.documents import Conversation, Drops, Message, SourceReport
 from niels_cache_assets.base.parallel import map_in_order
-from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, Reached, Resume, dropped_note, take_up
+from niels_cache_assets.build_cache.base import CacheBuild, OnProgress, Progress, Provenance, dropped_note
 from niels_cache_assets.build_cache.conversations import (
     ConversationEncoder,
     characters,
@@ -28,6 +28,7 @@ from niels_cache_assets.build_cache.conversations import (
     problem_of_pair,
     without_text,
 )
+from niels_cache_assets.build_cache.resume import Reached, Resume, take_up
 from niels_cache_assets.build_cache.sft_spool import SftSpool, SpoolState
 from niels_cache_assets.chats.encoding import ChatEncoder, EncodedChat
 from niels_cache_assets.chats.templates import Template

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from niels_cache_assets.base.documents import Document, DocumentBatch, Documents, Drops
-from niels_cache_assets.build_cache.base import Reached, take_up
+from niels_cache_assets.build_cache.resume import Reached, take_up
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.store import DocumentRow, document_hash
 from niels_cache_assets.sources.reading.files import writable

@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 
 from niels_cache_assets.base.documents import Conversation, Document, Message, SourceReport
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache, sft_spool
-from niels_cache_assets.build_cache import base as resuming
-from niels_cache_assets.build_cache.base import open_journal
+from niels_cache_assets.build_cache import resume as resuming
+from niels_cache_assets.build_cache.resume import open_journal
 from niels_cache_assets.disk import journal as journal_module
 from niels_cache_assets.disk.journal import BYTES_VARIABLE, JOURNAL_NAME, Journal, read_journal
 from niels_cache_assets.disk.lineage_files import LineageWriter, RowSpool

@@ -20,8 +20,8 @@ import torch
 from niels_cache_assets.artifacts.base import Artifact, Work, Written
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache
-from niels_cache_assets.build_cache.base import Resume
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
+from niels_cache_assets.build_cache.resume import Resume
 from niels_cache_runtime import PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.cache.opening import open_split
 from niels_cache_runtime.errors import NielsCacheError

@@ -23,7 +23,7 @@ from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.artifacts.unfinished import unfinished_build
 from niels_cache_assets.base.documents import Document, DocumentBatch, SourceReport
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
-from niels_cache_assets.build_cache import base as resuming
+from niels_cache_assets.build_cache import resume as resuming
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands.tokenizer import CHARACTERS
 from niels_cache_assets.cli.overrides import collect_overrides

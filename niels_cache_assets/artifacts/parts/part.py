@@ -32,9 +32,10 @@ from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.base.documents import Document, DocumentBatch, Drops
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache import CODE_VERSIONS, OnProgress, Provenance
-from niels_cache_assets.build_cache.base import JournalFingerprint, Progress
+from niels_cache_assets.build_cache.base import Progress
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter, WriterState
+from niels_cache_assets.build_cache.resume import JournalFingerprint
 from niels_cache_assets.corpus.prepared import PreparedCorpus
 from niels_cache_assets.disk.space import Need, pretrain_need
 from niels_cache_assets.disk.staging import finished_meta
