@@ -65,7 +65,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     """A corpus of the mixed texts, for tests that only look at it."""
     folder, reports = tmp_path_factory.mktemp("prepared"), list[CorpusProgress]()
     registry = corpus_registry(folder, {"notes": mixed_texts()})
-    return Prepared(registry, prepare_corpus(registry, "notes", root=folder, processes=1, progress=reports.append), reports)
+    return Prepared(registry, prepare_corpus(registry, "notes", root=folder, processes=1, on_progress=reports.append), reports)
 
 
 def test_the_bytes_are_the_same_for_any_number_of_processes(tmp_path: Path, prepared: Prepared) -> None:

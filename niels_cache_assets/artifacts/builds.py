@@ -2,11 +2,10 @@
 
 Each function returns a cache hit if the existing build is current, and builds otherwise. The other arguments are those of `materialize`:
 with `wait`, a function waits if another process is building the same artifact, with `force`, it always builds, and `log` is called with
-each line of the log. `progress` is called with the progress. All functions raise NielsCacheError if they fail. The last good build then
+each line of the log. `on_progress` is called with the progress. All functions raise NielsCacheError if they fail. The last good build then
 stays.
 """
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
 from niels_cache_assets.config.registry import Registry
 
-Progress = Callable[[Any], None] | None
-
 
 def build_tokenizer(registry: Registry, *, root: Path, **how: Any) -> Outcome:
     """Build `root/tokenizer/{spm.model, meta.json}`.
@@ -29,16 +26,14 @@ def build_tokenizer(registry: Registry, *, root: Path, **how: Any) -> Outcome:
     return materialize(graph(registry, root).tokenizer(), **how)
 
 
-def prepare_corpus(
-    registry: Registry, name: str, *, root: Path, processes: int | None = None, progress: Progress = None, **how: Any
-) -> Outcome:
+def prepare_corpus(registry: Registry, name: str, *, root: Path, processes: int | None = None, **how: Any) -> Outcome:
     """Build `corpus/<name>` under `root`.
 
     processes: the number of worker processes. None means the value of `threads` in [build], or one worker per core if that value is not
     set. 1 means that this process does the work.
     Raises NielsCacheError for a data set without `prepare`, for a source without a usable document, and if a worker was killed.
     """
-    return materialize(graph(registry, root).corpus(name, processes=processes), on_progress=progress, **how)
+    return materialize(graph(registry, root).corpus(name, processes=processes), **how)
 
 
 def find_duplicates(registry: Registry, *, root: Path, **how: Any) -> Outcome:
@@ -49,41 +44,22 @@ def find_duplicates(registry: Registry, *, root: Path, **how: Any) -> Outcome:
     return materialize(graph(registry, root).duplicates(), **how)
 
 
-def write_report(registry: Registry, name: str, *, root: Path, **how: Any) -> Outcome:
-    """Build `reports/corpus/<name>` under `root`.
-
-    Raises NielsCacheError if the corpus or its drop list (the list of its duplicates) is missing or has other settings.
-    """
-    return materialize(graph(registry, root).report(name), **how)
-
-
-def build_dataset(
-    registry: Registry,
-    name: str,
-    *,
-    root: Path,
-    run_settings: Mapping[str, Any] | None = None,
-    wait: bool = False,
-    progress: Progress = None,
-    **how: Any,
-) -> Outcome:
+def build_dataset(registry: Registry, name: str, *, root: Path, **how: Any) -> Outcome:
     """Build the cache of one data set under `root`. If it is in parts, first build its plan and its parts, one after the other. A part that
-    another process builds comes last, and this function waits for it even without `wait`.
+    another process builds comes last, and this function waits for it.
 
-    run_settings: values that replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run. A value of None
-    keeps the value of the registry.
     Raises NielsCacheError if the build fails, and if the folder holds a different data set but `force` is off.
     """
-    cache = graph(registry, root).cache(name, run_settings)
+    cache = graph(registry, root).cache(name)
+    if not isinstance(cache, Sealed):
+        return materialize(cache, **how)
 
     def build(step: Artifact, wait: bool) -> Outcome:
-        return materialize(step, wait=wait, on_progress=progress, **how)
+        return materialize(step, **{**how, "wait": wait})
 
-    if isinstance(cache, Sealed):
-        steps = cache.steps()
-        for step in steps:
-            if not isinstance(step, Part):
-                build(step, True)
-        parts = [step for step in steps if isinstance(step, Part)]
-        build_free_parts_first(parts, build, log=how.get("log", lambda line: None))
-    return build(cache, wait or isinstance(cache, Sealed))
+    steps = cache.steps()
+    for step in steps:
+        if not isinstance(step, Part):
+            build(step, True)
+    build_free_parts_first([step for step in steps if isinstance(step, Part)], build, log=how.get("log", lambda line: None))
+    return build(cache, True)

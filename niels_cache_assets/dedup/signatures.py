@@ -116,12 +116,6 @@ class Signer:
         different = shingles.hashes[: ends[-1] if len(ends) else 0]
         return different if 2 * len(different) > len(shingles.hashes) else different.copy(), ends  # a copy lets the rest go
 
-    def shingle_hashes(self, text: str) -> Uints:
-        """Return the hashes of the shingles (runs of words) of a text, sorted and unique, (n,) uint64. For a text without words, the result
-        is empty.
-        """
-        return self.shingle([text]).of(0)
-
     def _canonical(self, texts: Sequence[str]) -> tuple[Bytes, Ints]:
         """Return the canonical texts as UTF-8, and the end of each text. One blank follows each text, and PADDING more blanks follow the
         last text.
@@ -148,7 +142,7 @@ class Signer:
 
 
 def jaccard(shingles: Uints, others: Uints) -> float:
-    """Return the Jaccard similarity |A and B| / |A or B| of two sorted arrays of unique hashes (`Signer.shingle_hashes`).
+    """Return the Jaccard similarity |A and B| / |A or B| of two sorted arrays of unique hashes (`Shingles.of`).
 
     The result is 0.0 if one or both arrays are empty. The time is O(n log m) at most, where n is the length of the shorter array.
     """

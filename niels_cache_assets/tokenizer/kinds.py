@@ -30,7 +30,7 @@ from niels_cache_runtime.format.layout import (
     tokenizer_dir,
     tokenizer_model_name,
 )
-from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
+from niels_cache_runtime.format.meta import read_meta, sha256_file
 
 if TYPE_CHECKING:
     from niels_cache_assets.config.registry import Registry
@@ -52,7 +52,6 @@ __all__ = [
     "open_configured_model",
     "open_model",
     "open_model_at",
-    "require_vocab_fits",
     "view_tokenizer",
 ]
 
@@ -130,12 +129,9 @@ def built_model(folder: str | Path) -> Path:
     return Path(folder) / tokenizer_model_name(read_meta(str(meta)) if meta.exists() else {})
 
 
-def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokenizer:
-    """Open the tokenizer in the folder of a cache, with the special tokens that were recorded when it was built.
-
-    meta: the meta.json of the folder, if it was read already.
-    """
-    meta = read_meta(str(Path(folder) / META_NAME)) if meta is None else meta
+def open_built_model(folder: str | Path) -> TextTokenizer:
+    """Open the tokenizer in the folder of a cache, with the special tokens that were recorded when it was built."""
+    meta = read_meta(str(Path(folder) / META_NAME))
     path = Path(folder) / tokenizer_model_name(meta)
     return open_model(path, kind=meta.get("model_kind", "sentencepiece"), special_tokens=meta["special_tokens"])
 
@@ -215,7 +211,8 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     size = size() if callable(size) else size
     if not isinstance(size, int) or size < 1:
         raise NielsCacheError(f"the tokenizer's vocab_size is {size!r}; it must be a positive int (attribute or method)")
-    require_vocab_fits(size, "the tokenizer")
+    if size > MAX_VOCAB_SIZE:
+        raise NielsCacheError(f"the tokenizer: {size:,} ids are too many for a cache; use a vocabulary of at most {MAX_VOCAB_SIZE:,}")
     if not callable(getattr(tokenizer, "special_token_ids", None)):
         raise NielsCacheError("the tokenizer has no special_token_ids(); it must return at least the id of eot")
     given: Mapping[str, int | None] = tokenizer.special_token_ids()
@@ -239,12 +236,6 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     )
     view.require(["eot"])
     return view
-
-
-def require_vocab_fits(size: int, where: str) -> None:
-    """Raise NielsCacheError for a vocabulary that no cache can hold."""
-    if size > MAX_VOCAB_SIZE:
-        raise NielsCacheError(f"{where}: {size:,} ids are too many for a cache; use a vocabulary of at most {MAX_VOCAB_SIZE:,}")
 
 
 def _encode_flat_of(tokenizer: Any) -> EncodeFlat:

@@ -59,15 +59,15 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
     return _named(found.once(links_among(found.local)))
 
 
-def find_splits(groups: Sequence[Sequence[str]], endings: tuple[str, ...] = ()) -> list[list[SourceFile]]:
+def find_splits(groups: Sequence[Sequence[str]]) -> list[list[SourceFile]]:
     """Return the files of each list of globs, which are the splits of a data set. Names are relative to the folder that all lists share.
 
     Raises NielsCacheError as `find_files`, and for a file in two lists.
     """
     if len({pattern.rpartition("://")[0] for patterns in groups for pattern in patterns}) > 1:
-        named = [find_files(patterns, endings) for patterns in groups]
+        named = [find_files(patterns) for patterns in groups]
     else:
-        matches = [find_matches(patterns, endings) for patterns in groups]
+        matches = [find_matches(patterns, ()) for patterns in groups]
         links = links_among(chain.from_iterable(each.local for each in matches))
         root = posixpath.commonpath([each.root for each in matches])
         once = [each.once(links)._replace(root=root) for each in matches]

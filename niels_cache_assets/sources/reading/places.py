@@ -129,10 +129,10 @@ class FilePass:
             self.number += 1
             self.position = FilePosition()
 
-    def gave(self, file: str | None = None) -> None:
-        """Remember that a file gave a document. Without a name, it is the current file."""
+    def gave(self) -> None:
+        """Remember that the current file gave a document."""
         if not self._one_item_each:
-            self._gave.add(self.name if file is None else file)
+            self._gave.add(self.name)
 
     def _share(self) -> float | None:
         """Return the share of the bytes that was read. For remote files, whose sizes are not requested, return the share of the files."""
