@@ -15,6 +15,7 @@ from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE as UNKNOWN_LANGUAGE
 from niels_cache_assets.cleaning.measures import Measures, weight_of
 from niels_cache_assets.documents import Document
+from niels_cache_assets.drop_reasons import DropCounts, require_known
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.filters import Rejected
@@ -40,7 +41,7 @@ class CleaningReport:
         self.seed = seed
         self.documents = 0
         self.kept = 0
-        self.dropped: Counter[str] = Counter()
+        self.dropped = DropCounts()
         self.languages: Counter[str] = Counter()
         self.masked: Counter[str] = Counter()
         self.masked_documents = 0
@@ -68,6 +69,7 @@ class CleaningReport:
 
     def add_example(self, dropped: "Rejected", *, place: int) -> None:
         """Make a dropped document, which is counted already, an example. `place`: its place in the chunk."""
+        require_known(dropped.reason)
         ordinal = self._first + place
         _keep(self._examples, dropped.reason, (-_keyed_hash(self.seed, ordinal), -ordinal, _row(dropped)), most=EXAMPLES)
 
@@ -115,7 +117,7 @@ class CleaningReport:
         the input.
         """
         known = [reason for reason in REASONS if reason in self._examples]
-        others = sorted(self._examples.keys() - set(REASONS))  # reasons that a caller defines
+        others = sorted(self._examples.keys() - set(REASONS))  # of documents that the source or the writer of the corpus dropped
         return _in_order(self._examples, [*known, *others])
 
     def state(self) -> dict[str, Any]:
@@ -137,7 +139,7 @@ class CleaningReport:
         measures = Measures.from_state(state["measures"]) if "measures" in state else None
         report = cls(state["seed"], state["first"], measures=measures)
         report.documents, report.kept = state["documents"], state["kept"]
-        report.dropped, report.languages = Counter(state["dropped"]), Counter(state["languages"])
+        report.dropped, report.languages = DropCounts(state["dropped"]), Counter(state["languages"])
         report._examples, report._mask_examples = (
             {name: [(key, ordinal, row) for key, ordinal, row in heap] for name, heap in heaps.items()}
             for heaps in (state["examples"], state.get("mask_examples", {}))

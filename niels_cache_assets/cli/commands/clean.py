@@ -21,6 +21,7 @@ from niels_cache_assets.cli.console import diagnostics, excerpt, new_table, outp
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import parse_value
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
+from niels_cache_assets.drop_reasons import meaning_of
 from niels_cache_assets.show.wording import counted, share_of
 from niels_cache_assets.streaming.in_flight import map_in_processes
 from niels_cache_runtime.errors import NielsCacheError
@@ -82,7 +83,7 @@ configuration.""",
   niels-cache clean a.jsonl --set min_words=20 --set 'skip=["not_english"]'
   niels-cache clean --dropped wikipedia                        what a build dropped
 
-docs/cleaning.md explains each reason and its threshold.""",
+docs/drop_reasons.md says what each reason means and what to do; docs/cleaning.md explains the thresholds.""",
     offers={"dropped": PRETRAIN},
 )
 
@@ -221,11 +222,12 @@ def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapp
     """
     given = kept + sum(by_cleaning.values()) + sum(by_source.values())
     console.print(f"{title}{counted(given, 'document')} read, {kept:,} kept", style="bold")
-    table = new_table("", "documents", "share", right=frozenset({"documents", "share"}))
-    table.add_row("kept", f"{kept:,}", share_of(kept, given), style="bold")
-    named = [*by_cleaning.items(), *((f"{reason} (when read)", count) for reason, count in by_source.items())]
-    for reason, count in sorted(named, key=lambda item: (-item[1], item[0])):
-        table.add_row(reason, f"{count:,}", share_of(count, given))
+    table = new_table("", "documents", "share", "meaning", right=frozenset({"documents", "share"}), shrinking=["meaning"])
+    table.add_row("kept", f"{kept:,}", share_of(kept, given), "", style="bold")
+    named = [(reason, count, meaning_of(reason)) for reason, count in by_cleaning.items()]
+    named += [(f"{reason} (when read)", count, meaning_of(reason)) for reason, count in by_source.items()]
+    for reason, count, meaning in sorted(named, key=lambda row: (-row[1], row[0])):
+        table.add_row(reason, f"{count:,}", share_of(count, given), meaning)
     console.print(table)
 
 
