@@ -54,7 +54,7 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
         "missing_text_field": _unasked("the row lacks the text field", "set `text_field`, or read these files as a separate data set"),
         "not_text": _unasked("the text contains a NUL, or too many bytes that are invalid in its encoding", _ENCODING),
         "damaged_file": _asked("the file is damaged; `keep_damaged` keeps the data before the damage", "restore the file"),
-        "where": _asked("the condition in `where` is false", "change `where`"),
+        "where": _asked("the condition in `where` is false", "to keep more rows, change `where`"),
         "where_wrong_type": _unasked("`where` compares a value of another type", "correct `where`, or the values"),
         "excluded": _asked("`exclude` lists the id", "remove the id from `exclude`"),
         "other_namespace": _asked("the page is not an article"),
@@ -186,7 +186,7 @@ class DropCounts(Counter[str]):
 def require_known(reason: str) -> None:
     """Raise ValueError for a reason that is not in the table."""
     if reason not in DROP_REASONS:
-        raise ValueError(f"{reason!r} is not a drop reason; docs/drop_reasons.md lists all reasons and explains how to add one")
+        raise ValueError(f"{reason!r} is not a drop reason; docs/drop_reasons.md lists them")
 
 
 def reasons_of(stage: Stage) -> tuple[str, ...]:
@@ -199,6 +199,6 @@ def is_asked(reason: str) -> bool:
     return reason in DROP_REASONS and DROP_REASONS[reason].is_asked
 
 
-def meaning_of(reason: str) -> str:
-    """Return what a reason means, or an empty string if it is not in the table."""
-    return DROP_REASONS[reason].meaning if reason in DROP_REASONS else ""
+def explain(reason: str) -> str:
+    """Return what a reason means and what to do, or an empty string if it is not in the table."""
+    return "; ".join(filter(None, DROP_REASONS[reason][1:3])) if reason in DROP_REASONS else ""

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from niels_cache_assets.config.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.documents import Conversation, Message, SourceReport
-from niels_cache_assets.drop_reasons import meaning_of
+from niels_cache_assets.drop_reasons import DROP_REASONS
 from niels_cache_assets.sources.messages import (
     SHARED_ROLES,
     WEIGHT_PROBLEMS,
@@ -176,7 +176,9 @@ def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], r
     what = _unknown_role(messages, roles) if reason == "unknown_role" else None
     if reason in WEIGHT_PROBLEMS:
         what = describe_weight_problem(messages)
-    return BrokenRowError(f"{place}: {what or meaning_of(reason)}{advice}; {_SET_KTO if reason == 'kto_label_without_key' else _MEND}")
+    return BrokenRowError(
+        f"{place}: {what or DROP_REASONS[reason].meaning}{advice}; {_SET_KTO if reason == 'kto_label_without_key' else _MEND}"
+    )
 
 
 class BrokenRows:
@@ -198,7 +200,7 @@ class BrokenRows:
         self._context.report.drop_row(reason, file, row)
         if self._on_broken is not None and reason in _MISTAKES and reason not in self._told:
             self._told.add(reason)
-            said = f"{place}: {meaning_of(reason)}; such rows are left out, and counted as {reason}"
+            said = f"{place}: {DROP_REASONS[reason].meaning}; such rows are left out, and counted as {reason}"
             self._context.report.hints.append(said)
             self._context.log(said)
 

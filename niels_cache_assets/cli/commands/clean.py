@@ -21,7 +21,7 @@ from niels_cache_assets.cli.console import diagnostics, excerpt, new_table, outp
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.cli.overrides import parse_value
 from niels_cache_assets.corpus.layout import REJECTED, REJECTED_NAME
-from niels_cache_assets.drop_reasons import meaning_of
+from niels_cache_assets.drop_reasons import explain
 from niels_cache_assets.show.wording import counted, share_of
 from niels_cache_assets.streaming.in_flight import map_in_processes
 from niels_cache_runtime.errors import NielsCacheError
@@ -224,10 +224,9 @@ def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapp
     console.print(f"{title}{counted(given, 'document')} read, {kept:,} kept", style="bold")
     table = new_table("", "documents", "share", "meaning", right=frozenset({"documents", "share"}), shrinking=["meaning"])
     table.add_row("kept", f"{kept:,}", share_of(kept, given), "", style="bold")
-    named = [(reason, count, meaning_of(reason)) for reason, count in by_cleaning.items()]
-    named += [(f"{reason} (when read)", count, meaning_of(reason)) for reason, count in by_source.items()]
-    for reason, count, meaning in sorted(named, key=lambda row: (-row[1], row[0])):
-        table.add_row(reason, f"{count:,}", share_of(count, given), meaning)
+    named = [(reason, note, count) for counts, note in ((by_cleaning, ""), (by_source, " (when read)")) for reason, count in counts.items()]
+    for reason, note, count in sorted(named, key=lambda row: (-row[2], row[0] + row[1])):
+        table.add_row(reason + note, f"{count:,}", share_of(count, given), explain(reason))
     console.print(table)
 
 

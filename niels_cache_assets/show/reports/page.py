@@ -14,7 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from niels_cache_assets.drop_reasons import meaning_of
+from niels_cache_assets.drop_reasons import explain
 from niels_cache_assets.show.contents import contents
 from niels_cache_assets.show.plots.drawing import as_svg
 from niels_cache_assets.show.plots.pictures import limit_picture, mixture_picture, shown, similarity_pictures
@@ -88,7 +88,7 @@ def _rendered(template: str, **values: Any) -> str:
         "counted": counted,
         "label": label,
         "reason": reason,
-        "meaning_of": meaning_of,
+        "explain": explain,
     }
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
