@@ -134,7 +134,7 @@ META_KEYS: tuple[MetaKey, ...] = (
     MetaKey("part", ("pretrain",), "For a part: `plan` (its fingerprint), `number` and `short`; for the val part, also `taken`"),
     MetaKey("parts", ("corpus",), "The joined parts in order: `name`, `documents` (number kept) and `meta_sha256`"),
     MetaKey("part", ("corpus",), "For a part: `plan` (its fingerprint) and `number`"),
-    MetaKey("dropped", _DATASETS, "Number of dropped documents by reason"),
+    MetaKey("dropped", _DATASETS, "Number of dropped documents by [reason](drop_reasons.md)"),
     MetaKey("dropped_by_source", ("corpus",), "Documents in `dropped` that the source dropped"),
     MetaKey(
         "facts",

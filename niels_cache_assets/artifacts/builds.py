@@ -1,10 +1,11 @@
 """Functions for notebooks, each of which builds one artifact by name in the same way as the command line and a Dagster run.
 
-Each function returns a cache hit if the existing build is current, and builds otherwise. All functions raise NielsCacheError if they fail.
-The last good build then stays.
+Each function returns a cache hit if the existing build is current, and builds otherwise. The other arguments are those of `materialize`:
+with `wait`, a function waits if another process is building the same artifact, with `force`, it always builds, and `log` is called with
+each line of the log. `on_progress` is called with the progress. All functions raise NielsCacheError if they fail. The last good build then
+stays.
 """
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,6 @@ from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.artifacts.parts.seal import Sealed
 from niels_cache_assets.artifacts.parts.sharing import build_free_parts_first
 from niels_cache_assets.project.registry import Registry
-
-Progress = Callable[[Any], None] | None
 
 
 def build_tokenizer(registry: Registry, *, root: Path, **how: Any) -> Outcome:
@@ -33,9 +32,7 @@ def build_tokenizer(registry: Registry, *, root: Path, **how: Any) -> Outcome:
     return materialize(graph(registry, root).tokenizer(), **how)
 
 
-def prepare_corpus(
-    registry: Registry, name: str, *, root: Path, processes: int | None = None, progress: Progress = None, **how: Any
-) -> Outcome:
+def prepare_corpus(registry: Registry, name: str, *, root: Path, processes: int | None = None, **how: Any) -> Outcome:
     """Build `corpus/<name>` under `root`.
 
     Args:
@@ -50,7 +47,7 @@ def prepare_corpus(
     Raises:
         NielsCacheError: If the data set has no `prepare`, its source has no usable document, or a worker was killed.
     """
-    return materialize(graph(registry, root).corpus(name, processes=processes), on_progress=progress, **how)
+    return materialize(graph(registry, root).corpus(name, processes=processes), **how)
 
 
 def find_duplicates(registry: Registry, *, root: Path, **how: Any) -> Outcome:
@@ -67,31 +64,7 @@ def find_duplicates(registry: Registry, *, root: Path, **how: Any) -> Outcome:
     return materialize(graph(registry, root).duplicates(), **how)
 
 
-def write_report(registry: Registry, name: str, *, root: Path, **how: Any) -> Outcome:
-    """Build `reports/corpus/<name>` under `root`.
-
-    Args:
-        registry: The configuration.
-        name: The name of the data set.
-        root: The folder of the caches.
-        **how: Arguments of `materialize`, such as `wait`, `force` and `log`.
-
-    Raises:
-        NielsCacheError: If the corpus or its drop list (the list of its duplicates) is missing or has other settings.
-    """
-    return materialize(graph(registry, root).report(name), **how)
-
-
-def build_dataset(
-    registry: Registry,
-    name: str,
-    *,
-    root: Path,
-    run_settings: Mapping[str, Any] | None = None,
-    wait: bool = False,
-    progress: Progress = None,
-    **how: Any,
-) -> Outcome:
+def build_dataset(registry: Registry, name: str, *, root: Path, **how: Any) -> Outcome:
     """Build the cache of one data set under `root`.
 
     If the data set is in parts, its plan and its parts are built first, one after the other. A part that another process builds comes last,
@@ -101,25 +74,21 @@ def build_dataset(
         registry: The configuration.
         name: The name of the data set.
         root: The folder of the caches.
-        run_settings: Values that replace keys of the data set's table or of [build] (seed, shard_bytes, threads) for this run. A value of
-            None keeps the value of the registry.
-        wait: Whether to wait if another process is building the cache.
-        progress: Called with the progress, a build_cache.Progress. None: no reports.
         **how: Other arguments of `materialize`, such as `force` and `log`.
 
     Raises:
         NielsCacheError: If the build fails, or the folder holds a different data set and `force` is not set.
     """
-    cache = graph(registry, root).cache(name, run_settings)
+    cache = graph(registry, root).cache(name)
+    if not isinstance(cache, Sealed):
+        return materialize(cache, **how)
 
     def build(step: Artifact, wait: bool) -> Outcome:
-        return materialize(step, wait=wait, on_progress=progress, **how)
+        return materialize(step, **{**how, "wait": wait})
 
-    if isinstance(cache, Sealed):
-        steps = cache.steps()
-        for step in steps:
-            if not isinstance(step, Part):
-                build(step, True)
-        parts = [step for step in steps if isinstance(step, Part)]
-        build_free_parts_first(parts, build, log=how.get("log", lambda line: None))
-    return build(cache, wait or isinstance(cache, Sealed))
+    steps = cache.steps()
+    for step in steps:
+        if not isinstance(step, Part):
+            build(step, True)
+    build_free_parts_first([step for step in steps if isinstance(step, Part)], build, log=how.get("log", lambda line: None))
+    return build(cache, True)

@@ -96,12 +96,12 @@ def spool_sample(registry: Registry, root: Path, sample: Path, beginnings: dict[
     }
 
 
-def split_long_line(line: str, max_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
-    """Cut a line into pieces of at most `max_bytes` UTF-8 bytes, at the last blank before the limit if there is a blank."""
+def split_long_line(line: str) -> Iterator[str]:
+    """Cut a line into pieces of at most MAX_LINE_BYTES UTF-8 bytes, at the last blank before the limit if there is a blank."""
     data = line.encode()
     start = 0
-    while len(data) - start > max_bytes:
-        head = data[start : start + max_bytes].decode(errors="ignore")
+    while len(data) - start > MAX_LINE_BYTES:
+        head = data[start : start + MAX_LINE_BYTES].decode(errors="ignore")
         cut = head.rfind(" ")
         piece = head[:cut] if cut > 0 else head
         yield piece

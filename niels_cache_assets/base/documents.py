@@ -6,7 +6,6 @@ columns, a build does not create an object for each document: a DocumentBatch co
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -14,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from niels_cache_assets.base.reasons import is_asked, require_known
+from niels_cache_assets.base.reasons import DropCounts, is_asked
 from niels_cache_assets.base.strings import Objects, Strings, as_objects, join_strings
 from niels_cache_runtime.format.layout import SPLITS, Array, Ints, Split
 
@@ -269,7 +268,7 @@ class Drops:
     """
 
     def __init__(self, dropped: Mapping[str, int] | None = None, facts: Mapping[str, Any] | None = None) -> None:
-        self.dropped: Counter[str] = Counter(dropped or {})
+        self.dropped = DropCounts(dropped)
         self.facts: dict[str, Any] = dict(facts or {})
 
     def drop(self, reason: str, place: str, *, count: int = 1, of_val: int = 0) -> None:
@@ -284,7 +283,6 @@ class Drops:
         Raises:
             ValueError: If the reason is not in the table of reasons.
         """
-        require_known(reason)
         self.dropped[reason] += count
         first, val = self.facts.get(FIRST_DROPPED, {}), self.facts.get(DROPPED_OF_VAL, {})
         if reason not in first and not is_asked(reason):

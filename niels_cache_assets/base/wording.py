@@ -60,12 +60,6 @@ _PREFIXES = {
     "special_tokens": "special token",
     "trained_on": "trained on",
 }
-_REASONS = {
-    "exact_duplicate": "exact duplicate",
-    "near_duplicate": "near duplicate",
-    "no_assistant": "no message of the assistant",
-    "special_token_collision": "spells a special token",
-}
 
 
 def counted(number: int, unit: str) -> str:
@@ -116,14 +110,13 @@ def label(key: str) -> str:
         return _LABELS[key]
     table, dot, rest = key.partition(".")
     if dot:
-        said = reason(rest) if table.startswith("dropped") else _spaced(rest)
-        return f"{_PREFIXES.get(table, _spaced(table))}: {said}"
+        return f"{_PREFIXES.get(table, _spaced(table))}: {_spaced(rest)}"
     return _spaced(key)
 
 
 def reason(name: str) -> str:
     """Return the label of a reason for dropped documents or examples."""
-    return _REASONS.get(name, _spaced(name))
+    return _spaced(name)
 
 
 def _spaced(name: str) -> str:

@@ -12,6 +12,7 @@ from heapq import heappush, heappushpop
 from typing import TYPE_CHECKING, Any, Self
 
 from niels_cache_assets.base.documents import Document
+from niels_cache_assets.base.reasons import DropCounts, require_known
 from niels_cache_assets.cleaning.filters import REASONS
 from niels_cache_assets.cleaning.measures import UNKNOWN_LANGUAGE as UNKNOWN_LANGUAGE
 from niels_cache_assets.cleaning.measures import Measures, weight_of
@@ -50,7 +51,7 @@ class CleaningReport:
         self.seed = seed
         self.documents = 0
         self.kept = 0
-        self.dropped: Counter[str] = Counter()
+        self.dropped = DropCounts()
         self.languages: Counter[str] = Counter()
         self.masked: Counter[str] = Counter()
         self.masked_documents = 0
@@ -88,6 +89,7 @@ class CleaningReport:
             dropped: The rejection.
             place: Index of the document in the chunk.
         """
+        require_known(dropped.reason)
         ordinal = self._first + place
         _keep(self._examples, dropped.reason, (-_keyed_hash(self.seed, ordinal), -ordinal, _row(dropped)), most=EXAMPLES)
 
@@ -141,7 +143,7 @@ class CleaningReport:
         Rows are sorted by reason, in the order of the filters, and then by position in the input.
         """
         known = [reason for reason in REASONS if reason in self._examples]
-        others = sorted(self._examples.keys() - set(REASONS))  # reasons that a caller defines
+        others = sorted(self._examples.keys() - set(REASONS))  # of documents that the source or the writer of the corpus dropped
         return _in_order(self._examples, [*known, *others])
 
     def state(self) -> dict[str, Any]:
@@ -161,7 +163,7 @@ class CleaningReport:
         measures = Measures.from_state(state["measures"]) if "measures" in state else None
         report = cls(state["seed"], state["first"], measures=measures)
         report.documents, report.kept = state["documents"], state["kept"]
-        report.dropped, report.languages = Counter(state["dropped"]), Counter(state["languages"])
+        report.dropped, report.languages = DropCounts(state["dropped"]), Counter(state["languages"])
         report._examples, report._mask_examples = (
             {name: [(key, ordinal, row) for key, ordinal, row in heap] for name, heap in heaps.items()}
             for heaps in (state["examples"], state.get("mask_examples", {}))

@@ -6,26 +6,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from niels_cache_assets.base.reasons import reasons_of
 from niels_cache_assets.base.schema import Share, Table, Words
 
 LANGUAGES = (  # that cleaning/languages.py can identify
     "af ar bg bn ca cs cy da de el en es et fa fi fr gu he hi hr hu id it ja kn ko lt lv mk ml mr ne nl no pa pl pt ro ru sk sl so sq sv "
     "sw ta te th tl tr uk ur vi zh"
 )
-REASONS = (  # names of the filters, in the order in which they run
-    "redirect",
-    "empty",
-    "disambiguation",
-    "too_short",
-    "not_english",
-    "list_page",
-    "bad_mean_word_len",
-    "high_symbol_ratio",
-    "low_alpha_ratio",
-    "no_stopwords",
-    "repetitive",
-    "language_error",
-)
+REASONS = reasons_of("cleaning")  # names of the filters, in the order in which they run
 NORMALIZERS = (  # names of the steps from markup to text, in the order in which they run
     "unreadable",
     "entities",

@@ -9,10 +9,10 @@ Showing the memory use costs one read of /proc or one system call.
 
 import resource
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from time import monotonic
 
 from rich.console import Console
 from rich.progress import (
@@ -39,7 +39,6 @@ from niels_cache_assets.facts.progress import HowFar, Pace, Throttle, describe
 
 _WARNING = "WARNING"
 
-Clock = Callable[[], float]
 OnProgress = Callable[[int, int], None]
 OnStep = Callable[[str, int, int], None]
 
@@ -79,7 +78,7 @@ class _MemoryColumn(TextColumn):
 class BarListener(LaunchListener):
     """A listener that shows bars of Rich. A bar pulses while the share is unknown."""
 
-    def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
+    def __init__(self, console: Console) -> None:
         self.bars = Progress(
             SpinnerColumn(finished_text=" "),
             TextColumn("{task.description}"),
@@ -90,7 +89,6 @@ class BarListener(LaunchListener):
             TimeElapsedColumn(),
             console=console,
         )
-        self._clock = clock
         self._tasks: dict[str, tuple[TaskID, Pace]] = {}
 
     def started(self, name: str, family: str) -> None:
@@ -100,7 +98,7 @@ class BarListener(LaunchListener):
 
     def progressed(self, name: str, progress: HowFar) -> None:
         task, pace = self._tasks[name]
-        detail = describe(progress, pace.estimate(progress, self._clock()), with_share=False)  # the bar shows the share
+        detail = describe(progress, pace.estimate(progress, monotonic()), with_share=False)  # the bar shows the share
         if progress.share is None:
             self.bars.update(task, detail=detail)
         else:
@@ -131,19 +129,18 @@ class QuietListener(LaunchListener):
 class LineListener(LaunchListener):
     """A listener that prints plain lines, for logs and CI."""
 
-    def __init__(self, console: Console, clock: Clock = time.monotonic) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._clock = clock
         self._paces: dict[str, Pace] = {}
         self._throttles: dict[str, Throttle] = {}
 
     def started(self, name: str, family: str) -> None:
         self._paces[name] = Pace()
-        self._throttles[name] = Throttle(self._clock())
+        self._throttles[name] = Throttle(monotonic())
         self._print(name, "started")
 
     def progressed(self, name: str, progress: HowFar) -> None:
-        now = self._clock()
+        now = monotonic()
         estimate = self._paces[name].estimate(progress, now)
         if self._throttles[name].is_due(now):
             self._print(name, describe(progress, estimate, with_share=True))
@@ -159,13 +156,13 @@ class LineListener(LaunchListener):
 
 
 @contextmanager
-def transfer_progress(doing: str, clock: Clock = time.monotonic) -> Iterator[OnProgress]:
+def transfer_progress(doing: str) -> Iterator[OnProgress]:
     """Yield a function to call with the number of finished bytes and of all bytes. `doing` labels the line, such as `exporting notes`."""
-    with transfer_steps(doing, clock) as on_step:
+    with transfer_steps(doing) as on_step:
         yield partial(on_step, doing)
 
 
-def transfer_steps(first: str, clock: Clock = time.monotonic) -> AbstractContextManager[OnStep]:
+def transfer_steps(first: str) -> AbstractContextManager[OnStep]:
     """Return a context manager that yields a function to call with a step and its number of finished bytes and of all bytes.
 
     `first` is the first step, such as `exporting notes`.
@@ -174,22 +171,22 @@ def transfer_steps(first: str, clock: Clock = time.monotonic) -> AbstractContext
     def amount(done: int, total: int) -> str:
         return f"{done / max(total, 1):.0%}, {file_size(done)} of {file_size(total)}"
 
-    return _steps(first, (DownloadColumn(), TransferSpeedColumn()), amount, clock)
+    return _steps(first, (DownloadColumn(), TransferSpeedColumn()), amount)
 
 
-def array_progress(clock: Clock = time.monotonic) -> AbstractContextManager[OnStep]:
+def array_progress() -> AbstractContextManager[OnStep]:
     """Return a context manager that yields a function to call with the name of an array, and its number of finished and of all entries."""
-    return _steps("opening", (MofNCompleteColumn(),), lambda done, total: f"{done:,} of {total:,}", clock)
+    return _steps("opening", (MofNCompleteColumn(),), lambda done, total: f"{done:,} of {total:,}")
 
 
 @contextmanager
-def _steps(first: str, columns: Iterable[ProgressColumn], amount: Callable[[int, int], str], clock: Clock) -> Iterator[OnStep]:
+def _steps(first: str, columns: Iterable[ProgressColumn], amount: Callable[[int, int], str]) -> Iterator[OnStep]:
     console = diagnostics()
     if not console.is_terminal:
-        throttle = Throttle(clock())
+        throttle = Throttle(monotonic())
 
         def print_line(step: str, done: int, total: int) -> None:
-            if throttle.is_due(clock()):
+            if throttle.is_due(monotonic()):
                 tell(console, f"{step}: {amount(done, total)}")
 
         yield print_line

@@ -124,13 +124,6 @@ class Signer:
         different = shingles.hashes[: ends[-1] if len(ends) else 0]
         return different if 2 * len(different) > len(shingles.hashes) else different.copy(), ends  # a copy lets the rest go
 
-    def shingle_hashes(self, text: str) -> Uints:
-        """Return the hashes of the shingles (runs of words) of a text, sorted and unique, (n,) uint64.
-
-        For a text without words, the result is empty.
-        """
-        return self.shingle([text]).of(0)
-
     def _canonical(self, texts: Sequence[str]) -> tuple[Bytes, Ints]:
         """Return the canonical texts as UTF-8, and the end of each text.
 

@@ -4,9 +4,9 @@ Each log line and each observation is a row in Dagster's database. A row costs m
 between two reports to Dagster.
 """
 
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 import dagster as dg
@@ -86,13 +86,11 @@ class BuildReporter:
         *,
         name: str,
         observed: dg.AssetKey | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
         self._sink = sink
         self._name = name
         self._observed = observed
-        self._clock = clock
         self._pace = Pace()
         self._throttle: Throttle | None = None  # set when the first chunk arrives
 
@@ -125,14 +123,14 @@ class BuildReporter:
 
     def progress(self, progress: HowFar) -> None:
         self._sink.progressed(self._name, progress)
-        now = self._clock()
+        now = monotonic()
         estimate = self._pace.estimate(progress, now)
         if self._is_due(now):
             self._context.log.info(f"{self._name}: {describe(progress, estimate, with_share=True)}")
             self._observe(_figures(progress, estimate))
 
     def indexing(self, array: str, done: int, total: int) -> None:
-        if self._is_due(self._clock()):
+        if self._is_due(monotonic()):
             self._context.log.info(f"{self._name}: {array}, {done:,} of {total:,}")
             self._observe({"entries": done, "of": total})
 

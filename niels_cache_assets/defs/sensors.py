@@ -50,7 +50,7 @@ def build_sensors(registry: Registry) -> list[dg.SensorDefinition]:
     return [upstream_revision_sensor(registry), notes_folder_sensor(registry), *of_parts]
 
 
-def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] = time.monotonic) -> dg.SensorDefinition:
+def upstream_revision_sensor(registry: Registry) -> dg.SensorDefinition:
     """Return the sensor of the hub.
 
     Its cursor is {next: the next data set to look at, wanted: {name: the version of the last request}}.
@@ -61,10 +61,10 @@ def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] =
     def ask(look: _Look, state: dict[str, Any]) -> dg.SensorResult:
         wanted = {name: version for name, version in state.get("wanted", {}).items() if name in names}
         first = names.index(state["next"]) if state.get("next") in names else 0
-        began, count = clock(), 0
+        began, count = time.monotonic(), 0
         with briefly():
             for name in names[first:] + names[:first]:
-                if count and clock() - began >= ASKING_SECONDS:
+                if count and time.monotonic() - began >= ASKING_SECONDS:
                     break
                 count += 1
                 version = look.at(name)
@@ -92,7 +92,7 @@ def upstream_revision_sensor(registry: Registry, *, clock: Callable[[], float] =
     )
 
 
-def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time.time) -> dg.SensorDefinition:
+def notes_folder_sensor(registry: Registry) -> dg.SensorDefinition:
     """Return the sensor of notes.
 
     For each changed data set, its cursor has {name: {version, since: the time when the version was first seen, asked: whether a build was
@@ -110,7 +110,7 @@ def notes_folder_sensor(registry: Registry, *, clock: Callable[[], float] = time
                 continue
             if look.built(name) == {version}:
                 continue
-            now, seen = clock(), before.get(name, {})
+            now, seen = time.time(), before.get(name, {})
             if seen.get("version") != version:
                 seen = {"version": version, "since": now, "asked": False}
             left = seen["since"] + quiet - now

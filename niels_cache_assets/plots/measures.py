@@ -116,7 +116,7 @@ class CacheMeasures:
         return f"{self.pieces_used:,} of {counted(self.vocab_size, 'piece')}"
 
 
-def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: int = MAX_TOKENS) -> CacheMeasures:
+def measure_cache(directory: Path, family: Family, meta: Meta) -> CacheMeasures:
     """Return the counts of both splits of a finished cache.
 
     Raises:
@@ -128,7 +128,7 @@ def measure_cache(directory: Path, family: Family, meta: Meta, *, max_tokens: in
     conversations = ConversationMeasures(counted="replies" if has_spans(meta) else "turns") if family == "sft" else None
     splits = [split for split in SPLITS if meta.get(f"{split}_tokens")]  # an imported cache may have only one
     all_tokens = sum(meta[f"{split}_tokens"] for split in splits)
-    step = max(1, -(-all_tokens // max_tokens))
+    step = max(1, -(-all_tokens // MAX_TOKENS))
     cut = 0
     for split in splits:
         for found in _lengths(directory, family, split, dtype):

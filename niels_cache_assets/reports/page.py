@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from niels_cache_assets.base.reasons import explain
 from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, counted, file_size, label, reason, share_of
 from niels_cache_assets.facts.contents import contents
 from niels_cache_assets.facts.mixture import share
@@ -98,6 +99,7 @@ def _rendered(template: str, **values: Any) -> str:
         "counted": counted,
         "label": label,
         "reason": reason,
+        "explain": explain,
     }
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from niels_cache_assets.base.config_path import SENTINELS
 from niels_cache_assets.base.documents import Conversation, Message
+from niels_cache_assets.base.reasons import DROP_REASONS
 from niels_cache_assets.sources.chat_forms import advice, note_of_lost_messages, shown
 from niels_cache_assets.sources.conversations import (
     LABELS,
@@ -58,16 +59,16 @@ _OF_CHATS = ("messages_field", "instruction_field", "history_field", "output_fie
 _OF_INSTRUCTIONS = ("input_field", "history_field", "output_field")
 _OF_PAIRS = ("prompt_field", "chosen_field", "rejected_field", "max_tokens", "split_by")
 _PROMPT, _TOOLS = "prompt", "tools"  # the fields that are read if `prompt_field` and `tools_field` are not set
-_OF_FORM = {  # drop reason -> description of the wrong form, for data in which all rows have this form
-    "malformed_messages": "the messages are not a list of objects",
-    "unknown_role": "a message has a role other than system, user (human) and assistant (gpt)",
-    "null_content": "a message has no content",
-    "non_string_content": "the content of a message is not text",
-    "malformed_pair": "a side of the pair, or its prompt, is neither text nor a list of messages",
-    "malformed_history": "the earlier turns are not a list of [instruction, answer]",
-    "no_prompt": "both sides are text, and no field holds their prompt (set prompt_field)",
-    "differs_from_prompt": "a side or an answer begins like the prompt of its row, but differs; prompt_field = '' reads only the sides",
-    "no_place_for_input": "there is further input, but no prompt that ends with a message of the user",
+_OF_FORM = {  # reasons which show, if all rows have them, that the table names the wrong fields
+    "malformed_messages",
+    "unknown_role",
+    "null_content",
+    "non_string_content",
+    "malformed_pair",
+    "malformed_history",
+    "no_prompt",
+    "differs_from_prompt",
+    "no_place_for_input",
 }
 _WANTED = {
     "messages_field": "a list of messages",
@@ -187,7 +188,7 @@ class ChatJsonl(FileSource, SftSource):
             has_labels |= has_label(values)
             if broken is None and problem is not None and stops_at(problem, self._on_broken):
                 broken = (name, row, problem, values)
-            is_proven = not unseen and (self.kto is None or has_labels) and (len(problems) > 1 or not problems.keys() & _OF_FORM.keys())
+            is_proven = not unseen and (self.kto is None or has_labels) and (len(problems) > 1 or not problems.keys() & _OF_FORM)
             if is_proven and (self._on_broken != "stop" or broken is not None or problems.total() >= _SEARCHED):
                 break
         ends_here = next(stream, None) is None
@@ -206,9 +207,8 @@ class ChatJsonl(FileSource, SftSource):
         for problem, count in problems.items():
             if problem in _OF_FORM and len(problems) == 1:
                 first = f"first {count:,} {'row' if count == 1 else 'rows'}"
-                raise NielsCacheError(
-                    f"{files[0].name}: {_OF_FORM[problem]}, in each of the {first}; {_FORMS}{self._template_advice(looked_at) or fitting()}"
-                )
+                found, more = DROP_REASONS[problem], self._template_advice(looked_at) or fitting()
+                raise NielsCacheError(f"{files[0].name}: {found.meaning}, in each of the {first}; {found.advice}; {_FORMS}{more}")
 
     def _template_advice(self, rows: Sequence[dict[str, Any]]) -> str:
         """Return a clause for a table without a chat template whose rows need one, for example for tool calls. Otherwise it is empty."""

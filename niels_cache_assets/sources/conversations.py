@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 
 from niels_cache_assets.base.defaults import ROLE_TO_KEY, TEMPLATE_ROLES
 from niels_cache_assets.base.documents import Conversation, Message, SourceReport
+from niels_cache_assets.base.reasons import DROP_REASONS
 from niels_cache_assets.sources.messages import (
     SHARED_ROLES,
     WEIGHT_PROBLEMS,
@@ -152,16 +153,14 @@ LABELS = ("label", "kto_tag")  # the field names of trl and of LLaMA-Factory
 
 Kto = Literal["positives", "drop"]
 
-_MISTAKES = {  # drop reason -> description
-    "unknown_role": "a message has an unknown role",
-    "no_assistant": "the assistant never speaks",
-    "broken_json_in_call": "a call of a tool is not valid JSON",
-    "broken_tools": "the tools are no list of objects, or not valid JSON",
-    "repeated_key_in_json": "an object in the JSON text of a call or of tools has a key twice",
-    "kto_label_without_key": "the row has a label of KTO, true or false, that says whether its answer was liked",
-    "unusable_weight": "a message has a weight other than 0 and 1",
-    "contradictory_weights": "a message is marked both to be trained on and not to be",
-    "weight_of_other_role": "a message of another role than assistant is marked to be trained on",
+_MISTAKES = {  # reasons for which a build stops, unless on_broken drops such rows
+    "unknown_role",
+    "no_assistant",
+    "broken_json_in_call",
+    "broken_tools",
+    "repeated_key_in_json",
+    "kto_label_without_key",
+    *WEIGHT_PROBLEMS,
 }
 _MEND = 'correct the row, or set on_broken = "drop" in the table to leave out such rows'
 _SET_KTO = (
@@ -195,7 +194,9 @@ def broken_row(place: str, reason: str, messages: Iterable[Mapping[str, Any]], r
     what = _unknown_role(messages, roles) if reason == "unknown_role" else None
     if reason in WEIGHT_PROBLEMS:
         what = describe_weight_problem(messages)
-    return BrokenRowError(f"{place}: {what or _MISTAKES[reason]}{advice}; {_SET_KTO if reason == 'kto_label_without_key' else _MEND}")
+    return BrokenRowError(
+        f"{place}: {what or DROP_REASONS[reason].meaning}{advice}; {_SET_KTO if reason == 'kto_label_without_key' else _MEND}"
+    )
 
 
 class BrokenRows:
@@ -224,7 +225,7 @@ class BrokenRows:
         self._context.report.drop_row(reason, file, row)
         if self._on_broken is not None and reason in _MISTAKES and reason not in self._told:
             self._told.add(reason)
-            said = f"{place}: {_MISTAKES[reason]}; such rows are left out, and counted as {reason}"
+            said = f"{place}: {DROP_REASONS[reason].meaning}; such rows are left out, and counted as {reason}"
             self._context.report.hints.append(said)
             self._context.log(said)
 

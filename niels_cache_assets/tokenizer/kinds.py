@@ -30,7 +30,7 @@ from niels_cache_runtime.format.layout import (
     tokenizer_dir,
     tokenizer_model_name,
 )
-from niels_cache_runtime.format.meta import Meta, read_meta, sha256_file
+from niels_cache_runtime.format.meta import read_meta, sha256_file
 
 __all__ = [
     "LIBRARIES",
@@ -49,7 +49,6 @@ __all__ = [
     "open_configured_model",
     "open_model",
     "open_model_at",
-    "require_vocab_fits",
     "view_tokenizer",
 ]
 
@@ -143,12 +142,11 @@ def built_model(folder: str | Path) -> Path:
     return Path(folder) / tokenizer_model_name(read_meta(str(meta)) if meta.exists() else {})
 
 
-def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokenizer:
+def open_built_model(folder: str | Path) -> TextTokenizer:
     """Open the tokenizer in the tokenizer folder of a cache, with the special tokens that were recorded when it was built.
 
     Args:
         folder: The folder.
-        meta: The meta.json of the folder; by default it is read.
 
     Returns:
         The tokenizer.
@@ -156,7 +154,7 @@ def open_built_model(folder: str | Path, meta: Meta | None = None) -> TextTokeni
     Raises:
         NielsCacheError: If meta.json or the model cannot be read, or is damaged.
     """
-    meta = read_meta(str(Path(folder) / META_NAME)) if meta is None else meta
+    meta = read_meta(str(Path(folder) / META_NAME))
     path = Path(folder) / tokenizer_model_name(meta)
     return open_model(path, kind=meta.get("model_kind", "sentencepiece"), special_tokens=meta["special_tokens"])
 
@@ -263,7 +261,8 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     size = size() if callable(size) else size
     if not isinstance(size, int) or size < 1:
         raise NielsCacheError(f"the tokenizer's vocab_size is {size!r}; it must be a positive int (attribute or method)")
-    require_vocab_fits(size, "the tokenizer")
+    if size > MAX_VOCAB_SIZE:
+        raise NielsCacheError(f"the tokenizer: {size:,} ids are too many for a cache; use a vocabulary of at most {MAX_VOCAB_SIZE:,}")
     if not callable(getattr(tokenizer, "special_token_ids", None)):
         raise NielsCacheError("the tokenizer has no special_token_ids(); it must return at least the id of eot")
     given: Mapping[str, int | None] = tokenizer.special_token_ids()
@@ -287,12 +286,6 @@ def view_tokenizer(tokenizer: Any) -> BuildTokenizer:
     )
     view.require(["eot"])
     return view
-
-
-def require_vocab_fits(size: int, where: str) -> None:
-    """Raise NielsCacheError for a vocabulary that no cache can hold."""
-    if size > MAX_VOCAB_SIZE:
-        raise NielsCacheError(f"{where}: {size:,} ids are too many for a cache; use a vocabulary of at most {MAX_VOCAB_SIZE:,}")
 
 
 def _encode_flat_of(tokenizer: Any) -> EncodeFlat:

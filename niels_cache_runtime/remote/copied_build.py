@@ -83,17 +83,12 @@ class CopiedBuild:
         listed = {file.path: file for file in self.published.data if file.path.startswith(f"{split}/")}
         return [listed[f"{split}/{shard_name(index)}"] for index in range(len(listed))]
 
-    def split_files(self, split: Split, *, doc_ends: bool = True) -> list[str]:
-        """Return the files of a split, relative to the data set.
-
-        Args:
-            split: The split.
-            doc_ends: Whether to include the document ends of a pretrain split.
-        """
+    def split_files(self, split: Split) -> list[str]:
+        """Return the files of a split, relative to the data set, with the document ends of a pretrain split."""
         if self.record.family == "sft":
             spans = [targets_name(split), target_ends_name(split)] if has_spans(self.published.meta) else []
             return [tokens_name(split), idx_name(split), *spans]
-        return [*(file.path for file in self.shards(split)), *([doc_ends_name(split)] if doc_ends and self.has_doc_ends(split) else [])]
+        return [*(file.path for file in self.shards(split)), *([doc_ends_name(split)] if self.has_doc_ends(split) else [])]
 
     def chosen(self, paths: Collection[str]) -> list[str]:
         """Return the files with these paths.

@@ -162,8 +162,8 @@ _WAS_DAMAGED = (
 class Fetcher:
     """The downloader for the readers of one group, with several threads."""
 
-    def __init__(self, folder: Path, group: str, *, streams: int = STREAMS) -> None:
-        self._ledger, self._group, self._streams = Ledger(folder), group, streams
+    def __init__(self, folder: Path, group: str) -> None:
+        self._ledger, self._group = Ledger(folder), group
         self._builds: dict[tuple[str, str], CopiedBuild] = {}  # by name and address
         self._stores: dict[str, Store] = {}
         self._active: set[str] = set()
@@ -179,7 +179,7 @@ class Fetcher:
             if self._ledger.is_alive("fetchers", self._group):
                 return
             self._presence = presence = Presence(self._ledger, "fetchers", self._group)
-        pool = ThreadPoolExecutor(self._streams)
+        pool = ThreadPoolExecutor(STREAMS)
         try:
             self._loop(lambda path, is_reserved: pool.submit(self._work, path, is_reserved=is_reserved))
         except NotWrittenError:
@@ -231,7 +231,7 @@ class Fetcher:
         refused: dict[str, int] = {}  # the position that waits for room, by run: later positions must not take that room
         stuck: int | None = None
         for path, waiting in next_files(mine):
-            if len(self._active) >= self._streams:
+            if len(self._active) >= STREAMS:
                 break
             if waiting is not None and waiting.position > refused.get(waiting.run, waiting.position):
                 continue

@@ -108,27 +108,24 @@ class LocalCopy:
         """
         return at_either(address, self._open)
 
-    def fetch_split(self, address: str, *, split: Split | None = None, doc_ends: bool = True) -> Path:
+    def fetch_split(self, address: str) -> Path:
         """Download a whole split, and return its path in the form that TokenLoader takes. The files stay until `close`.
 
         Args:
             address: The address of the data set or of the split.
-            split: The split. It is needed if the address names none.
-            doc_ends: Whether to download the document ends of a pretrain split, too.
 
         Raises:
             NielsCacheError: If the split does not fit below the limit.
         """
-        build, named = self.open(address)
-        split = split or named
+        build, split = self.open(address)
         if split is None:
             raise NielsCacheError(f"{address}: names no split; give {address}/{SPLITS[0]}")
-        self.fetch_build(build, split, doc_ends=doc_ends)
+        self.fetch_build(build, split)
         return self.folder / build.place(split)
 
-    def fetch_build(self, build: CopiedBuild, split: Split, *, doc_ends: bool = True) -> None:
+    def fetch_build(self, build: CopiedBuild, split: Split) -> None:
         """Download a whole split of an open build. The files stay until `close`."""
-        self._fetch(build, build.split_files(split, doc_ends=doc_ends))
+        self._fetch(build, build.split_files(split))
         if build.record.family == "pretrain":
             self.files.make_folder(build.place(split))
 

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus, write_report
+from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.corpus_facts import corpus_report
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.dedup.bands import choose_bands
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.dagster_tools import Project
@@ -70,19 +71,19 @@ def test_duplicates_come_with_clusters_their_origin_and_the_bands_used(project: 
 def test_a_report_is_written_once_and_again_when_something_changed(project: Project) -> None:
     artifacts = graph(project.registry, project.root)
     assert artifacts.state("report/letters").state == "missing"
-    first = write_report(project.registry, "letters", root=project.root)
+    first = materialize(graph(project.registry, project.root).report("letters"))
     assert (first.state, artifacts.state("report/letters").state) == ("built", "in sync")
     assert [path.name for path in first.directory.iterdir()] == ["report.json"]
     assert json.loads((first.directory / "report.json").read_text()) == first.meta
-    assert write_report(project.registry, "letters", root=project.root).state == "cache_hit"
+    assert materialize(graph(project.registry, project.root).report("letters")).state == "cache_hit"
     (first.directory / "report.json").unlink()
     assert artifacts.state("report/letters").state == "missing"
-    assert write_report(project.registry, "letters", root=project.root).state == "built"
-    assert write_report(project.registry, "letters", root=project.root, force=True).state == "built"
+    assert materialize(graph(project.registry, project.root).report("letters")).state == "built"
+    assert materialize(graph(project.registry, project.root).report("letters"), force=True).state == "built"
 
 
 def test_without_a_current_corpus_it_says_what_to_materialize(tmp_path: Path, tiny_model: Path) -> None:
     project = prepare_project(tmp_path, tiny_model)
     with pytest.raises(NielsCacheError, match="materialize corpus/documents of 'books'"):
-        write_report(project.registry, "books", root=project.root)
+        materialize(graph(project.registry, project.root).report("books"))
     assert not (project.root / "reports").exists()

@@ -26,6 +26,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from tests.helpers.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
 from tests.helpers.messages import missing
+from tests.helpers.plain_signatures import shingles_of
 
 
 def prepare_all(registry: Registry, root: Path) -> Outcome:
@@ -135,7 +136,7 @@ def test_no_train_document_is_near_val_although_the_bands_miss_some_pairs(
         for batch in prepared_documents(registry, name, root=tmp_path):
             split_of[name] += [(document.text, document.split) for document in batch]
     signer = Signer()
-    sets = {name: [(signer.shingle_hashes(text), split) for text, split in rows] for name, rows in split_of.items()}
+    sets = {name: [(shingles_of(signer, text), split) for text, split in rows] for name, rows in split_of.items()}
     survivors = [
         (one_split, other_split) for one, one_split in sets["books"] for other, other_split in sets["notes"] if jaccard(one, other) >= 0.85
     ]
@@ -159,7 +160,7 @@ def test_verified_duplicates_have_the_similarity_that_their_texts_have(tmp_path:
     rows = drop_list(tmp_path, "notes")
     assert len(rows) >= 50
     signer = Signer()
-    sets = [signer.shingle_hashes(text) for text in texts]
+    sets = [shingles_of(signer, text) for text in texts]
     near = {ordinal for ordinal in range(50, 200) if jaccard(sets[ordinal], sets[ordinal % 50]) >= 0.8}
     assert unverified - near, "without verify, pairs below the threshold are dropped, too"
     found = {row["ordinal"] for row in rows}

@@ -10,6 +10,7 @@ import pytest
 from niels_cache_assets.artifacts.base import Outcome
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_prepared
 from niels_cache_assets.inspection.corpora import sample_corpus
 from niels_cache_assets.project.registry import Registry
@@ -128,10 +129,10 @@ def test_drop_lists_of_another_data_sets_former_corpus_are_told_by_the_state_of_
 def test_a_run_with_another_seed_is_refused_where_the_drop_list_hangs_on_it(tmp_path: Path, model_table: str) -> None:
     registry = ready(corpus_registry(tmp_path, {"notes": articles(30)}, settings=model_table), tmp_path)
     with pytest.raises(NielsCacheError, match=r"seed and val_frac .*configuration"):
-        build_dataset(registry, "notes", root=tmp_path, run_settings={"val_frac": 0.5})
+        materialize(graph(registry, tmp_path).cache("notes", {"val_frac": 0.5}))
     cleaned = corpus_registry(tmp_path, {"notes": articles(30)}, settings=model_table, table='prepare = ["clean"]\n')
     prepare_corpus(cleaned, "notes", root=tmp_path, processes=1)
-    outcome = build_dataset(cleaned, "notes", root=tmp_path, run_settings={"val_frac": 0.5})
+    outcome = materialize(graph(cleaned, tmp_path).cache("notes", {"val_frac": 0.5}))
     assert outcome.meta["documents"] == {"train": 15, "val": 15}
 
 

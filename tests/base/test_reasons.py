@@ -1,8 +1,12 @@
 """The table of reasons for dropping is complete, and builds report drops: in one line, or as a warning with the place of an example."""
 
 import json
+import operator
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,15 +14,20 @@ import pytest
 
 from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.base import reasons as drop_reasons
-from niels_cache_assets.base.documents import Document, Drops, SourceReport, joined_facts
-from niels_cache_assets.base.reasons import DROP_REASONS, is_asked
-from niels_cache_assets.build_cache import build_pretrain_cache
+from niels_cache_assets.base import reasons
+from niels_cache_assets.base.documents import Document, Drops, Message, SourceReport, joined_facts
+from niels_cache_assets.base.reasons import DROP_REASONS, Stage, is_asked, reasons_of
+from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
+from niels_cache_assets.cleaning.counting import CleaningReport
+from niels_cache_assets.cleaning.filters import FILTERS, Rejected
+from niels_cache_assets.cleaning.measures import FIRST_REASONS, LAST_REASONS, NEXT_REASONS, RULES
 from niels_cache_assets.cleaning.settings import REASONS
 from niels_cache_assets.facts.drops import summary_of_drops
 from niels_cache_assets.project.registry import Registry, load_registry
-from niels_cache_assets.sources.chat_jsonl import ChatJsonl
+from niels_cache_assets.sources.chat_jsonl import _OF_FORM, ChatJsonl
+from niels_cache_assets.sources.conversations import _MISTAKES
 from niels_cache_assets.sources.jsonl import Jsonl
+from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.format.meta import read_meta
@@ -26,21 +35,81 @@ from tests.helpers.messages import missing
 from tests.helpers.read_sources import read
 
 
-def test_the_table_has_the_filters_of_cleaning_and_only_reasons_that_the_code_has() -> None:
-    assert [reason for reason in REASONS if reason not in DROP_REASONS] == []
-    assert [reason for reason in REASONS if not is_asked(reason)] == ["empty"]
-    package = Path(drop_reasons.__file__).parent
-    code = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path.name != "drop_reasons.py")
+def test_the_table_has_only_reasons_that_the_code_has_and_says_for_each_what_it_means() -> None:
+    package = Path(reasons.__file__).parents[len(reasons.__name__.split(".")) - 2]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path != Path(reasons.__file__))
     made = {f"{kind}_content" for kind in ("image", "audio", "video")} | {f"{kind}_duplicate" for kind in ("exact", "near")}
     made |= {f"missing_{key}_field" for key in ("messages", "chosen", "rejected")} | {
         f"{each}_of_member" for each in ("in_val", "near_val")
     }
+    made |= {judge.__name__ for _, judge in FILTERS}
     assert [reason for reason in DROP_REASONS if f'"{reason}"' not in code and reason not in made] == []
+    assert [reason for reason, row in DROP_REASONS.items() if not row.meaning or not row.stages] == []
+    assert [reason for reason, row in DROP_REASONS.items() if not row.is_asked and not row.advice] == []
+    assert {stage for row in DROP_REASONS.values() for stage in row.stages} == {*get_args(Stage)}
 
 
-def test_a_reason_that_is_not_in_the_table_is_an_error_that_says_where_to_add_it() -> None:
-    with pytest.raises(ValueError, match=r"new_reason.*reasons\.py"):
-        SourceReport().drop_row("new_reason", "a.jsonl", 3)
+def test_each_filter_has_a_row_in_its_order_and_only_an_empty_text_is_unasked() -> None:
+    assert reasons_of("cleaning") == REASONS == tuple(judge.__name__ for _, judge in FILTERS)
+    assert [reason for reason in REASONS if not is_asked(reason)] == ["empty"]
+    assert {rule.reason for rule in RULES} | {*FIRST_REASONS, *NEXT_REASONS, *LAST_REASONS} == {*REASONS}
+
+
+def test_the_words_for_rows_that_stop_a_build_are_in_the_table() -> None:
+    assert {*_MISTAKES, *_OF_FORM, *WEIGHT_PROBLEMS} <= DROP_REASONS.keys()
+
+
+UNKNOWN = "left_by_me"
+
+
+COUNTED: dict[str, Callable[[str], object]] = {  # each way to count a drop
+    "drop": lambda reason: Drops().drop(reason, "a: row 1"),
+    "a row of a source": lambda reason: SourceReport().drop_row(reason, "a.jsonl", 3),
+    "an item": lambda reason: operator.setitem(SourceReport().dropped, reason, 1),
+    "update": lambda reason: SourceReport().dropped.update({reason: 1}),
+    "counts of convert": lambda reason: Drops({reason: 1}),
+    "a journal": lambda reason: Drops(**json.loads(json.dumps({"dropped": {reason: 1}, "facts": {}}))),
+    "counts of a chunk": lambda reason: Drops().join(SimpleNamespace(dropped={reason: 1}, facts={})),  # type: ignore[arg-type]
+    "a filter": lambda reason: CleaningReport(seed=1).add(Rejected(Document("text"), reason, None)),
+    "an example": lambda reason: CleaningReport(seed=1).add_example(Rejected(Document("text"), reason, None), place=0),
+    "a journal of cleaning": lambda reason: CleaningReport.from_state(CleaningReport(seed=1).state() | {"dropped": {reason: 1}}),
+    "counts of cleaning": lambda reason: operator.iadd(CleaningReport(seed=1).dropped, Counter({reason: 1})),
+}
+
+
+@pytest.mark.parametrize("way", COUNTED)
+def test_no_other_reason_can_be_counted(way: str) -> None:
+    COUNTED[way]("empty")
+    with pytest.raises(ValueError, match=rf"{UNKNOWN}.*docs/drop_reasons\.md"):
+        COUNTED[way](UNKNOWN)
+
+
+@pytest.mark.parametrize("family", ["pretrain", "sft"])
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_caller_of_a_builder_cannot_write_another_reason(tmp_path: Path, tokenizer: Any, family: str, replaces: bool) -> None:
+    def build(reason: str) -> None:
+        report = SourceReport()
+        if replaces:
+            report.dropped = Counter()  # type: ignore[assignment]
+
+        def items(each: Any) -> Any:
+            report.dropped[reason] += 1
+            yield from [each] * 5
+
+        out, settings = str(tmp_path / "cache"), {"tokenizer": tokenizer, "report": report, "seed": 1}
+        if family == "sft":
+            turns: list[Message] = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+            build_sft_cache(items(turns), out, val_frac=0, **settings)
+        else:
+            build_pretrain_cache(
+                items("a text"), out, max_train_tokens=10**6, max_val_tokens=0, shard_bytes=4096, shuffle_buffer=None, **settings
+            )
+
+    with pytest.raises(ValueError, match=UNKNOWN):
+        build(UNKNOWN)
+    assert [*tmp_path.glob("cache/*")] == []
+    build("null_text")
+    assert read_meta(str(tmp_path / "cache/meta.json"))["dropped"] == {"null_text": 1}
 
 
 def test_drops_that_are_joined_keep_the_first_place_and_add_the_counts() -> None:
@@ -91,7 +160,7 @@ def test_val_is_counted_on_its_own() -> None:
     assert summary_of_drops(many).warnings
 
 
-def test_a_reason_of_a_caller_is_unasked_and_the_counts_of_the_corpus_are_not_said_again() -> None:
+def test_a_reason_that_another_version_wrote_is_unasked_and_the_counts_of_the_corpus_are_not_said_again() -> None:
     assert summary_of_drops(meta_of(train=1, dropped={"seventh": 9})).warnings
     assert summary_of_drops(meta_of(train=1, dropped={"empty": 9}), said={"empty": 9}).warnings == ()
 

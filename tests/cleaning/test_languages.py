@@ -8,6 +8,7 @@ from niels_cache_assets.cleaning.filters import Facts, Rejected
 from niels_cache_assets.cleaning.languages import UNSPACED_LANGUAGES, _detector, identify_language, language_of
 from niels_cache_assets.cleaning.settings import LANGUAGES, CleaningSettings
 from niels_cache_assets.dedup.signatures import Signer, jaccard
+from tests.helpers.plain_signatures import shingles_of
 from tests.helpers.prose import PARAGRAPHS, unspaced_documents
 
 ENGLISH = (
@@ -96,8 +97,8 @@ def test_one_changed_character_changes_few_shingles(language: str) -> None:
     changed = text[:500] + "犬" + text[501:]
     assert text != changed
     signer = Signer()
-    assert jaccard(signer.shingle_hashes(text), signer.shingle_hashes(changed)) > 0.95
+    assert jaccard(shingles_of(signer, text), shingles_of(signer, changed)) > 0.95
     slots = signer.sign([text, changed]).slots
     assert (slots[0] == slots[1]).mean() > 0.9
     one, other = unspaced_documents(language, 2)
-    assert jaccard(signer.shingle_hashes(one), signer.shingle_hashes(other)) < 0.7, "made of the same phrases"
+    assert jaccard(shingles_of(signer, one), shingles_of(signer, other)) < 0.7, "made of the same phrases"

@@ -313,9 +313,12 @@ def test_the_table_has_a_row_per_data_set_and_the_reasons_below_it(launcher: Fak
     assert any("sample wikitext" in line for line in lines)
 
 
-def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_come_at_the_start_every_ten_seconds_and_at_the_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
-    listener = LineListener(Console(stderr=True, width=240), clock=lambda: now)
+    monkeypatch.setattr("niels_cache_assets.cli.progress.monotonic", lambda: now)
+    listener = LineListener(Console(stderr=True, width=240))
     listener.started("notes", "pretrain")
     for second in range(1, 26):
         now = float(second)

@@ -89,7 +89,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def counts(text: str) -> dict[str, int]:
     """The counter report's rows."""
-    rows = re.findall(r"^(\w+(?: \(when read\))?) +([\d,]+) +(?:(?:< )?[\d.]+%|-)$", text, flags=re.MULTILINE)
+    rows = re.findall(r"^(\w+(?: \(when read\))?) +([\d,]+) +(?:(?:< )?[\d.]+%|-)(?: .*)?$", text, flags=re.MULTILINE)
     assert rows
     return {reason: int(count.replace(",", "")) for reason, count in rows}
 

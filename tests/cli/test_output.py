@@ -195,7 +195,8 @@ def test_a_bar_has_share_speed_time_left_and_the_memory_of_this_process_until_it
     assert re.fullmatch(r"[\d.]+ (MB|GB)", progress.memory_now() or "")
     monkeypatch.setattr(progress, "memory_now", lambda: "512.0 MB")
     console, now = Console(force_terminal=True, width=160, record=True), [0.0]
-    listener = BarListener(console, clock=lambda: now[0])
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    listener = BarListener(console)
 
     def shown() -> str:
         console.print(listener.bars.get_renderable())
@@ -213,12 +214,15 @@ def test_a_bar_has_share_speed_time_left_and_the_memory_of_this_process_until_it
     assert "512.0 MB" not in done
 
 
-def test_bytes_are_a_line_every_ten_seconds_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bytes_are_a_line_every_ten_seconds_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [0.0]
-    with transfer_progress("exporting notes", clock=lambda: now[0]) as progress:
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    with transfer_progress("exporting notes") as on_progress:
         for seconds, done in ((3, 100_000), (10, 250_000), (12, 300_000), (20, 500_000), (21, 1_000_000)):
             now[0] = seconds
-            progress(done, 1_000_000)
+            on_progress(done, 1_000_000)
     output, errors = capsys.readouterr()
     assert not output
     assert errors.splitlines() == [

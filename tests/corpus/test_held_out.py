@@ -165,7 +165,7 @@ def test_a_mixture_that_is_taken_up_again_leaves_out_the_same(tmp_path: Path, ti
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        build_dataset(registry, "mix", root=torn, progress=interrupt)
+        build_dataset(registry, "mix", root=torn, on_progress=interrupt)
     build_dataset(registry, "a", root=torn)
     outcome = build_dataset(registry, "mix", root=torn)
     assert outcome.resumed > 0

@@ -212,7 +212,7 @@ def test_a_part_that_another_process_has_comes_last(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(corpus, "materialize", build)
     log: list[str] = []
-    outcome = prepare_corpus(registry, "notes", root=root, processes=1, progress=progressed, log=log.append)
+    outcome = prepare_corpus(registry, "notes", root=root, processes=1, on_progress=progressed, log=log.append)
     assert contents(outcome.directory) == whole
     assert begun == [(0, False), (1, False), (2, False), (0, True)]
     assert any("taken over" in line for line in log) is any(line.startswith("resuming") for line in log) is (how == "lost")

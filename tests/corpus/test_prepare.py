@@ -65,7 +65,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     """A corpus of the mixed texts, for tests that only look at it."""
     folder, reports = tmp_path_factory.mktemp("prepared"), list[CorpusProgress]()
     registry = corpus_registry(folder, {"notes": mixed_texts()})
-    return Prepared(registry, prepare_corpus(registry, "notes", root=folder, processes=1, progress=reports.append), reports)
+    return Prepared(registry, prepare_corpus(registry, "notes", root=folder, processes=1, on_progress=reports.append), reports)
 
 
 def test_the_bytes_are_the_same_for_any_number_of_processes(tmp_path: Path, prepared: Prepared) -> None:
@@ -112,7 +112,7 @@ def test_the_counts_of_meta_add_up(tmp_path: Path, registry: Registry) -> None:
     outcome = prepare_corpus(with_source(registry, "notes", source), "notes", root=tmp_path, processes=1)
     meta, rows = outcome.meta, documents_of(outcome.directory)
     assert len(rows) == meta["documents"]["kept"] == 514
-    assert meta["dropped_by_source"] == {"seventh": 86}
+    assert meta["dropped_by_source"] == {"short_docstring": 86}
     cleaning = sum(meta["dropped"].values()) - 86
     assert meta["documents"]["read"] == 514 + cleaning
     assert sum(meta["lengths"]["before"]) == meta["documents"]["read"]
@@ -184,7 +184,7 @@ def test_a_source_of_which_nothing_is_left_is_an_error_and_replaces_nothing(tmp_
     with pytest.raises(NielsCacheError, match=r"is empty.*check the source$"):
         prepare_corpus(registry, "notes", root=tmp_path, processes=1)
     uncleaned = with_source(registry, "notes", MisbehavingSource(prepare=("dedup",), count=1))
-    with pytest.raises(NielsCacheError, match=r"seventh 1.*check the source$"):
+    with pytest.raises(NielsCacheError, match=r"short_docstring 1.*check the source$"):
         prepare_corpus(uncleaned, "notes", root=tmp_path, processes=1)
     assert content_of(good.directory) == before
 

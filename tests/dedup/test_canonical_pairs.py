@@ -7,6 +7,7 @@ import pytest
 
 from niels_cache_assets.dedup.signatures import Signer, jaccard
 from niels_cache_assets.streaming.decontaminate import ReferencePlace, ReferenceTexts, open_references
+from tests.helpers.plain_signatures import shingles_of
 from tests.helpers.tiny import sentences
 
 # Other numbers, formulas and programs, which differ only in signs. No two are one text.
@@ -115,7 +116,7 @@ def surrounded(text: str) -> list[str]:
 @pytest.mark.parametrize(("one", "other"), DIFFERENT)
 def test_texts_that_differ_in_signs_are_different(one: str, other: str) -> None:
     assert not is_same(one, other)
-    assert jaccard(*map(Signer().shingle_hashes, (one, other))) < 0.7
+    assert jaccard(*(shingles_of(Signer(), text) for text in (one, other))) < 0.7
     if any(character.isprintable() and character not in "\"'" for character in one + other):  # otherwise only identical texts are the same
         assert [is_same(*pair) for pair in zip(surrounded(one), surrounded(other), strict=True)] == [False] * 4
 
@@ -130,7 +131,7 @@ def test_copies_of_the_same_text_are_the_same(one: str, other: str) -> None:
 def test_copies_with_other_punctuation_inside_are_near_in_a_longer_text(one: str, other: str) -> None:
     signer, words = Signer(), sentences(2, words=60)
     assert not is_same(one, other)
-    ours, theirs = (signer.shingle_hashes(f"{words[0]} {text} {words[1]}") for text in (one, other))
+    ours, theirs = (shingles_of(signer, f"{words[0]} {text} {words[1]}") for text in (one, other))
     assert 0.85 <= jaccard(ours, theirs) < 1
 
 

@@ -21,7 +21,7 @@ from niels_cache_assets.dedup.canonical import (
     code_points,
 )
 from niels_cache_assets.dedup.signatures import Signatures, Signer, estimated_jaccard, jaccard
-from tests.helpers.plain_signatures import PlainSigner, canonical_text, sign_canonical
+from tests.helpers.plain_signatures import PlainSigner, canonical_text, shingles_of, sign_canonical
 from tests.helpers.tiny import sentences
 
 PURE = PlainSigner()
@@ -195,7 +195,7 @@ def test_golden_values() -> None:
     assert [bytes(digest[:4]).hex() for digest in signatures.digests] == GOLDEN_DIGESTS
     assert signatures.slots[:, :3].tolist() == GOLDEN_SLOTS
     assert hashlib.sha256(signatures.slots.astype("<u4").tobytes()).hexdigest()[:16] == GOLDEN_SLOTS_SHA256
-    assert COMPILED.shingle_hashes(GOLDEN_TEXTS[2]).tolist() == GOLDEN_SHINGLES
+    assert shingles_of(COMPILED, GOLDEN_TEXTS[2]).tolist() == GOLDEN_SHINGLES
     assert hashing.SIGNATURE_VERSION == "1"
 
 
@@ -214,8 +214,8 @@ def test_shingles_are_runs_of_five_words() -> None:
     assert [words(text) for text in ("", "''", "a", "a b c d", "a b c d e", "a b c d e f", "a+b+c+d+e+f+g")] == [0, 0, 1, 1, 1, 2, 3]
     repeated = "a b c d e " * 4
     assert len(COMPILED.shingle([repeated]).hashes) == 16
-    assert len(COMPILED.shingle_hashes(repeated)) == 5
-    assert jaccard(COMPILED.shingle_hashes("a b c d e f"), COMPILED.shingle_hashes("x A b, c d e")) == 1 / 3
+    assert len(shingles_of(COMPILED, repeated)) == 5
+    assert jaccard(shingles_of(COMPILED, "a b c d e f"), shingles_of(COMPILED, "x A b, c d e")) == 1 / 3
 
 
 def test_a_text_without_words_is_near_nothing() -> None:
@@ -223,7 +223,7 @@ def test_a_text_without_words_is_near_nothing() -> None:
     assert (signatures.slots[:2] == hashing.NO_SHINGLE).all()
     assert (signatures.slots[2] <= hashing.LAST_SLOT_VALUE).all()
     assert estimated_jaccard(signatures.slots[[0, 0, 2]], signatures.slots[[1, 2, 2]]).tolist() == [0, 0, 1]
-    assert jaccard(COMPILED.shingle_hashes("''"), COMPILED.shingle_hashes("")) == 0
+    assert jaccard(shingles_of(COMPILED, "''"), shingles_of(COMPILED, "")) == 0
 
 
 @given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
@@ -240,7 +240,7 @@ def test_signing_together_or_alone_is_the_same() -> None:
             COMPILED.sign([document]), Signatures(digests=together.digests[index : index + 1], slots=together.slots[index : index + 1])
         )
     shingles = COMPILED.shingle(documents)
-    assert all(shingles.of(index).tolist() == COMPILED.shingle_hashes(document).tolist() for index, document in enumerate(documents))
+    assert all(shingles.of(index).tolist() == shingles_of(COMPILED, document).tolist() for index, document in enumerate(documents))
 
 
 def test_more_shingles_than_the_kernel_buffers_are_all_seen() -> None:

@@ -5,11 +5,13 @@ import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from niels_cache_assets.defs import sensors
 from niels_cache_assets.defs.assets.upstream import REVISION
 from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.keys import META_KEYS, UPSTREAM_KEYS
@@ -61,12 +63,19 @@ path = "vault"
 class Clock:
     """Seconds that the test sets; each look at it takes `step`."""
 
-    def __init__(self, step: float = 0) -> None:
-        self.now, self.step = 1_000_000.0, step
+    now, step = 1_000_000.0, 0.0
 
     def __call__(self) -> float:
         self.now += self.step
         return self.now - self.step
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time of the sensors."""
+    clock = Clock()
+    monkeypatch.setattr(sensors, "time", SimpleNamespace(monotonic=clock, time=clock))
+    return clock
 
 
 class Watch:
@@ -115,9 +124,9 @@ def hub(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> LoopbackHub:
     return hub
 
 
-def watch_the_hub(project: Project, *, builds: bool = False, more: str = "", step: float = 0) -> Watch:
+def watch_the_hub(project: Project, *, builds: bool = False, more: str = "") -> Watch:
     configure(project, ON_THE_HUB.format(more=more), **({"upstream_builds": "true"} if builds else {}))
-    return Watch(project, upstream_revision_sensor(project.registry, clock=Clock(step)))
+    return Watch(project, upstream_revision_sensor(project.registry))
 
 
 def configure(project: Project, extra: str, **keys: str) -> None:
@@ -200,8 +209,9 @@ def test_a_hub_that_is_down_is_told_plainly_without_the_token_and_what_answers_i
     assert TOKEN not in repr(everything)
 
 
-def test_a_look_ends_in_time_and_the_next_one_begins_where_it_ended(project: Project, hub: LoopbackHub) -> None:
-    watch = watch_the_hub(project, step=11)
+def test_a_look_ends_in_time_and_the_next_one_begins_where_it_ended(project: Project, hub: LoopbackHub, clock: Clock) -> None:
+    clock.step = 11
+    watch = watch_the_hub(project)
     assert "2 data sets of 3 (dolly is next): " in watch.tick()
     watch.tick()
     assert watch.observed == ["dolly"]
@@ -260,13 +270,12 @@ def vault(project: Project) -> Iterator[Path]:
     return folder
 
 
-def watch_the_notes(project: Project, clock: Clock) -> Watch:
-    return Watch(project, notes_folder_sensor(project.registry, clock=clock))
+def watch_the_notes(project: Project) -> Watch:
+    return Watch(project, notes_folder_sensor(project.registry))
 
 
-def test_notes_are_built_when_their_folder_has_been_quiet_and_not_while_it_changes(project: Project, vault: Path) -> None:
-    clock = Clock()
-    watch = watch_the_notes(project, clock)
+def test_notes_are_built_when_their_folder_has_been_quiet_and_not_while_it_changes(project: Project, vault: Path, clock: Clock) -> None:
+    watch = watch_the_notes(project)
     assert missing(watch.tick(), "1 folder of notes", " vault ", "changed", "100 more seconds") == []
     clock.now += 99
     (vault / "new.md").write_text("A new note.")
@@ -302,7 +311,7 @@ def test_a_folder_that_cannot_be_read_stops_no_look_at_the_others(
 
     monkeypatch.setattr(Roam, "revision", revision)
     configure(project, VAULT.format(more='[pretrain.odd]\nsource = "roam"\npath = "odd"'))
-    said = watch_the_notes(project, Clock()).tick()
+    said = watch_the_notes(project).tick()
     reason = ["KeyError: 'text'"] if why == "a bug" else ["path = ", "not a folder"]
     assert missing(said, "2 folders of notes", " vault ", "changed", "odd could not", *reason) == []
 
@@ -310,7 +319,7 @@ def test_a_folder_that_cannot_be_read_stops_no_look_at_the_others(
 def test_without_a_tokenizer_nothing_is_asked_for(project: Project, vault: Path) -> None:
     configure(project, VAULT.format(more=""), notes_quiet_seconds="0")
     shutil.rmtree(project.root / "tokenizer")
-    watch = watch_the_notes(project, Clock())
+    watch = watch_the_notes(project)
     assert missing(watch.tick(), "vault", "no tokenizer") == []
     project.build_tokenizer()
     assert watch.tick() == ""
@@ -324,7 +333,7 @@ def test_notes_that_are_cleaned_first_are_asked_for_with_their_corpus(tmp_path: 
     (tmp_path / "books" / "note.md").write_text("A note among the books.")
     project.edit("[dagster]\n", "[dagster]\nnotes_quiet_seconds = 0\n")
     project.build_tokenizer()
-    watch = watch_the_notes(project, Clock())
+    watch = watch_the_notes(project)
     assert watch.tick() == ""
     (request,) = watch.requests
     assert request.asset_graph_subset is not None

@@ -16,7 +16,8 @@ from unittest import mock
 
 import pyarrow.parquet as pq
 
-from niels_cache_assets.artifacts.builds import write_report
+from niels_cache_assets.artifacts.graph import graph
+from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.corpus import store
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.streaming import encode
@@ -120,7 +121,7 @@ def build(folder: Path) -> Built:
         for name, stage in STAGES.items():
             if name != "export":
                 stage(project)
-        write_report(project.registry, "notes", root=project.root)
+        materialize(graph(project.registry, project.root).report("notes"))
     return Built(project=project, hashed=hashed)
 
 

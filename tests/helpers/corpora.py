@@ -103,4 +103,4 @@ class MisbehavingSource(PretrainSource):
             if document.row == self.refuse_at:
                 raise NielsCacheError(f"{document.source_id}: cannot be converted")
         kept = [document for document in documents if document.row % 7]
-        return kept, Drops({"seventh": len(documents) - len(kept)}), []
+        return kept, Drops({"short_docstring": len(documents) - len(kept)}), []

@@ -96,6 +96,11 @@ def word_hash(word: bytes) -> int:
     return mix(value)
 
 
+def shingles_of(signer: Signer, text: str) -> NDArray[np.uint64]:
+    """Return the hashes of the shingles of a text, sorted and unique, (n,) uint64."""
+    return signer.shingle([text]).of(0)
+
+
 def shingle_hashes(canonical: bytes, ngram: int) -> NDArray[np.uint64]:
     """Return the hash of each shingle of a canonical text, in text order, with repetitions: (words - ngram + 1,) uint64."""
     words = canonical.split(b" ") if canonical else []

@@ -38,7 +38,7 @@ def made(name: str) -> dict[str, Any]:
     return runpy.run_path(str(DOCS / f"{name}.py"))
 
 
-@pytest.mark.parametrize(("name", "function"), [("configuration", "reference"), ("meta", "page")])
+@pytest.mark.parametrize(("name", "function"), [("configuration", "reference"), ("meta", "page"), ("drop_reasons", "page")])
 def test_the_page_is_what_the_code_says(name: str, function: str) -> None:
     page: Callable[[], str] = made(name)[function]
     assert (DOCS / f"{name}.md").read_text(encoding="utf-8") == page(), f"run python docs/{name}.py"

@@ -102,8 +102,8 @@ MISTAKES: dict[str, tuple[str, list[Any], str]] = {  # the reason, the messages,
     "a typo": ("unknown_role", [ASK, {"role": "asistant", "content": "a"}], "'assistant'"),
     "a role of nobody": ("unknown_role", [{"role": "bot", "content": "q"}, SAY], "developer"),
     "no role": ("unknown_role", [{"content": "q"}, SAY], "no role"),
-    "no assistant": ("no_assistant", [ASK], "never speaks"),
-    "an empty assistant": ("no_assistant", [ASK, {"role": "assistant", "content": " "}], "never speaks"),
+    "no assistant": ("no_assistant", [ASK], "no message of the assistant"),
+    "an empty assistant": ("no_assistant", [ASK, {"role": "assistant", "content": " "}], "no message of the assistant"),
     "a broken call": (
         "broken_json_in_call",
         [ASK, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{x"}}]}],
@@ -141,7 +141,7 @@ def test_a_pass_that_only_looks_leaves_mistakes_out(tmp_path: Path) -> None:
 
 def test_a_mistake_in_one_side_of_a_pair_stops_the_build(tmp_path: Path) -> None:
     good = {"prompt": "q", "chosen": "a", "rejected": "b"}
-    for rejected, word in [([ASK, {"role": "asistant", "content": "b"}], "'assistant'"), ([ASK], "never speaks")]:
+    for rejected, word in [([ASK, {"role": "asistant", "content": "b"}], "'assistant'"), ([ASK], "no message of the assistant")]:
         rows = [good, {"chosen": [ASK, SAY], "rejected": rejected}]
         with pytest.raises(NielsCacheError, match=rf"\[sft\.mine\].*row 1.*{word}.*on_broken"):
             read(tmp_path / "x.jsonl", rows, kind="preference")

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from niels_cache_assets.artifacts.base import Log, times_of
+from niels_cache_assets.artifacts.base import times_of
 from niels_cache_assets.artifacts.duplicates import remove_ranges
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.parts.seal import Sealed
@@ -36,7 +36,7 @@ class Pruned(NamedTuple):
     bytes: int
 
 
-def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> list[Pruned]:
+def prune_parts(graph: Graph, name: str) -> list[Pruned]:
     """Remove the parts and the unfinished parts that the complete cache of a data set does not need for a repair, and return them.
 
     If no data set has "dedup" any more, also remove the hashes and the ranges of an unfinished search for duplicates. The parts of the
@@ -58,9 +58,9 @@ def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> lis
         names = map(part_name, range(dataset.source.corpus_parts))
         kept_of_corpus = {each: _plan_of(of_corpus / each) for each in names}  # a part whose files have not changed outlives a plan
     try:
-        removed = [*_pruned(graph, folder, kept, log), *_pruned(graph, of_corpus, kept_of_corpus, log)]
+        removed = [*_pruned(graph, folder, kept), *_pruned(graph, of_corpus, kept_of_corpus)]
         if not graph.registry.prepared("dedup"):
-            removed += [Pruned(*each) for each in remove_ranges(graph.registry, graph.root, log=log)]
+            removed += [Pruned(*each) for each in remove_ranges(graph.registry, graph.root)]
         if not kept:
             remove(folder / PLAN_NAME)
         for each, stays in ((folder, kept), (of_corpus, kept_of_corpus)):
@@ -73,13 +73,13 @@ def prune_parts(graph: Graph, name: str, *, log: Log = lambda line: None) -> lis
         raise NotWrittenError(f"{error.filename or folder}: cannot be removed: {error.strerror}; mend it, then prune again") from error
 
 
-def _pruned(graph: Graph, folder: Path, kept: Mapping[str, object], log: Log) -> list[Pruned]:
+def _pruned(graph: Graph, folder: Path, kept: Mapping[str, object]) -> list[Pruned]:
     """Remove all parts in a folder except those that are kept, and return them, in order."""
     removed: list[Pruned] = []
     for target in targets_in(folder):
         if target.name in kept and (not target.exists() or _plan_of(target) == kept[target.name]):
             continue
-        with leased(target, times=times_of(graph.registry), wait=False, log=log) as lease:
+        with leased(target, times=times_of(graph.registry), wait=False, log=lambda line: None) as lease:
             removed += [Pruned(*each) for each in remove_target(lease)]
     return removed
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.parallel import map_in_processes
+from niels_cache_assets.base.reasons import explain
 from niels_cache_assets.base.wording import counted, share_of
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least, refuse
 from niels_cache_assets.cli.console import diagnostics, excerpt, new_table, output, print_facts, title_of
@@ -84,7 +85,7 @@ configuration.""",
   niels-cache clean a.jsonl --set min_words=20 --set 'skip=["not_english"]'
   niels-cache clean --dropped wikipedia                        what a build dropped
 
-docs/cleaning.md explains each reason and its threshold.""",
+docs/drop_reasons.md says what each reason means and what to do; docs/cleaning.md explains the thresholds.""",
     offers={"dropped": PRETRAIN},
 )
 
@@ -227,11 +228,11 @@ def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapp
     """
     given = kept + sum(by_cleaning.values()) + sum(by_source.values())
     console.print(f"{title}{counted(given, 'document')} read, {kept:,} kept", style="bold")
-    table = new_table("", "documents", "share", right=frozenset({"documents", "share"}))
-    table.add_row("kept", f"{kept:,}", share_of(kept, given), style="bold")
-    named = [*by_cleaning.items(), *((f"{reason} (when read)", count) for reason, count in by_source.items())]
-    for reason, count in sorted(named, key=lambda item: (-item[1], item[0])):
-        table.add_row(reason, f"{count:,}", share_of(count, given))
+    table = new_table("", "documents", "share", "meaning", right=frozenset({"documents", "share"}), shrinking=["meaning"])
+    table.add_row("kept", f"{kept:,}", share_of(kept, given), "", style="bold")
+    named = [(reason, note, count) for counts, note in ((by_cleaning, ""), (by_source, " (when read)")) for reason, count in counts.items()]
+    for reason, note, count in sorted(named, key=lambda row: (-row[2], row[0] + row[1])):
+        table.add_row(reason + note, f"{count:,}", share_of(count, given), explain(reason))
     console.print(table)
 
 

@@ -213,14 +213,14 @@ def _per_split(meta: Meta) -> dict[str, dict[str, int]]:
 
 
 def _print_dropped(console: Console, meta: Meta) -> None:
-    from niels_cache_assets.base.reasons import DROP_REASONS
+    from niels_cache_assets.base.reasons import explain
     from niels_cache_assets.facts.drops import DropSummary, summary_of_drops
 
     dropped: Mapping[str, int] = meta.get("dropped") or {}
     if dropped:
         table = new_table("dropped because", "count", "meaning", right=frozenset({"count"}), shrinking=["meaning"])
         for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
-            table.add_row(reason, f"{count:,}", DROP_REASONS[reason].meaning if reason in DROP_REASONS else "")
+            table.add_row(reason, f"{count:,}", explain(reason))
         _section(console, None, table)
     summary = summary_of_drops(meta)
     if summary != DropSummary():

@@ -46,7 +46,8 @@ from niels_cache_runtime.format.meta import Meta
 
 _GROUP = "pretrain"
 _EXCLUDE = "exclude"  # key in the metadata of a plan: sha256 over the ids to leave out
-_GROUPS = "groups"  # key in the metadata of a plan, if its data version alone does not show them
+ASK_SECONDS = 5.0  # between two questions whether a run was terminated
+_GROUPS = "groups"  # key in the metadata of a plan, if its data version alone does not tell them
 
 _PLAN = """The plan of a data set in parts: its files at one revision, the files of each part, and the share of each part in the budgets.
 
@@ -279,15 +280,15 @@ class RunEnding:
         is_true: The last result.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, run_id: str, *, seconds: float = 5.0) -> None:
-        self._instance, self._run_id, self._seconds = instance, run_id, seconds
-        self._next = time.monotonic() + seconds
+    def __init__(self, instance: dg.DagsterInstance, run_id: str) -> None:
+        self._instance, self._run_id = instance, run_id
+        self._next = time.monotonic() + ASK_SECONDS
         self.is_true = False
 
     def __call__(self) -> bool:
         if not self.is_true and time.monotonic() >= self._next:
-            self._next = time.monotonic() + self._seconds
-            with suppress(Exception):  # a database that does not answer must not end a build; each storage has errors of its own
+            self._next = time.monotonic() + ASK_SECONDS
+            with suppress(Exception):  # a database that does not answer ends no build; each storage has errors of its own
                 run = self._instance.get_run_by_id(self._run_id)
                 self.is_true = run is not None and (run.status == dg.DagsterRunStatus.CANCELING or run.is_finished)
         return self.is_true

@@ -72,22 +72,21 @@ def find_files(patterns: Sequence[str], endings: tuple[str, ...] = ()) -> list[S
     return _named(found.once(links_among(found.local)))
 
 
-def find_splits(groups: Sequence[Sequence[str]], endings: tuple[str, ...] = ()) -> list[list[SourceFile]]:
+def find_splits(groups: Sequence[Sequence[str]]) -> list[list[SourceFile]]:
     """Return the files of each list of globs, which are the splits of a data set.
 
     Names are relative to the folder that all lists share.
 
     Args:
         groups: The globs or folders of each split.
-        endings: The endings of the files in folders, in lower case.
 
     Raises:
         NielsCacheError: For the reasons of `find_files`, and if a file is in two lists.
     """
     if len({pattern.rpartition("://")[0] for patterns in groups for pattern in patterns}) > 1:
-        named = [find_files(patterns, endings) for patterns in groups]
+        named = [find_files(patterns) for patterns in groups]
     else:
-        matches = [find_matches(patterns, endings) for patterns in groups]
+        matches = [find_matches(patterns, ()) for patterns in groups]
         links = links_among(chain.from_iterable(each.local for each in matches))
         root = posixpath.commonpath([each.root for each in matches])
         once = [each.once(links)._replace(root=root) for each in matches]

@@ -157,14 +157,10 @@ class FilePass:
             self.number += 1
             self.position = FilePosition()
 
-    def gave(self, file: str | None = None) -> None:
-        """Remember that a file yielded a document.
-
-        Args:
-            file: The name of the file. None is the current file.
-        """
+    def gave(self) -> None:
+        """Remember that the current file yielded a document."""
         if not self._one_item_each:
-            self._gave.add(self.name if file is None else file)
+            self._gave.add(self.name)
 
     def _share(self) -> float | None:
         """Return the share of the bytes that was read, or of the files if these are remote, because their sizes are not requested."""
