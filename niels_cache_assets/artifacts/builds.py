@@ -1,9 +1,7 @@
 """Functions for notebooks, each of which builds one artifact by name in the same way as the command line and a Dagster run.
 
-Each function returns a cache hit if the existing build is current, and builds otherwise. The other arguments are those of `materialize`:
-with `wait`, a function waits if another process is building the same artifact, with `force`, it always builds, and `log` is called with
-each line of the log. `on_progress` is called with the progress. All functions raise NielsCacheError if they fail. The last good build then
-stays.
+Each function returns a cache hit if the existing build is current, and builds otherwise. All functions raise NielsCacheError if they fail.
+The last good build then stays.
 """
 
 from pathlib import Path
@@ -41,7 +39,6 @@ def prepare_corpus(registry: Registry, name: str, *, root: Path, processes: int 
         root: The folder of the caches.
         processes: The number of worker processes. None: the value of `threads` in [build], or one worker per core if that value is not set.
             1: this process does the work.
-        progress: Called with the progress, a CorpusProgress. None: no reports.
         **how: Arguments of `materialize`, such as `wait`, `force` and `log`.
 
     Raises:
@@ -74,7 +71,7 @@ def build_dataset(registry: Registry, name: str, *, root: Path, **how: Any) -> O
         registry: The configuration.
         name: The name of the data set.
         root: The folder of the caches.
-        **how: Other arguments of `materialize`, such as `force` and `log`.
+        **how: Arguments of `materialize`, such as `wait`, `force` and `log`.
 
     Raises:
         NielsCacheError: If the build fails, or the folder holds a different data set and `force` is not set.
