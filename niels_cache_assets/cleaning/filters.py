@@ -5,7 +5,7 @@ add one line to `_JUDGES`. The name of a filter is also the reason of its reject
 drop reasons, at the position that the filter has in `_JUDGES`. The threshold of a filter is in project/tables.py. If Gopher has a
 rule (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher. Some definitions hold
 for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines do not count. If more
-than half of a text is in a script without blanks (scripts.py), its filters count characters: two of them count as a word. The module
+than half of a text is in a script without blanks (base/scripts.py), its filters count characters: two of them count as a word. The module
 `languages` tells the language.
 
 Some definitions hold for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines
