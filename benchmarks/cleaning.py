@@ -28,8 +28,8 @@ from pathlib import Path
 import plain_cleaning
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.normalizers import normalize
+from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
 
 CHUNK = 256

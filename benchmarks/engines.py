@@ -40,7 +40,8 @@ import numpy as np
 import psutil
 
 from build import base_texts, build, documents, peak_of, sources, write_inputs
-from niels_cache_assets.tokenizer import checked, engines
+from niels_cache_assets.tokenizer import encoder as checked
+from niels_cache_assets.tokenizer import engines
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, SentencePieceTokenizer, TextTokenizer, open_model
 from niels_cache_assets.tokenizer.proof import Proof, compare, mixtures
 from niels_cache_runtime.format.reading import available_threads

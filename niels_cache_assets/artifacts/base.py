@@ -27,7 +27,7 @@ from niels_cache_assets.parts.lease import Lease, Stops, Times, leased
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.excluding import require_matches
 from niels_cache_assets.sources.types import PretrainSource, Source
-from niels_cache_assets.tokenizer.checked import EngineUse
+from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import partial_path
 from niels_cache_runtime.format.layout import META_NAME, Family, tokenizer_model_name

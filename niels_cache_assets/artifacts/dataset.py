@@ -41,7 +41,7 @@ from niels_cache_assets.sources.types import PretrainSource, SftSource, Source, 
 from niels_cache_assets.streaming.decontaminate import ReferenceTexts
 from niels_cache_assets.streaming.feed import Feed, ValShare
 from niels_cache_assets.streaming.splits import UNLIMITED
-from niels_cache_assets.tokenizer.checked import EngineDiffers
+from niels_cache_assets.tokenizer.encoder import EngineDiffers
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import TextTokenizer, load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError

@@ -16,7 +16,7 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.conversations import BrokenRowError
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
-from niels_cache_assets.sources.net.network import briefly
+from niels_cache_assets.sources.net.retries import briefly
 from niels_cache_assets.sources.types import PATH_KEYS, SENTINELS, SftSource, Source
 from niels_cache_runtime.errors import NielsCacheError, escaped
 from niels_cache_runtime.format.layout import FAMILIES

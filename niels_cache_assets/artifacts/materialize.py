@@ -26,7 +26,7 @@ from niels_cache_assets.disk.staging import place_of
 from niels_cache_assets.parts.lease import LeaseLost
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.errors import SourceUnavailable
-from niels_cache_assets.sources.net.network import briefly, patience
+from niels_cache_assets.sources.net.retries import briefly, patience
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta

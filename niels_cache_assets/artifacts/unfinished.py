@@ -20,7 +20,7 @@ from niels_cache_assets.disk.journal import Recorded, partial_directory, read_jo
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.types import PretrainSource, Source
-from niels_cache_assets.tokenizer.checked import why_not_resumed
+from niels_cache_assets.tokenizer.encoder import why_not_resumed
 from niels_cache_assets.tokenizer.kinds import load_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 

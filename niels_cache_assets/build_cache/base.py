@@ -20,7 +20,7 @@ from niels_cache_assets.disk.journal import Journal, clear_directory, read_journ
 from niels_cache_assets.disk.staging import atomic_directory
 from niels_cache_assets.sources.reading.encodings import nothing_is_text
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.tokenizer.checked import Encoder, EngineDiffers, EngineUse, why_not_resumed
+from niels_cache_assets.tokenizer.encoder import Encoder, EngineDiffers, EngineUse, why_not_resumed
 from niels_cache_assets.tokenizer.engines import reference_of
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, view_tokenizer
 from niels_cache_assets.tokenizer.tokenizer_json import tokenizers_limited_to

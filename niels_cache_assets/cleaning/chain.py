@@ -9,13 +9,13 @@ from collections import Counter
 from collections.abc import Set
 
 from niels_cache_assets.base.documents import Document
-from niels_cache_assets.cleaning.counting import UNKNOWN_LANGUAGE, CleaningReport
 from niels_cache_assets.cleaning.filters import BULLETS, FILTERS, Facts, Rejected
 from niels_cache_assets.cleaning.masks import examples, mask
 from niels_cache_assets.cleaning.measures import measure
 from niels_cache_assets.cleaning.normalizers import MARKUP_NORMALIZERS, normalize, replace_unreadable
 from niels_cache_assets.cleaning.passes import WORTH_IT, is_available
-from niels_cache_assets.cleaning.proofs import certain
+from niels_cache_assets.cleaning.quick_checks import certain
+from niels_cache_assets.cleaning.report import UNKNOWN_LANGUAGE, CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
 
 

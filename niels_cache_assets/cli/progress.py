@@ -34,7 +34,7 @@ from rich.text import Text
 
 from niels_cache_assets.base.wording import file_size
 from niels_cache_assets.cli.console import diagnostics, is_quiet, tell, warnings
-from niels_cache_assets.defs.listening import LaunchListener, LaunchResult
+from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_assets.facts.progress import HowFar, Pace, Throttle, describe
 
 _WARNING = "WARNING"

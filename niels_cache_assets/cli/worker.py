@@ -21,7 +21,7 @@ from niels_cache_assets.cli.command import WHERE
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, guarded, print_error
 from niels_cache_assets.cli.exit_codes import BUG, BUSY, DONE, FAILED, TERMINATED, WRONG_USE
 from niels_cache_assets.corpus.layout import HASHES
-from niels_cache_assets.defs.listening import LaunchListener, LaunchResult
+from niels_cache_assets.defs.launch_events import LaunchListener, LaunchResult
 from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Lines:
         self._tell("started", "parts")
 
     def finished(self, outcome: Outcome) -> None:
-        from niels_cache_assets.tokenizer.checked import EngineUse
+        from niels_cache_assets.tokenizer.encoder import EngineUse
         from niels_cache_runtime.format.layout import SPLITS
 
         meta = outcome.meta

@@ -28,7 +28,7 @@ from niels_cache_assets.base.processes import attended
 from niels_cache_assets.parts.lease import Stopped, builder_of, mark_of_stop, request_stop, stopped
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.project.running import HOST
-from niels_cache_assets.tokenizer.checked import EngineUse
+from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import UNKNOWN, Busy
 from niels_cache_runtime.format.layout import META_NAME

@@ -26,7 +26,7 @@ from niels_cache_assets.streaming.types import Mark
 
 if TYPE_CHECKING:
     from niels_cache_assets.cleaning.chain import Cleaner
-    from niels_cache_assets.cleaning.counting import CleaningReport
+    from niels_cache_assets.cleaning.report import CleaningReport
     from niels_cache_assets.dedup.signatures import Signer
 
 LENGTH_BINS = 40  # bin b of a histogram holds texts with 2**(b-1) <= characters < 2**b; bin 0 holds empty texts
@@ -193,8 +193,8 @@ class ChunkWork:
         return named._replace(text=mask(named.text, kinds)[0], title=named.title and mask(named.title, kinds)[0])
 
     def _clean(self, document: Document, report: CleaningReport) -> Document | None:
-        from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS
         from niels_cache_assets.cleaning.filters import Rejected
+        from niels_cache_assets.cleaning.report import EXCERPT_CHARACTERS
 
         if self.cleaning is not None:
             result = _cleaner(self.cleaning, self.source.gives_plain_text(document)).clean(document, report)
@@ -268,7 +268,7 @@ class CorpusCounts:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Return the counts that `state` describes, to continue them."""
-        from niels_cache_assets.cleaning.counting import CleaningReport
+        from niels_cache_assets.cleaning.report import CleaningReport
 
         return cls(
             report=CleaningReport.from_state(state["report"]),
@@ -282,8 +282,8 @@ class CorpusCounts:
 
 def new_report(seed: int, first: int = 0, *, cleaning: CleaningSettings | None) -> CleaningReport:
     """Return an empty report of the documents from number `first` on. With `cleaning`, it has measures."""
-    from niels_cache_assets.cleaning.counting import CleaningReport
     from niels_cache_assets.cleaning.measures import Measures, limits_of
+    from niels_cache_assets.cleaning.report import CleaningReport
 
     return CleaningReport(seed, first, measures=Measures(limits_of(cleaning)) if cleaning is not None else None)
 

@@ -39,7 +39,7 @@ from niels_cache_assets.disk.writers import Files, GrowingFile, HashedFile, NpyW
 from niels_cache_runtime.format.layout import META_NAME
 
 if TYPE_CHECKING:
-    from niels_cache_assets.cleaning.counting import CleaningReport
+    from niels_cache_assets.cleaning.report import CleaningReport
 
 TEXT_BYTES_PER_GROUP = 2_000_000  # small, because reading one document decompresses its whole row group
 ROWS_PER_GROUP = 16_384  # a limit for short texts, whose rows take more memory than their text

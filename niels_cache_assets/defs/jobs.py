@@ -13,7 +13,7 @@ from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.resources import RootParam
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import in_one_line, log_traceback
-from niels_cache_assets.sources.net.network import briefly
+from niels_cache_assets.sources.net.retries import briefly
 from niels_cache_runtime.format.layout import FAMILIES
 
 if TYPE_CHECKING:  # the type of define_asset_job's result has no public name

@@ -11,7 +11,7 @@ from niels_cache_runtime.format.layout import Family
 LOCATION = "niels_cache_assets"
 TOKENIZER = AssetKey("tokenizer")
 PARTITION_TAG = "dagster/partition"
-STREAM_POOL = "source_stream"  # the limit of this pool is the number of streams at the same time; no op is in the pool (turns.py)
+STREAM_POOL = "source_stream"  # the limit of this pool is the number of streams at the same time; no op is in the pool (stream_slots.py)
 
 STREAM_OPS: dict[str, str] = {"pretrain": "stream_pretrain_dataset", "sft": "stream_sft_dataset"}
 TRAIN_KEYS: dict[Family, AssetKey] = {"pretrain": AssetKey(["pretrain", "train_shards"]), "sft": AssetKey(["sft", "train_pair"])}

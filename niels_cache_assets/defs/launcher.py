@@ -34,12 +34,12 @@ from niels_cache_assets.defs.checks.sync import IN_SYNC
 from niels_cache_assets.defs.home.abandoned import ending_abandoned_runs, recorded_run
 from niels_cache_assets.defs.home.instance import dagster_home, ensure_instance
 from niels_cache_assets.defs.home.refusals import ending_refused_runs, home_refusals, recorded_refusal
-from niels_cache_assets.defs.listening import LaunchFamily, LaunchListener, LaunchResult, LaunchState
+from niels_cache_assets.defs.launch_events import LaunchFamily, LaunchListener, LaunchResult, LaunchState
 from niels_cache_assets.defs.metadata.builds import DROPS, LEFT_OUT, state_in
+from niels_cache_assets.defs.part_processes import build_side_by_side, told_to
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.progress import ProgressSink
 from niels_cache_assets.defs.resources import CacheRoot
-from niels_cache_assets.defs.side_by_side import build_side_by_side, told_to
 from niels_cache_assets.facts.progress import HowFar
 from niels_cache_assets.parts.layout import APART_KINDS, PART_KINDS
 from niels_cache_assets.project.registry import Registry

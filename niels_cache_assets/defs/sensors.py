@@ -31,7 +31,7 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.errors import in_one_line, log_traceback
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_assets.sources.markdown_folder import MarkdownFolder
-from niels_cache_assets.sources.net.network import briefly
+from niels_cache_assets.sources.net.retries import briefly
 from niels_cache_assets.sources.roam import Roam
 from niels_cache_assets.sources.types import Source
 from niels_cache_runtime.format.layout import FAMILIES

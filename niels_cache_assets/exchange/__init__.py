@@ -2,7 +2,7 @@
 
     formats.py    the formats, and the plan of an export: files and sizes
     writing.py    writes the plan to disk: all files go into a staging directory first, then they are renamed
-    placing.py    the renaming, and the files of an older export
+    replacing.py  the renaming, and the files of an older export
     splits.py     a split of a cache, read from front to back
     megatron.py   nanogpt.py   llmc.py   datatrove.py   olmo.py   npy.py      one format each
     megatron_import.py    Megatron-LM's tokens as a pretrain cache

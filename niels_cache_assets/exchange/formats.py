@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from niels_cache_assets.exchange import datatrove, llmc, megatron, nanogpt, npy, olmo
-from niels_cache_assets.exchange.placing import Place
+from niels_cache_assets.exchange.replacing import Place
 from niels_cache_assets.exchange.splits import ExportSplit, open_export_split
 from niels_cache_assets.exchange.writing import ExportPlan, Unit, list_unit
 from niels_cache_runtime.errors import NielsCacheError

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from niels_cache_assets.disk.space import Need, naming, require_room, telling
 from niels_cache_assets.disk.staging import export_stage
-from niels_cache_assets.exchange.placing import NEW, OLD, Place, exchange, left_behind, list_of, take_back
+from niels_cache_assets.exchange.replacing import NEW, OLD, Place, exchange, left_behind, list_of, take_back
 from niels_cache_assets.exchange.splits import ExportSplit
 from niels_cache_runtime.errors import NielsCacheError
 

@@ -18,7 +18,7 @@ from niels_cache_assets.base.parallel import map_in_order
 from niels_cache_assets.base.strings import Strings, hashes_of
 from niels_cache_assets.streaming.intake import describe_item
 from niels_cache_assets.streaming.types import Chunks, EncodedDocuments
-from niels_cache_assets.tokenizer.checked import FIRST_BATCHES, EngineDiffers
+from niels_cache_assets.tokenizer.encoder import FIRST_BATCHES, EngineDiffers
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer
 from niels_cache_runtime.errors import NielsCacheError, PanicError, panics_as_errors
 from niels_cache_runtime.format.layout import SPLITS
@@ -132,7 +132,7 @@ def _tasks(batches: Iterable[DocumentBatch], feed: Feed[Any], first: int) -> Ite
     """Divide a stream of documents into chunks, and group chunks of short documents into tasks.
 
     Each hand-over between threads costs as much as the encoding of some documents. A task is joined by the thread that encodes it. The
-    first tasks have one chunk, because a fast engine is compared with its reference for all of them (tokenizer/checked.py), on all cores.
+    first tasks have one chunk, because a fast engine is compared with its reference for all of them (tokenizer/encoder.py), on all cores.
     """
     divider = Divider(most_items=_CHUNK_ITEMS, most_characters=_CHUNK_CHARACTERS)
     task, number = Chunks(), 0
@@ -183,7 +183,7 @@ def encode_texts(texts: Sequence[str] | Strings, tokenizer: BuildTokenizer, batc
     Args:
         texts: The texts.
         tokenizer: The tokenizer.
-        batch: The number of this batch, which decides whether a fast engine is compared with the reference (tokenizer/checked.py).
+        batch: The number of this batch, which decides whether a fast engine is compared with the reference (tokenizer/encoder.py).
     """
     if isinstance(texts, Strings):
         return EncodedTexts(*tokenizer.encode_batch(texts.with_line_feeds(), batch), None)

@@ -129,7 +129,7 @@ ENGINES: Loaders = {Fastokens.name: Fastokens.load}
 
 
 OWN_ENGINES: Loaders = {UnigramWords.name: UnigramWords.load}
-"""The engines of this package, for models of SentencePiece. A build loads one only after some megabytes of text (checked.py)."""
+"""The engines of this package, for models of SentencePiece. A build loads one only after some megabytes of text (encoder.py)."""
 
 
 def engines_for(tokenizer: Any) -> Loaders:

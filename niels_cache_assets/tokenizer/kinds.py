@@ -190,7 +190,7 @@ class BuildTokenizer:
         special_ids: Id of each special token, by role; None for a missing token. BOS is among them only if it begins each document.
         reserved_ids: Ids that no text may yield, in increasing order.
         model_sha256: The sha256 that identifies the tokenizer, or None.
-        encode_numbered: The encoder of a build (checked.py); None if `encode_flat` encodes everything.
+        encode_numbered: The encoder of a build (encoder.py); None if `encode_flat` encodes everything.
     """
 
     encode_flat: EncodeFlat
@@ -205,7 +205,7 @@ class BuildTokenizer:
 
         Args:
             texts: Texts to encode.
-            batch: Number of the batch, or None (see checked.py).
+            batch: Number of the batch, or None (see encoder.py).
         """
         if self.encode_numbered is not None:
             return self.encode_numbered(texts, batch)

@@ -3,7 +3,7 @@
 The texts are computed from a seed, so every machine gets the same texts for the same model. There are about twenty thousand texts with four
 million characters. They contain every code point of the planes 0 and 1, mixtures of scripts, marks, emoji and control characters, long runs
 of one character, long documents, and pieces and added tokens of the model itself. Cost: two seconds, mostly for the reference. engines.py
-chooses an engine by this proof, and checked.py compares again during a build.
+chooses an engine by this proof, and encoder.py compares again during a build.
 """
 
 from __future__ import annotations

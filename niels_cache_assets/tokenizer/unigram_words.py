@@ -6,7 +6,7 @@ encodes a text that the loop cannot encode: one with a user-defined symbol, U+25
 than about 40 KB.
 
 Cost: a second to import numba and to build the trie, six seconds more where numba has not compiled the loop yet, and 9 MB for each thread.
-So builds load the engine only after some megabytes of text (checked.py). It releases the GIL. Without numba, SentencePiece encodes.
+So builds load the engine only after some megabytes of text (encoder.py). It releases the GIL. Without numba, SentencePiece encodes.
 """
 
 from __future__ import annotations

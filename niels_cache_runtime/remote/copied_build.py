@@ -26,6 +26,7 @@ from niels_cache_runtime.format.layout import (
     tokens_name,
 )
 from niels_cache_runtime.format.safe_open import OwnFiles
+from niels_cache_runtime.remote.eviction import make_room
 from niels_cache_runtime.remote.ledger import BUILDS, Entry, Ledger, State
 from niels_cache_runtime.remote.record import (
     TOKENIZER,
@@ -37,7 +38,6 @@ from niels_cache_runtime.remote.record import (
     read_meta_of,
     read_record,
 )
-from niels_cache_runtime.remote.room import make_room
 from niels_cache_runtime.remote.store import MissingError, check_address, open_store
 
 

@@ -33,10 +33,10 @@ from niels_cache_runtime.errors import NielsCacheError, NotWrittenError
 from niels_cache_runtime.format.layout import shard_name
 from niels_cache_runtime.format.safe_open import OwnFiles
 from niels_cache_runtime.remote.copied_build import CopiedBuild, known_build
+from niels_cache_runtime.remote.eviction import make_room, stuck_bytes, surplus
 from niels_cache_runtime.remote.ledger import PART, TAILS, Entry, Ledger, Presence, Reader, State, failure_key, is_tail, next_files
 from niels_cache_runtime.remote.pieces import WrongContentError, another_object, complete, read_range
 from niels_cache_runtime.remote.record import RemoteFile
-from niels_cache_runtime.remote.room import make_room, stuck_bytes, surplus
 from niels_cache_runtime.remote.store import Store, open_store
 
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_", "HTTP_", "HTTPS_", "NO_PROXY")  # requests depend on them

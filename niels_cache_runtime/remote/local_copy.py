@@ -27,10 +27,10 @@ from typing import Any, Protocol
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, SPLITS, Split
 from niels_cache_runtime.remote.copied_build import CopiedBuild, at_either, known_build, write_meta_file
+from niels_cache_runtime.remote.eviction import Patience, held_bytes, is_in_the_way, nothing_changed, surplus, too_small
 from niels_cache_runtime.remote.fetcher import group_of_environment, start_fetcher
 from niels_cache_runtime.remote.ledger import Ledger, Presence, Reader, State, Want, end_presences, failure_key, once_unlocked
 from niels_cache_runtime.remote.record import TOKENIZER, published_of, read_meta_of, read_record
-from niels_cache_runtime.remote.room import Patience, held_bytes, is_in_the_way, nothing_changed, surplus, too_small
 from niels_cache_runtime.remote.store import MissingError, RemoteError, open_store
 
 _PAUSES = (0.001, 0.005)  # seconds between two checks of the manifest's time: the first and the longest

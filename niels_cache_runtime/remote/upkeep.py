@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.remote.eviction import surplus
 from niels_cache_runtime.remote.ledger import BUILDS, TAILS, Ledger
-from niels_cache_runtime.remote.room import surplus
 
 
 @dataclass(frozen=True, kw_only=True)

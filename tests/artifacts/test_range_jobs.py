@@ -20,7 +20,7 @@ from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cluster.child import PartCommand
 from niels_cache_assets.corpus.layout import HASHES, duplicates_dir, ranges_dir
 from niels_cache_assets.dedup import ranges
-from niels_cache_assets.defs.side_by_side import build_part_apart
+from niels_cache_assets.defs.part_processes import build_part_apart
 from niels_cache_assets.disk.attempts import attempt_record
 from niels_cache_assets.disk.journal import Journal
 from niels_cache_assets.parts.lease import Times, leased

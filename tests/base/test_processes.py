@@ -12,7 +12,7 @@ import pytest
 
 from niels_cache_assets.base import processes
 from niels_cache_assets.base.processes import Interrupted, signals_afterwards, stop_on_signals
-from niels_cache_assets.sources.net import network
+from niels_cache_assets.sources.net import retries as network
 
 TERMINATED = 128 + signal.SIGTERM
 

@@ -17,9 +17,9 @@ from niels_cache_assets.base import reasons
 from niels_cache_assets.base.documents import Document, Drops, Message, SourceReport, joined_facts
 from niels_cache_assets.base.reasons import DROP_REASONS, Stage, is_asked, reasons_of
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
-from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.filters import FILTERS, Rejected
 from niels_cache_assets.cleaning.measures import FIRST_REASONS, LAST_REASONS, NEXT_REASONS, RULES
+from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cleaning.settings import REASONS
 from niels_cache_assets.facts.drops import summary_of_drops
 from niels_cache_assets.project.registry import Registry, load_registry

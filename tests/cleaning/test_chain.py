@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.counting import EXAMPLES, EXCERPT_CHARACTERS, CleaningReport
 from niels_cache_assets.cleaning.filters import REASONS, Rejected
+from niels_cache_assets.cleaning.report import EXAMPLES, EXCERPT_CHARACTERS, CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.corpus.chunks import Chunk, ChunkWork
 from niels_cache_assets.corpus.layout import REJECTED

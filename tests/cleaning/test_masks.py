@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.counting import MASK_EXAMPLES, CleaningReport
 from niels_cache_assets.cleaning.masks import examples, mask
+from niels_cache_assets.cleaning.report import MASK_EXAMPLES, CleaningReport
 from niels_cache_assets.cleaning.settings import MASKS, NORMALIZERS, REASONS, CleaningSettings
 from niels_cache_assets.cli import main
 

@@ -16,11 +16,11 @@ from niels_cache_assets.artifacts.base import Outcome, Reported
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.parts.part import Part
 from niels_cache_assets.cluster.child import TRIES, LostChildError, PartCommand, build_apart
+from niels_cache_assets.defs.part_processes import build_part_apart, build_side_by_side
 from niels_cache_assets.defs.part_slots import HostPlace
-from niels_cache_assets.defs.side_by_side import build_part_apart, build_side_by_side
 from niels_cache_assets.parts.lease import Stopped
 from niels_cache_assets.project.running import ClusterSettings
-from niels_cache_assets.tokenizer.checked import EngineUse
+from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 

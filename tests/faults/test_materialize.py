@@ -20,7 +20,7 @@ from niels_cache_assets.disk.staging import work_on
 from niels_cache_runtime.format.commit import UNKNOWN, Writer
 from niels_cache_runtime.verify import verify_cache
 from tests.build_cache.test_determinism import digests
-from tests.defs.test_turns import NeverWaiting
+from tests.defs.test_stream_slots import NeverWaiting
 from tests.helpers import programs
 from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.dagster_tools import Project

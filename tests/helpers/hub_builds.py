@@ -68,7 +68,8 @@ def _build(root: Path, table: dict[str, Any], name: str, patience: float, others
 
 
 def _main() -> None:
-    from niels_cache_assets.sources.net import network, transport
+    from niels_cache_assets.sources.net import retries as network
+    from niels_cache_assets.sources.net import transport
 
     asked = json.load(sys.stdin)
     for constant, value in asked["set"].items():

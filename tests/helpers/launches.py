@@ -7,8 +7,8 @@ from typing import Protocol
 import dagster as dg
 import pytest
 
+from niels_cache_assets.defs.launch_events import LaunchFamily, LaunchListener, LaunchResult
 from niels_cache_assets.defs.launcher import launch_builds
-from niels_cache_assets.defs.listening import LaunchFamily, LaunchListener, LaunchResult
 from niels_cache_assets.facts.progress import HowFar
 from tests.helpers.dagster_tools import Project
 

@@ -10,7 +10,7 @@ import pytest
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.exit_codes import WRONG_USE
 from niels_cache_assets.disk.staging import atomic_directory, finished_meta
-from niels_cache_assets.exchange.placing import Place
+from niels_cache_assets.exchange.replacing import Place
 from niels_cache_runtime import DatasetLoader, NielsCacheError, PretrainTokenStreamDataset, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.format.safe_open import link_problem

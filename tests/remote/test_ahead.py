@@ -17,8 +17,8 @@ from niels_cache_assets.publish.push import local_build, push
 from niels_cache_runtime import Blocks, Copy, NielsCacheError, TokenLoader
 from niels_cache_runtime.loader.trace import BatchTrace
 from niels_cache_runtime.loader.windows import PretrainWindows
+from niels_cache_runtime.remote import eviction as room_of_copy
 from niels_cache_runtime.remote import fetcher, local_copy
-from niels_cache_runtime.remote import room as room_of_copy
 from niels_cache_runtime.remote.copied_build import CopiedBuild
 from niels_cache_runtime.remote.ledger import Ledger
 from niels_cache_runtime.remote.local_copy import LocalCopy

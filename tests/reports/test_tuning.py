@@ -15,8 +15,8 @@ import pytest
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning import measures as cleaning_measures
 from niels_cache_assets.cleaning.chain import Cleaner
-from niels_cache_assets.cleaning.counting import CleaningReport
 from niels_cache_assets.cleaning.measures import RULES, Limit, Measures, limits_of
+from niels_cache_assets.cleaning.report import CleaningReport
 from niels_cache_assets.cleaning.settings import CleaningSettings
 from niels_cache_assets.cli import main
 from niels_cache_assets.corpus.layout import MEASURES_NAME, SIGNATURES_NAME, corpus_dir, duplicates_dir, duplicates_file

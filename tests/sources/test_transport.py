@@ -14,7 +14,8 @@ from huggingface_hub.utils import hf_raise_for_status, httpx
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.errors import hub_errors
 from niels_cache_assets.sources.huggingface import Huggingface
-from niels_cache_assets.sources.net import network, transport
+from niels_cache_assets.sources.net import retries as network
+from niels_cache_assets.sources.net import transport
 from niels_cache_assets.sources.reading.files import SourceFile, reading
 from niels_cache_runtime.errors import NielsCacheError
 from tests.helpers.loopback_hub import LoopbackHub

@@ -32,8 +32,9 @@ from niels_cache_assets.disk.journal import BYTES_VARIABLE, read_journal
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.streaming import encode
 from niels_cache_assets.streaming.feed import Feed
-from niels_cache_assets.tokenizer import checked, engines
-from niels_cache_assets.tokenizer.checked import EngineUse
+from niels_cache_assets.tokenizer import encoder as checked
+from niels_cache_assets.tokenizer import engines
+from niels_cache_assets.tokenizer.encoder import EngineUse
 from niels_cache_assets.tokenizer.engines import Fastokens, gpt2_tokenizer_json, prove, proven_engine
 from niels_cache_assets.tokenizer.kinds import HuggingFaceTokenizer, TextTokenizer, TiktokenTokenizer, view_tokenizer
 from niels_cache_assets.tokenizer.proof import Proof, compare, torture_texts

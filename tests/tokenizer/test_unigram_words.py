@@ -15,7 +15,8 @@ import sentencepiece
 from niels_cache_assets.base.defaults import SPECIAL_TOKENS
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache
 from niels_cache_assets.streaming import encode
-from niels_cache_assets.tokenizer import checked, engines, unigram_words
+from niels_cache_assets.tokenizer import encoder as checked
+from niels_cache_assets.tokenizer import engines, unigram_words
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_assets.tokenizer.proof import Proof, compare, mixtures
 from niels_cache_assets.tokenizer.unigram_words import UnigramWords

@@ -26,11 +26,11 @@ from niels_cache_assets.sources.conversations import contents
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.excluding import without_excluded
 from niels_cache_assets.sources.hub.data import HubData, hub_files
-from niels_cache_assets.sources.net.network import briefly
+from niels_cache_assets.sources.net.retries import briefly
 from niels_cache_assets.sources.reading.file_source import listed as listed_files
 from niels_cache_assets.sources.types import ListedFile, PretrainSource, SftSource, Source, SourceWithParts, StreamContext
 from niels_cache_assets.streaming.encode import encode_texts
-from niels_cache_assets.tokenizer.checked import Encoder
+from niels_cache_assets.tokenizer.encoder import Encoder
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, view_tokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import Family

@@ -129,7 +129,7 @@ def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path)
 
 
 def _clean_files(arguments: argparse.Namespace, registry: Registry) -> int:
-    from niels_cache_assets.cleaning.counting import CleaningReport
+    from niels_cache_assets.cleaning.report import CleaningReport
     from niels_cache_assets.cli.recognizing import sources_of
     from niels_cache_assets.corpus.chunks import CorpusCounts
 
@@ -265,7 +265,7 @@ def spread(rows: Sequence[Example], count: int) -> list[Example]:
 
 def _print_examples(console: Console, examples: Iterable[Example]) -> None:
     """Print examples, each below a heading such as `list_page 0.734: Title (articles.jsonl, row 12)`."""
-    from niels_cache_assets.cleaning.counting import EXCERPT_CHARACTERS  # an example has no more text than this
+    from niels_cache_assets.cleaning.report import EXCERPT_CHARACTERS  # an example has no more text than this
     from niels_cache_assets.tokenizer.decoding import spell_controls
 
     for row in examples:

@@ -29,7 +29,7 @@ from niels_cache_assets.defs.metadata.corpora import documents_metadata, duplica
 from niels_cache_assets.defs.metadata.entries import materialized, without_empty
 from niels_cache_assets.defs.progress import BuildReporter, SinkParam, readable_failures, told
 from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.defs.turns import StreamPlace
+from niels_cache_assets.defs.stream_slots import StreamPlace
 from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.project.registry import Registry
 

@@ -22,7 +22,7 @@ from niels_cache_assets.defs.config import FamilyConfig, PretrainConfig
 from niels_cache_assets.defs.metadata.builds import family_metadata, split_schema, split_version
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import CacheRoot, RootParam
-from niels_cache_assets.defs.turns import StreamPlace
+from niels_cache_assets.defs.stream_slots import StreamPlace
 from niels_cache_assets.facts.training_code import loader_code
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError

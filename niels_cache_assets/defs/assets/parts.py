@@ -29,10 +29,10 @@ from niels_cache_assets.defs.assets.upstream import last_materialization, materi
 from niels_cache_assets.defs.config import BuildConfig, PartConfig
 from niels_cache_assets.defs.metadata.builds import Metadata, engines_entry, recorded_at, state_of
 from niels_cache_assets.defs.metadata.entries import materialized, without_empty
+from niels_cache_assets.defs.part_processes import build_part_apart
 from niels_cache_assets.defs.part_slots import limit_parts
 from niels_cache_assets.defs.progress import BuildReporter, ProgressSink, SinkParam, readable_failures
 from niels_cache_assets.defs.resources import RootParam
-from niels_cache_assets.defs.side_by_side import build_part_apart
 from niels_cache_assets.facts.contents import total_bytes
 from niels_cache_assets.parts.lease import LeaseLost
 from niels_cache_assets.parts.plan import CODE_VERSION, Plan

@@ -36,7 +36,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from huggingface_hub.utils import httpx
 
 from niels_cache_assets.sources.errors import SourceUnavailable, shown
-from niels_cache_assets.sources.net.network import Tries
+from niels_cache_assets.sources.net.retries import Tries
 from niels_cache_assets.sources.reading.compressed import Chunks
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.remote.store import STALL_BYTES, STALL_SECONDS

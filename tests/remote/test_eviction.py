@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from niels_cache_runtime.remote import fetcher
+from niels_cache_runtime.remote.eviction import Patience, first_needs, held_bytes, is_in_the_way, make_room, stuck_bytes, surplus
 from niels_cache_runtime.remote.fetcher import Fetcher
 from niels_cache_runtime.remote.ledger import Entry, Reader, State, Want, failure_key
-from niels_cache_runtime.remote.room import Patience, first_needs, held_bytes, is_in_the_way, make_room, stuck_bytes, surplus
 
 BUILD = f"{'0' * 64}/pretrain/x"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.base.processes import Interrupted, stop_on_signals
-from niels_cache_assets.exchange import placing
+from niels_cache_assets.exchange import replacing as placing
 from niels_cache_assets.exchange.formats import FORMATS
 from niels_cache_assets.exchange.writing import write_export
 from niels_cache_runtime import NielsCacheError

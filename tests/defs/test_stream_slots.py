@@ -11,11 +11,11 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts.graph import graph
-from niels_cache_assets.defs import turns
+from niels_cache_assets.defs import stream_slots as turns
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import CORPUS_JOB, STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
-from niels_cache_assets.defs.turns import stream_limit
+from niels_cache_assets.defs.stream_slots import stream_limit
 from niels_cache_runtime.format.commit import writer_lock
 from tests.defs.test_launcher import Recorder, states
 from tests.helpers.builds import build_dataset, build_tokenizer

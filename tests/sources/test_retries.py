@@ -247,7 +247,7 @@ def _parquet_hub(folder: Path) -> Iterator[LoopbackHub]:
 def _reader(hub: LoopbackHub, before: str) -> AbstractContextManager[Watched]:
     """A plain process that streams the hub's data set through the library's threads."""
     script = """
-        from niels_cache_assets.sources.net import network
+        from niels_cache_assets.sources.net import retries as network
         from niels_cache_assets.sources.types import StreamContext
         from niels_cache_assets.sources.huggingface import Huggingface
         source = Huggingface(dataset="down/parquet", shuffle_buffer=20)

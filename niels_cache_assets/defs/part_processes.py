@@ -16,7 +16,7 @@ from niels_cache_assets.artifacts.base import Log, Outcome
 from niels_cache_assets.artifacts.notify import watched
 from niels_cache_assets.artifacts.parts.sharing import FreeFirst
 from niels_cache_assets.cluster.child import Apart, PartCommand, build_apart
-from niels_cache_assets.defs.listening import LaunchListener
+from niels_cache_assets.defs.launch_events import LaunchListener
 from niels_cache_assets.defs.part_slots import HostPlace
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import Busy
