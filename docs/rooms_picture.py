@@ -5,6 +5,8 @@ grey curves on the left. Imports of subpackages above are the red arrows on the 
 other in a cycle are red, too.
 
     python -m docs.rooms_picture [--revision REV] [--output FILE]
+
+The default is docs/images/rooms.svg, of the working tree.
 """
 
 import argparse
@@ -141,24 +143,25 @@ def draw(packages: Sequence[Package], *, title: str) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--revision", metavar="REV", help="draw the tree of this git revision instead of the working tree")
-    parser.add_argument("--output", metavar="FILE", type=Path, default=TARGET)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+def main(folder: Path = TARGET.parent, *, name: str = TARGET.name, revision: str | None = None) -> None:
+    """Draw the working tree or a git revision, and print the imports that go up."""
+    with tempfile.TemporaryDirectory() as temporary:
         root = ROOT
-        if arguments.revision:
-            root = Path(folder)
-            archive = ["git", "archive", arguments.revision, "docs/architecture.md", *PACKAGES]
+        if revision:
+            root = Path(temporary)
+            archive = ["git", "archive", revision, "docs/architecture.md", *PACKAGES]
             content = subprocess.run(archive, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
-            subprocess.run(["tar", "-x"], cwd=folder, check=True, input=content)
-        packages = [read_package(root, name) for name in PACKAGES]
-    arguments.output.write_text(draw(packages, title="Imports between subpackages"), encoding="utf-8")
+            subprocess.run(["tar", "-x"], cwd=root, check=True, input=content)
+        packages = [read_package(root, package) for package in PACKAGES]
+    (folder / name).write_text(draw(packages, title="Imports between subpackages"), encoding="utf-8")
     for package in packages:
         for (room, other), count in sorted(upward(package).items()):
             print(f"{package.name}: {room}/ imports {other}/ above it, {count} times")
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--revision", metavar="REV", help="draw the tree of this git revision instead of the working tree")
+    parser.add_argument("--output", metavar="FILE", type=Path, default=TARGET)
+    arguments = parser.parse_args()
+    main(arguments.output.parent, name=arguments.output.name, revision=arguments.revision)

@@ -97,7 +97,6 @@ def word_hash(word: bytes) -> int:
 
 
 def shingles_of(signer: Signer, text: str) -> NDArray[np.uint64]:
-    """Return the hashes of the shingles of a text, sorted and unique, (n,) uint64."""
     return signer.shingle([text]).of(0)
 
 
