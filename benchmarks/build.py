@@ -44,7 +44,6 @@ import psutil
 import pyarrow
 import pyarrow.parquet
 
-from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.base.strings import Strings
 from niels_cache_assets.build_cache import Resume, build_pretrain_cache, build_sft_cache
 from niels_cache_assets.build_cache.pretrain_writer import PretrainWriter
@@ -55,6 +54,7 @@ from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_assets.streaming.feed import Feed
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, SentencePieceTokenizer
 from niels_cache_runtime.format.reading import available_threads
+from tests.helpers.builds import build_tokenizer
 
 SHUFFLE_BUFFER = 10_000
 SFT_BYTES = 200_000_000

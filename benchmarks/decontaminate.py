@@ -27,7 +27,6 @@ from pathlib import Path
 
 import torch
 
-from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.dedup.text_set import TextSet
 from niels_cache_assets.inspection.disjoint import splits_disjoint
@@ -36,6 +35,7 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.format.reading import available_threads
 from niels_cache_runtime.verify import verify_dataset
+from tests.helpers.builds import build_tokenizer
 
 MODES = ("off", "exact", "near")
 

@@ -39,7 +39,6 @@ import pyarrow.parquet
 import loader
 from build import base_texts, documents
 from loader import Row, Scale, get_batch_way, loader_way, mean_seconds, times
-from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.base.toml import as_toml
@@ -57,6 +56,7 @@ from niels_cache_runtime.format.layout import (
     shard_name,
 )
 from niels_cache_runtime.format.meta import write_meta
+from tests.helpers.builds import build_tokenizer
 
 PARTS = 64
 WANTED = {"get_batch": 1.1, "loader": 1.25}

@@ -32,7 +32,6 @@ import pyarrow
 import pyarrow.parquet
 
 from build import base_texts, documents
-from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.dedup import ranges as in_ranges
@@ -44,6 +43,7 @@ from niels_cache_assets.parts.seal import seal
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_runtime.format.layout import META_NAME, shard_name
 from niels_cache_runtime.format.meta import MOST_META_BYTES, read_meta, write_meta
+from tests.helpers.builds import build_tokenizer
 
 BANDS, ROWS, NUM_PERM = 8, 16, 128
 _BLOCK = 16_384

@@ -76,7 +76,8 @@ def made_here(folder: Path, *, tokenizer: str | None = None, eot: str | None = N
     `tokenizer`: a file with a tokenizer of any kind (None: that of the quickstart). `eot`: the string of its token after each document.
     """
     from niels_cache_assets import load_registry
-    from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
+    from niels_cache_assets.artifacts.graph import graph
+    from niels_cache_assets.artifacts.materialize import materialize
 
     model = Path(QUICKSTART, "tokenizer", "spm.model") if tokenizer is None else Path(tokenizer)
     if not model.exists() and tokenizer is not None:
@@ -91,11 +92,10 @@ def made_here(folder: Path, *, tokenizer: str | None = None, eot: str | None = N
     config = folder / "niels_cache.toml"
     config.write_text(tables, encoding="utf-8")
     registry = load_registry(profile="quickstart", config=str(config))  # it has the data set python_docs
-    build_tokenizer(registry, root=folder)
-    for name in registry.prepared():
-        prepare_corpus(registry, name, root=folder, processes=1)
-    find_duplicates(registry, root=folder)
-    return {name: str(build_dataset(registry, name, root=folder).directory / "train") for name in registry.prepared()}
+    artifacts, names = graph(registry, folder), registry.prepared()
+    for artifact in (artifacts.tokenizer(), *(artifacts.corpus(name, processes=1) for name in names), artifacts.duplicates()):
+        materialize(artifact)
+    return {name: str(materialize(artifacts.cache(name)).directory / "train") for name in names}
 
 
 def parse(sources: list[str]) -> tuple[dict[str, str], dict[str, float]]:

@@ -136,17 +136,16 @@ class Graph:
             kind = PreparedSealed if source.prepare else Sealed
         return kind(registry=self.registry, root=self.root, name=name, source=source, build=build)
 
-    def cache(self, name: str, run_settings: Mapping[str, Any] | None = None) -> Artifact:
+    def cache(self, name: str) -> Artifact:
         """Return the artifact that a build of a data set makes: its cache, or an empty cache if the data set is switched off.
 
         Args:
             name: The name of the data set.
-            run_settings: See `dataset`.
 
         Raises:
-            NielsCacheError: If the name is unknown or a setting is invalid.
+            NielsCacheError: If the name is unknown.
         """
-        dataset = self.dataset(name, run_settings)
+        dataset = self.dataset(name)
         return dataset if dataset.source.enabled else SwitchedOff(dataset=dataset)
 
     def sealed(self, name: str) -> Sealed:

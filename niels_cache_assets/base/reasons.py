@@ -35,14 +35,12 @@ def _asked(meaning: str, advice: str = "", *stages: Stage) -> DropReason:
     return DropReason(True, meaning, advice, stages)
 
 
-def _unasked(meaning: str, advice: str, *stages: Stage) -> DropReason:
+def _unasked(meaning: str, advice: str = "correct the row", *stages: Stage) -> DropReason:
     return DropReason(False, meaning, advice, stages)
 
 
 _ENCODING = "set `encoding` in the table of the data set"
 _FIELDS = "check the field names in the table of the data set"
-_ROW = "correct the row"
-_MESSAGES = "correct the messages of the row"
 _EXPORT = "export the graph again"
 _BENCHMARK = "to keep such documents, remove the text from `decontaminate_against`"
 _VAL = 'to keep such documents, set `decontaminate = "off"`'
@@ -73,28 +71,28 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
         "malformed_history": _unasked("the earlier turns are not a list of [instruction, answer]", "check `history_field`"),
         "missing_messages_field": _unasked("the row has no messages field and no instruction field", _FIELDS),
         "missing_prompt": _unasked("the row has no prompt", _FIELDS),
-        "missing_message_id": _unasked("the message has no id", _ROW),
-        "duplicate_message": _unasked("the message has the id of an earlier message", _ROW),
+        "missing_message_id": _unasked("the message has no id"),
+        "duplicate_message": _unasked("the message has the id of an earlier message"),
         "without_parent": _unasked("the message replies to one that is missing or was dropped", "check whether the files are complete"),
-        "empty_conversation": _unasked("there is no message", _ROW),
-        "empty_message": _unasked("the message has no text", _ROW),
+        "empty_conversation": _unasked("there is no message"),
+        "empty_message": _unasked("the message has no text"),
         "null_content": _unasked(
             "the content of a message is null", "for messages that only call tools, set `template` to a chat template"
         ),
-        "empty_content": _unasked("the content of a message is empty", _MESSAGES),
+        "empty_content": _unasked("the content of a message is empty"),
         "non_string_content": _unasked("the content of a message is not text", "for content in parts, set `template` to a chat template"),
         "unknown_role": _unasked("a message has an unknown role", "rename the role, or set `template` to a chat template that has it"),
-        "no_assistant": _unasked("there is no message of the assistant to train on", _MESSAGES),
-        "not_alternating": _unasked("user and assistant do not take turns", _MESSAGES),
+        "no_assistant": _unasked("there is no message of the assistant to train on"),
+        "not_alternating": _unasked("user and assistant do not take turns"),
         "image_content": _unasked("a message contains an image", "leave such rows out; only text is supported"),
         "audio_content": _unasked("a message contains audio", "leave such rows out; only text is supported"),
         "video_content": _unasked("a message contains a video", "leave such rows out; only text is supported"),
-        "broken_json_in_call": _unasked("a tool call is not valid JSON", _MESSAGES),
+        "broken_json_in_call": _unasked("a tool call is not valid JSON"),
         "broken_tools": _unasked("the tools are not a list of objects, or not valid JSON", "check `tools_field`"),
-        "repeated_key_in_json": _unasked("an object in the JSON text of a call or of tools repeats a key", _ROW),
-        "unusable_weight": _unasked("a message has a weight other than 0 and 1", _MESSAGES),
-        "contradictory_weights": _unasked("a message is marked both to be trained on and not to be", _MESSAGES),
-        "weight_of_other_role": _unasked("a message of a role other than assistant is marked to be trained on", _MESSAGES),
+        "repeated_key_in_json": _unasked("an object in the JSON text of a call or of tools repeats a key"),
+        "unusable_weight": _unasked("a message has a weight other than 0 and 1"),
+        "contradictory_weights": _unasked("a message is marked both to be trained on and not to be"),
+        "weight_of_other_role": _unasked("a message of a role other than assistant is marked to be trained on"),
         "kto_label_without_key": _unasked("the row has a KTO label, true or false", "set `kto`, or rename the field"),
         "kto_negative": _asked('the answer was not liked; `kto = "positives"` keeps only the others'),
         "kto_row": _asked('the row has a KTO label; `kto = "drop"` drops such rows', 'set `kto = "positives"` to keep the liked answers'),
@@ -117,9 +115,9 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
             "there is further input, but no prompt that ends with a message of the user", _FIELDS, "conversations", "pairs"
         ),
         "no_prompt": _unasked("both sides are text, and no field contains their prompt", "set `prompt_field`"),
-        "prompts_differ": _unasked("the prompts of the two sides differ", _ROW),
-        "no_assistant_at_end": _unasked("a side does not end with the assistant", _ROW),
-        "equal_sides": _unasked("both sides are equal", _ROW, "pairs", "encoding"),
+        "prompts_differ": _unasked("the prompts of the two sides differ"),
+        "no_assistant_at_end": _unasked("a side does not end with the assistant"),
+        "equal_sides": _unasked("both sides are equal", "correct the row", "pairs", "encoding"),
     },
     "mixtures": {
         "member_val": _asked("the member that contains the document keeps it for its own val"),
@@ -163,7 +161,7 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
         "refused_by_template": _unasked("the chat template refuses the conversation", "run `niels-cache sample` to see its message"),
         "unknown_turn": _unasked("the chat template does not show which message a turn is", "choose another template"),
         "too_many_turns": _unasked("the conversation has too many turns, or its examples are too long together", "divide the conversation"),
-        "no_target": _unasked("no token is a target of the loss", _MESSAGES),
+        "no_target": _unasked("no token is a target of the loss"),
         "too_long": _asked("a side has more tokens than `max_tokens`", "raise `max_tokens`"),
     },
 }

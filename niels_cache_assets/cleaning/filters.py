@@ -1,12 +1,9 @@
 """Filters, each of which looks at one normalized document and returns a rejection or None.
 
-The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document, and
-add one line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to the cleaning stage of the table of
-drop reasons, at the position that the filter has in `_JUDGES`. The threshold of a filter is in project/tables.py. If Gopher has a
-rule (Rae et al. 2021, https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher. Some definitions hold
-for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines do not count. If more
-than half of a text is in a script without blanks (base/scripts.py), its filters count characters: two of them count as a word. The module
-`languages` tells the language.
+The first rejection counts, so cheap filters run first. To add a filter, write a function that takes the facts about a document, and add one
+line to `_JUDGES`. The name of a filter is also the reason of its rejections. Add this name to the cleaning stage of base/reasons.py, at the
+position that the filter has in `_JUDGES`. The threshold of a filter is in settings.py. If Gopher has a rule (Rae et al. 2021,
+https://arxiv.org/abs/2112.11446, table A1 of the appendix), the threshold is that of Gopher.
 
 Some definitions hold for all filters. Words are separated by white space (str.split). A letter is a character with str.isalpha. Empty lines
 do not count. If more than half of a text is in a script without blanks (base/scripts.py), its filters count characters: two of them count

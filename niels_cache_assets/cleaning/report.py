@@ -88,6 +88,9 @@ class CleaningReport:
         Args:
             dropped: The rejection.
             place: Index of the document in the chunk.
+
+        Raises:
+            ValueError: For a reason that is not in the table of reasons.
         """
         require_known(dropped.reason)
         ordinal = self._first + place

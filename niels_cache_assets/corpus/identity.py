@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from niels_cache_assets.base.choices import refuse_choice
-from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
+from niels_cache_assets.base.fingerprint import settings_that_count
 from niels_cache_assets.corpus.layout import CODE_VERSION, DIGESTS_NAME, SIGNATURES_NAME
 from niels_cache_assets.dedup.hashing import SIGNATURE_VERSION
 from niels_cache_assets.dedup.settings import DedupSettings
@@ -105,11 +105,6 @@ def corpus_tokenizer(registry: Registry, name: str, *, root: Path) -> TextTokeni
         raise NielsCacheError(
             f"{name}: a member is split by token budgets, so the tokenizer is needed to leave out its val: {error}"
         ) from error
-
-
-def corpus_fingerprint(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> str:
-    """Return the sha256 over everything that decides a corpus's bytes."""
-    return fingerprint_of(corpus_made_of(registry, name, revision=revision, tokenizer_sha256=tokenizer_sha256))
 
 
 def corpus_made_of(registry: Registry, name: str, *, revision: str | None, tokenizer_sha256: str | None) -> dict[str, Any]:

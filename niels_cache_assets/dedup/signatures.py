@@ -151,7 +151,7 @@ class Signer:
 
 
 def jaccard(shingles: Uints, others: Uints) -> float:
-    """Return the Jaccard similarity |A and B| / |A or B| of two sorted arrays of unique hashes (`Signer.shingle_hashes`).
+    """Return the Jaccard similarity |A and B| / |A or B| of two sorted arrays of unique hashes (`Shingles.of`).
 
     The result is 0.0 if one or both arrays are empty. The time is O(n log m) at most, where n is the length of the shorter array.
     """

@@ -76,7 +76,6 @@ class BuildReporter:
         sink: Receives the progress in this process.
         name: Name of the build.
         observed: Asset that gets the observations of a long build, in the partition of this run if it has one; by default none.
-        clock: Returns seconds; by default time.monotonic.
     """
 
     def __init__(

@@ -112,10 +112,10 @@ class LocalCopy:
         """Download a whole split, and return its path in the form that TokenLoader takes. The files stay until `close`.
 
         Args:
-            address: The address of the data set or of the split.
+            address: The address of the split.
 
         Raises:
-            NielsCacheError: If the split does not fit below the limit.
+            NielsCacheError: If the address names no split, or the split does not fit below the limit.
         """
         build, split = self.open(address)
         if split is None:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.corpus_facts import corpus_report
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.dedup.bands import choose_bands
 from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.dagster_tools import Project
 from tests.helpers.prepared_project import LETTERS, prepare_project
 

@@ -12,7 +12,6 @@ import torch
 
 from niels_cache_assets.artifacts import duplicates
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, prepared_documents
 from niels_cache_assets.corpus import near_val, order, store
 from niels_cache_assets.corpus.identity import dedup_order
@@ -24,6 +23,7 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
+from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
 from tests.helpers.messages import missing
 from tests.helpers.plain_signatures import shingles_of

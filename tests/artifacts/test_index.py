@@ -223,9 +223,12 @@ def test_a_blend_is_a_partition_once_its_members_can_be_built(folder: Path) -> N
     assert registry().blend_keys() == ["mix"]
 
 
-def test_without_a_terminal_a_line_is_printed_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_a_line_is_printed_every_ten_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = iter([0.0, 3.0, 10.5, 15.0, 21.0])
-    with array_progress(lambda: next(times)) as progress:
+    monkeypatch.setattr("niels_cache_assets.cli.progress.monotonic", lambda: next(times))
+    with array_progress() as progress:
         for done in range(4):
             progress("sample_index", done * 1000, 5000)
     assert capsys.readouterr().err.splitlines() == ["sample_index: 1,000 of 5,000", "sample_index: 3,000 of 5,000"]

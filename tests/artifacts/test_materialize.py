@@ -118,7 +118,7 @@ def test_a_finished_build_is_kept_if_upstream_cannot_be_asked(tmp_path: Path) ->
 BUILD = """
 import sys, time
 from pathlib import Path
-from niels_cache_assets.artifacts.builds import build_dataset
+from tests.helpers.builds import build_dataset
 from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.sources.jsonl import Jsonl
 from tests.helpers.dagster_tools import Project

@@ -8,7 +8,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_prepared
@@ -18,6 +17,7 @@ from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import documents_name
 from niels_cache_runtime.verify import verify_cache
+from tests.helpers.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, corpus_registry, nearly, write_jsonl
 from tests.helpers.messages import missing
 
@@ -129,10 +129,10 @@ def test_drop_lists_of_another_data_sets_former_corpus_are_told_by_the_state_of_
 def test_a_run_with_another_seed_is_refused_where_the_drop_list_hangs_on_it(tmp_path: Path, model_table: str) -> None:
     registry = ready(corpus_registry(tmp_path, {"notes": articles(30)}, settings=model_table), tmp_path)
     with pytest.raises(NielsCacheError, match=r"seed and val_frac .*configuration"):
-        materialize(graph(registry, tmp_path).cache("notes", {"val_frac": 0.5}))
+        materialize(graph(registry, tmp_path).dataset("notes", {"val_frac": 0.5}))
     cleaned = corpus_registry(tmp_path, {"notes": articles(30)}, settings=model_table, table='prepare = ["clean"]\n')
     prepare_corpus(cleaned, "notes", root=tmp_path, processes=1)
-    outcome = materialize(graph(cleaned, tmp_path).cache("notes", {"val_frac": 0.5}))
+    outcome = materialize(graph(cleaned, tmp_path).dataset("notes", {"val_frac": 0.5}))
     assert outcome.meta["documents"] == {"train": 15, "val": 15}
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.corpus import CorpusPart
 from niels_cache_assets.artifacts.duplicates import HashRange
 from niels_cache_assets.artifacts.forecast.steps import forecast
@@ -30,6 +29,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import notes, verify_cache
 from tests.corpus.test_resume import contents, prepared
 from tests.helpers import children
+from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, nearly, write_jsonl
 from tests.helpers.messages import missing
 

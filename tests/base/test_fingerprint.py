@@ -9,7 +9,7 @@ from pydantic import Field
 from niels_cache_assets.artifacts.cache_identity import cache_identity
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.fingerprint import fingerprint_of, settings_that_count
-from niels_cache_assets.corpus.identity import corpus_fingerprint, dedup_identity
+from niels_cache_assets.corpus.identity import corpus_made_of, dedup_identity
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
 from niels_cache_assets.sources.text import Text
@@ -65,7 +65,7 @@ def fingerprints(registry: Registry) -> dict[str, str]:
             )
     return {
         **found,
-        "corpus": corpus_fingerprint(registry, "prepared", revision="1", tokenizer_sha256=None),
+        "corpus": fingerprint_of(corpus_made_of(registry, "prepared", revision="1", tokenizer_sha256=None)),
         "tokenizer": fingerprint_of(graph(registry, "").tokenizer().identity()),
         "dedup": fingerprint_of(dedup_identity(registry.dedup)),
     }

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base import reasons
 from niels_cache_assets.base.documents import Document, Drops, Message, SourceReport, joined_facts
@@ -31,6 +30,7 @@ from niels_cache_assets.sources.messages import WEIGHT_PROBLEMS
 from niels_cache_assets.sources.parquet import Parquet
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.format.meta import read_meta
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.messages import missing
 from tests.helpers.read_sources import read
 

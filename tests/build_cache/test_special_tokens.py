@@ -17,7 +17,6 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.base.defaults import ROLE_TO_KEY, SPECIAL_TOKENS
 from niels_cache_assets.base.documents import Conversation, Document, Message, SourceReport
 from niels_cache_assets.build_cache import build_pretrain_cache, build_sft_cache
@@ -26,6 +25,7 @@ from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import TOKEN_DTYPE, list_shards
 from niels_cache_runtime.format.meta import Meta, read_meta
+from tests.helpers.builds import build_tokenizer
 from tests.helpers.tiny import sentences
 
 PLENTY = 10**9

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from niels_cache_assets import to_hf_dataset
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.input_problems import input_problems
 from niels_cache_assets.base.documents import Message
 from niels_cache_assets.build_cache import build_sft_cache
@@ -31,6 +30,7 @@ from niels_cache_runtime.cache import targets as target_spans
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.verify import verify_cache, verify_dataset
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.chat_models import MARKED, UNMARKED, chat_project, chatml, examples_on_disk, opened_model
 from tests.helpers.hand_made import learned_tokens, rewrite_meta
 from tests.helpers.tiny import sentences

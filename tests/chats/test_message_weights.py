@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.base.documents import Conversation
 from niels_cache_assets.build_cache import Resume, build_sft_cache
 from niels_cache_assets.chats.templates import Template
@@ -20,6 +19,7 @@ from niels_cache_assets.tokenizer.tokenizer_json import HuggingFaceTokenizer
 from niels_cache_runtime import NielsCacheError, SFTExampleDataset, TokenLoader
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.chat_models import MARKED, UNMARKED, chat_project, chatml, examples_on_disk, opened_model, template_of
 from tests.helpers.hand_made import rewrite_meta
 from tests.helpers.tiny import sentences

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.commands import clean
 from niels_cache_assets.cli.commands.clean import spread
@@ -21,6 +20,7 @@ from niels_cache_assets.cli.commands.duplicates import mark_differences
 from niels_cache_assets.cli.console import excerpt
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_runtime.format.meta import Meta, read_meta
+from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, corpus_registry, nearly, write_jsonl
 from tests.helpers.messages import missing
 

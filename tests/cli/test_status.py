@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.build_cache import CODE_VERSIONS
 from niels_cache_assets.cli import main
@@ -27,6 +26,7 @@ from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.commit import lock_path, writer_lock
 from niels_cache_runtime.format.layout import META_NAME
+from tests.helpers.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles
 from tests.helpers.messages import missing
 from tests.helpers.unreadable import forbid

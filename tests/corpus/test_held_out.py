@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.base.defaults import SPECIAL_TOKENS
 from niels_cache_assets.base.documents import Document
@@ -21,6 +20,7 @@ from niels_cache_assets.sources.types import StreamContext
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import SPLITS, Split, documents_name
+from tests.helpers.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from tests.helpers.corpora import nearly, write_jsonl
 from tests.helpers.hub_repositories import parquet
 from tests.helpers.tiny import sentences, train_tiny_tokenizer

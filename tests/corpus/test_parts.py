@@ -14,7 +14,6 @@ import pytest
 
 from niels_cache_assets.artifacts import corpus
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.corpus import CorpusPart, CorpusProgress, JoinedCorpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
@@ -34,6 +33,7 @@ from niels_cache_runtime.format.commit import Busy, Writer
 from niels_cache_runtime.format.meta import Meta, read_meta, write_meta
 from niels_cache_runtime.verify import notes, verify_cache
 from tests.corpus.test_resume import contents, stop_after
+from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, nearly, write_jsonl
 from tests.helpers.messages import missing
 from tests.helpers.parts_project import NAME, PartsProject, build
@@ -221,7 +221,7 @@ def test_a_part_that_another_process_has_comes_last(tmp_path: Path, monkeypatch:
 def test_progress_is_that_of_all_parts(tmp_path: Path) -> None:
     write_texts(tmp_path)
     registry, told = registry_of(tmp_path, 3), list[CorpusProgress]()
-    meta = prepare(registry, tmp_path / "cache", progress=told.append)
+    meta = prepare(registry, tmp_path / "cache", on_progress=told.append)
     assert [each.share for each in told] == sorted(each.share or 0.0 for each in told)
     assert len(told) > 15
     documents, characters = meta["documents"], meta["characters"]["before"]

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.builds import prepare_corpus
 from niels_cache_assets.artifacts.corpus import CorpusProgress
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.base.parallel import map_in_processes
@@ -25,6 +24,7 @@ from niels_cache_assets.corpus.layout import DOCUMENTS, REJECTED, corpus_dir
 from niels_cache_assets.dedup.signatures import Signer
 from niels_cache_assets.project.registry import Registry
 from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.builds import prepare_corpus
 from tests.helpers.corpora import MisbehavingSource, articles, corpus_registry, with_source, write_jsonl
 from tests.helpers.messages import missing
 from tests.helpers.programs import Program
@@ -255,7 +255,7 @@ def test_workers_answer_in_order_and_take_no_more_than_they_need() -> None:
 _SLOW_RUN = """
 import sys
 from pathlib import Path
-from niels_cache_assets.artifacts.builds import prepare_corpus
+from tests.helpers.builds import prepare_corpus
 from tests.helpers.corpora import MisbehavingSource, corpus_registry, with_source
 if __name__ == "__main__":
     folder = Path(sys.argv[1])

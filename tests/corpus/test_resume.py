@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from niels_cache_assets.artifacts import corpus, materialize
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.base.parallel import LONG_CHARACTERS
 from niels_cache_assets.corpus import store
 from niels_cache_assets.corpus.chunks import Chunk, ChunkWork, PreparedChunk
@@ -20,6 +19,7 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.reading import rows
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import MisbehavingSource, articles, corpus_registry, nearly, with_source, write_jsonl
 from tests.helpers.messages import missing
 

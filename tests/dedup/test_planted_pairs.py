@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.dedup.bands import bands_for_recall
+from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, corpus_registry
 from tests.helpers.plain_signatures import canonical_text
 

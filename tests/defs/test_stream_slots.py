@@ -10,7 +10,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.defs import stream_slots as turns
 from niels_cache_assets.defs.home.instance import ensure_instance
@@ -19,6 +18,7 @@ from niels_cache_assets.defs.launcher import launch_builds
 from niels_cache_assets.defs.stream_slots import stream_limit
 from niels_cache_runtime.format.commit import writer_lock
 from tests.defs.test_launcher import Recorder, states
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.dagster_tools import Project
 from tests.helpers.messages import missing
 from tests.helpers.parts_project import build

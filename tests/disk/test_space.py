@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.disk import space
 from niels_cache_assets.disk.journal import partial_directory
 from niels_cache_assets.disk.space import Need, naming, pretrain_need, require_room, telling
@@ -22,6 +21,7 @@ from niels_cache_assets.sources.reading.files import file_bytes
 from niels_cache_runtime import NielsCacheError
 from niels_cache_runtime.format.layout import Split
 from niels_cache_runtime.format.npy_files import create_npy
+from tests.helpers.builds import build_dataset, build_tokenizer, prepare_corpus
 from tests.helpers.corpora import articles
 from tests.helpers.messages import missing
 from tests.helpers.small_project import STAGES, small_project

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.corpus_facts import corpus_report
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.cli import main
@@ -24,6 +23,7 @@ from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.streaming import encode
 from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, corpus_registry, nearly
 from tests.helpers.read_sources import read
 

@@ -25,7 +25,6 @@ import pytest
 import torch
 
 from niels_cache_assets.artifacts import corpus
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.corpus import store
 from niels_cache_assets.dedup import ranges
@@ -35,6 +34,7 @@ from niels_cache_assets.exchange.writing import write_export
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.streaming import encode
 from tests.helpers import children
+from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, nearly, write_jsonl
 from tests.helpers.exports import random_documents, write_documents_cache
 from tests.helpers.failing_disk import Disk

@@ -13,7 +13,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
@@ -23,6 +22,7 @@ from niels_cache_runtime.verify import verify_cache
 from tests.build_cache.test_determinism import digests
 from tests.defs.test_stream_slots import NeverWaiting
 from tests.helpers import programs
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.dagster_tools import Project
 from tests.helpers.tiny import sentences
 from tests.helpers.ui.running import wait_until

@@ -18,7 +18,7 @@ from tests.helpers.programs import Program
 IMPORTED = (
     "niels_cache_assets.cleaning.chain",
     "niels_cache_assets.corpus.chunks",
-    "niels_cache_assets.artifacts.builds",
+    "tests.helpers.builds",
     "niels_cache_assets.dedup.text_set",
     "tests.helpers.exports",
     "tests.helpers.warm",

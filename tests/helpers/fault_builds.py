@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from niels_cache_assets.artifacts.builds import build_dataset, prepare_corpus
 from niels_cache_assets.base.processes import stop_on_signals
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_runtime.format.layout import dataset_dir, tokenizer_dir
+from tests.helpers.builds import build_dataset, prepare_corpus
 from tests.helpers.chat_models import UNMARKED
 from tests.helpers.failing_disk import Disk
 from tests.helpers.tiny import sentences

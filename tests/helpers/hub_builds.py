@@ -41,11 +41,11 @@ def build_from(hub: LoopbackHub, root: Path, builds: list[Build], **constants: A
 def _build(root: Path, table: dict[str, Any], name: str, patience: float, others: dict[str, Any]) -> dict[str, Any]:
     from huggingface_hub import HfFileSystem
 
-    from niels_cache_assets.artifacts.builds import build_dataset
     from niels_cache_assets.project.registry import load_registry
     from niels_cache_assets.sources import PRETRAIN_SOURCES
     from niels_cache_assets.sources.errors import SourceUnavailable
     from niels_cache_runtime.errors import NielsCacheError
+    from tests.helpers.builds import build_dataset
 
     HfFileSystem.clear_instance_cache()  # lists of an earlier build are requested again
     family = "pretrain" if table["source"] in PRETRAIN_SOURCES else "sft"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.project.registry import load_registry
+from tests.helpers.builds import build_tokenizer
 
 _TEXT = (
     "the a of to and in is it for on with as was by at from that this cache token shard stream split seed document train val model "

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from niels_cache_assets import to_hf_dataset
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.build_cache import build_sft_cache
 from niels_cache_assets.chats.templates import Template
@@ -29,6 +28,7 @@ from niels_cache_runtime import SFT, NielsCacheError, PreferenceBatch, Preferenc
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.loader.preference.rows import PackedPairs
 from niels_cache_runtime.verify import verify_cache, verify_dataset
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.chat_models import MARKED, chat_project, chatml, examples_on_disk, opened_model, template_of
 from tests.helpers.hand_made import rewrite_meta
 from tests.helpers.tiny import sentences

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.builds import find_duplicates
 from niels_cache_assets.artifacts.dataset import Pretrain
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
@@ -24,6 +23,7 @@ from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import verify_cache
 from tests.build_cache.test_determinism import digests
+from tests.helpers.builds import find_duplicates
 from tests.helpers.corpora import articles, write_jsonl
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.index import plan_of
 from niels_cache_assets.cli import main
@@ -20,6 +19,7 @@ from niels_cache_assets.tokenizer.measures import by_source
 from niels_cache_runtime import NielsCacheError, TokenLoader, open_cache, read_meta
 from niels_cache_runtime.verify import verify_cache, verify_dataset
 from niels_cache_runtime.verify.__main__ import main as runtime_verify
+from tests.helpers.builds import build_dataset, prepare_corpus
 from tests.helpers.hand_made import exchange, rewrite_meta, write_cache, write_pretrain, write_sft
 from tests.helpers.messages import missing
 from tests.helpers.small_project import SmallProject, small_project

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_tokenizer
 from niels_cache_assets.artifacts.input_problems import input_problems
 from niels_cache_assets.build_cache import build_pretrain_cache
 from niels_cache_assets.cli import main
@@ -15,6 +14,7 @@ from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.tokenizer.kinds import SentencePieceTokenizer
 from niels_cache_runtime import TokenLoader
 from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.builds import build_tokenizer
 from tests.helpers.hand_made import write_cache
 from tests.helpers.messages import missing
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import load_registry
@@ -15,6 +14,7 @@ from niels_cache_runtime.format.layout import FAMILIES
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.loader.packing.rows import PackedExamples
 from niels_cache_runtime.verify import verify_cache
+from tests.helpers.builds import build_dataset, build_tokenizer
 
 pytestmark = [
     pytest.mark.real_data,

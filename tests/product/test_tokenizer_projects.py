@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.cli import main
@@ -24,6 +23,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta, sha256_file
 from niels_cache_runtime.verify import verify_cache
 from tests.exchange.test_megatron_import import write_indexed
+from tests.helpers.builds import build_dataset, build_tokenizer, prepare_corpus
 from tests.helpers.tiny import sentences
 from tests.helpers.tokenizer_files import EOT, REAL, WORDS_PATTERN, added, needs_real, pieces, write_json, write_ranks
 from tests.tokenizer.test_training import configure
@@ -177,7 +177,7 @@ TRAINED = 'model_type = "bytelevel_bpe"\nvocab_size = 400\ntrain_on = ["sample"]
 def test_a_byte_level_bpe_is_trained_to_the_same_bytes_whatever_the_threads(tmp_path: Path) -> None:
     project(tmp_path, TRAINED)
     program = (
-        "import sys\nfrom niels_cache_assets.artifacts.builds import build_tokenizer\n"
+        "import sys\nfrom tests.helpers.builds import build_tokenizer\n"
         "from niels_cache_assets.project.registry import load_registry\n"
         "from pathlib import Path\nbuild_tokenizer(load_registry(config=sys.argv[1]), root=Path(sys.argv[2]))\n"
     )

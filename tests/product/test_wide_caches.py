@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from niels_cache_assets import to_hf_dataset
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.base.documents import Document
@@ -29,6 +28,7 @@ from niels_cache_runtime.format.layout import Family, list_shards
 from niels_cache_runtime.format.meta import Meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.build_cache.test_determinism import conversations, digests
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.exports import WIDE, random_documents, write_documents_cache
 from tests.helpers.messages import missing
 from tests.helpers.tiny import WORDS, WideTokenizer, sentences

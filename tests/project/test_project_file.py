@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.input_problems import BadInputs, hub_problems, input_problems, require_inputs
 from niels_cache_assets.cli import exit_codes, main
 from niels_cache_assets.cli.new_config import catalog_table
@@ -20,6 +19,7 @@ from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.hub.data import HubData
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import FAMILIES
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
 

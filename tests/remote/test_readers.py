@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.cli import main
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.publish.push import local_build, push
@@ -32,6 +31,7 @@ from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.megatron import CacheSplit as MegatronSplit
 from niels_cache_runtime.megatron import open_blend
 from niels_cache_runtime.remote.store import is_address
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.chat_models import model_folder
 from tests.helpers.loopback_s3 import BUCKET, LoopbackS3
 from tests.helpers.remote_caches import ADDRESS, Caches, letters

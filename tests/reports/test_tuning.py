@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning import measures as cleaning_measures
 from niels_cache_assets.cleaning.chain import Cleaner
@@ -30,6 +29,7 @@ from niels_cache_assets.reports.tuning import tuning
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import read_meta
 from niels_cache_runtime.verify import notes, verify_cache
+from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, corpus_registry
 
 SETTINGS = CleaningSettings(skip=("not_english", "language_error"), min_characters=200, min_words=40, max_duplicate_lines=0.3)

@@ -24,11 +24,11 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.index import plan_of, read_blend_file
 from niels_cache_assets.project.registry import Registry, cache_root, load_registry
 from niels_cache_runtime.format.layout import FAMILIES, META_NAME
 from niels_cache_runtime.megatron import IndexedWriter
+from tests.helpers.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, nearly, write_jsonl
 from tests.helpers.docs_reader import PAGES, REPOSITORY, SHOWN, Reader, blocks_of, inline_commands, page_name, parses
 from tests.helpers.tiny import sentences

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_tokenizer, prepare_corpus
 from niels_cache_assets.base.documents import Conversation, Message
 from niels_cache_assets.build_cache import Provenance, build_pretrain_cache, build_sft_cache, write_unbuilt_cache
 from niels_cache_assets.build_cache.pretrain import PretrainBuild
@@ -23,6 +22,7 @@ from niels_cache_runtime.format.layout import FAMILIES, META_NAME, dataset_dir
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.format.meta_keys import FORM_OF, form_problem
 from tests.golden.imports import described_names
+from tests.helpers.builds import build_tokenizer, prepare_corpus
 from tests.helpers.chat_models import UNMARKED, template_of
 from tests.helpers.corpora import articles, corpus_registry
 from tests.helpers.parts_project import NAME, PartsProject, build

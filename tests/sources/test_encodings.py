@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.corpus_facts import corpus_report
 from niels_cache_assets.project.registry import Registry, load_registry
 from niels_cache_assets.sources import PRETRAIN_SOURCES, SFT_SOURCES
@@ -37,6 +36,7 @@ from niels_cache_assets.sources.types import Source
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from tests.helpers.dagster_tools import json_of
 from tests.helpers.messages import missing
 from tests.helpers.places import require_every_place_is_exact

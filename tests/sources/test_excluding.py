@@ -8,7 +8,6 @@ import dagster as dg
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.artifacts.corpus_facts import corpus_report
 from niels_cache_assets.artifacts.dataset import Pretrain
 from niels_cache_assets.artifacts.forecast.volumes import _documents
@@ -20,6 +19,7 @@ from niels_cache_assets.sources.excluding import identity_of_ids, require_matche
 from niels_cache_assets.sources.jsonl import Jsonl
 from niels_cache_assets.sources.types import StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.builds import build_dataset, build_tokenizer, prepare_corpus
 from tests.helpers.corpora import articles, corpus_registry
 from tests.helpers.messages import missing
 

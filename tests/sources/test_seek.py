@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.artifacts.builds import find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared, with_prepared
 from niels_cache_assets.corpus import store
 from niels_cache_assets.exchange.corpus_text import FILE_TYPES, FileType, TextExport
@@ -35,6 +34,7 @@ from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_assets.sources.wikitext import Wikitext
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.megatron import IndexedWriter
+from tests.helpers.builds import find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, corpus_registry
 from tests.helpers.exports import random_documents, write_documents_cache
 from tests.helpers.places import batches_of, places_of, require_every_place_is_exact, started_at

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, prepare_corpus
 from niels_cache_assets.cli import main
 from niels_cache_assets.cli.exit_codes import DONE
 from niels_cache_assets.project.registry import load_registry
@@ -22,6 +21,7 @@ from niels_cache_assets.sources.reading.rows import parquet_rows
 from niels_cache_assets.sources.text_column import ROWS, Column, kind_of_name
 from niels_cache_assets.sources.types import PretrainSource, StreamContext
 from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.builds import build_dataset, build_tokenizer, prepare_corpus
 from tests.helpers.dagster_tools import Project
 from tests.helpers.hub_repositories import json_lines, parquet
 from tests.helpers.loopback_hub import LoopbackHub

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.prepared_corpora import open_prepared
 from niels_cache_assets.cli import main
 from niels_cache_assets.disk.table_file import tables
@@ -31,6 +30,7 @@ from niels_cache_assets.sources.reading.keep import kept_values
 from niels_cache_assets.sources.reading.parquet_files import ParquetTable
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.loader.loader import TokenLoader
+from tests.helpers.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from tests.helpers.corpora import articles, nearly
 from tests.helpers.places import require_every_place_is_exact
 from tests.helpers.read_sources import read

@@ -14,7 +14,6 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from niels_cache_assets.artifacts.builds import prepare_corpus
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.cleaning.chain import Cleaner
 from niels_cache_assets.cleaning.settings import CleaningSettings
@@ -25,6 +24,7 @@ from niels_cache_assets.sources.reading.compressed import DamagedFile
 from niels_cache_assets.sources.text import Text
 from niels_cache_assets.sources.wikipedia import Wikipedia
 from niels_cache_runtime.errors import NielsCacheError
+from tests.helpers.builds import prepare_corpus
 from tests.helpers.corpora import articles
 from tests.helpers.depth import cases
 from tests.helpers.hub_repositories import json_lines

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.base.defaults import SPECIAL_TOKENS
 from niels_cache_assets.base.documents import Document
 from niels_cache_assets.build_cache import build_pretrain_cache
@@ -22,6 +21,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.build_cache.test_determinism import digests
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.depth import sized
 from tests.helpers.plain_signatures import canonical_text
 from tests.helpers.tiny import sentences

@@ -7,7 +7,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cleaning.filters import REASONS
@@ -20,6 +19,7 @@ from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.meta import Meta, read_meta
 from niels_cache_runtime.verify import verify_dataset
 from tests.build_cache.test_determinism import digests
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.corpora import write_jsonl
 from tests.helpers.tiny import sentences
 from tests.streaming.test_decontaminate import sources_of

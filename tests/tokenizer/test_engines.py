@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from niels_cache_assets.artifacts.base import Outcome
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.state import state_of
 from niels_cache_assets.artifacts.unfinished import unfinished_build
@@ -43,6 +42,7 @@ from niels_cache_assets.tokenizer.tiktoken_ranks import read_ranks
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.verify import verify_cache
 from tests.build_cache.test_determinism import digests
+from tests.helpers.builds import build_dataset, build_tokenizer
 from tests.helpers.messages import missing
 from tests.helpers.parts_project import PartsProject, build, parts_of
 from tests.helpers.tiny import sentences

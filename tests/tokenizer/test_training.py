@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-from niels_cache_assets.artifacts.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from niels_cache_assets.artifacts.prepared_corpora import prepared_documents
 from niels_cache_assets.artifacts.tokenizer_sample import MAX_LINE_BYTES, split_long_line, spool_sample
 from niels_cache_assets.base.defaults import ROLE_KEYS, SPECIAL_TOKENS
@@ -28,6 +27,7 @@ from niels_cache_assets.tokenizer.training import round_trip_losses
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.layout import META_NAME, TOKEN_DTYPE, dataset_dir
 from niels_cache_runtime.format.meta import read_meta, sha256_file
+from tests.helpers.builds import build_dataset, build_tokenizer, find_duplicates, prepare_corpus
 from tests.helpers.corpora import write_jsonl
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
@@ -173,7 +173,7 @@ def test_training_ends_with_the_build_however_that_ends(tmp_path: Path, end: sig
         import os
         from pathlib import Path
         from niels_cache_assets.artifacts import tokenizer as tokenizer_artifact
-        from niels_cache_assets.artifacts.builds import build_tokenizer
+        from tests.helpers.builds import build_tokenizer
         from niels_cache_assets.project.registry import load_registry
         def endless(registry, root, sample, beginnings, log):  # training waits for a writer of its text for ever
             os.mkfifo(sample)

@@ -46,8 +46,8 @@ from niels_cache_runtime.format.meta import Meta
 
 _GROUP = "pretrain"
 _EXCLUDE = "exclude"  # key in the metadata of a plan: sha256 over the ids to leave out
-ASK_SECONDS = 5.0  # between two questions whether a run was terminated
-_GROUPS = "groups"  # key in the metadata of a plan, if its data version alone does not tell them
+ASK_SECONDS = 5.0  # minimum time between two queries for the end of a run
+_GROUPS = "groups"  # key in the metadata of a plan, if its data version alone does not show them
 
 _PLAN = """The plan of a data set in parts: its files at one revision, the files of each part, and the share of each part in the budgets.
 
@@ -272,9 +272,8 @@ class RunEnding:
     """Whether a run was terminated or has ended. Executors such as those of Dask and Celery send no signal to a running step.
 
     Args:
-        instance: The instance to query.
+        instance: The instance to query, at most once every ASK_SECONDS.
         run_id: Id of the run.
-        seconds: Minimum time between two queries.
 
     Attributes:
         is_true: The last result.
@@ -288,7 +287,7 @@ class RunEnding:
     def __call__(self) -> bool:
         if not self.is_true and time.monotonic() >= self._next:
             self._next = time.monotonic() + ASK_SECONDS
-            with suppress(Exception):  # a database that does not answer ends no build; each storage has errors of its own
+            with suppress(Exception):  # a database that does not answer must not end a build; each storage has errors of its own
                 run = self._instance.get_run_by_id(self._run_id)
                 self.is_true = run is not None and (run.status == dg.DagsterRunStatus.CANCELING or run.is_finished)
         return self.is_true

@@ -15,7 +15,7 @@ from niels_cache_assets.artifacts.parts.plan import PartsPlan
 from niels_cache_assets.artifacts.prepared_corpora import with_prepared
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.chats.templates import find_template
-from niels_cache_assets.corpus.identity import corpus_fingerprint
+from niels_cache_assets.corpus.identity import corpus_made_of
 from niels_cache_assets.defs.keys import DOCUMENTS, META_KEYS, UPSTREAM_KEYS, partitions
 from niels_cache_assets.project.registry import Registry
 from niels_cache_assets.sources.reading.references import with_references
@@ -113,7 +113,7 @@ def _observation(registry: Registry, name: str, revision: str | None, *, root: P
                 prepared=None,
             )
         ),
-        "corpus": corpus_fingerprint(registry, name, revision=None, tokenizer_sha256=None) if is_prepared(source) else None,
+        "corpus": fingerprint_of(corpus_made_of(registry, name, revision=None, tokenizer_sha256=None)) if is_prepared(source) else None,
     }
     if isinstance(source, SourceWithParts) and source.added:
         plan = PartsPlan(registry=registry, root=root, name=name, source=source, build=registry.build)

@@ -78,7 +78,7 @@ def find_splits(groups: Sequence[Sequence[str]]) -> list[list[SourceFile]]:
     Names are relative to the folder that all lists share.
 
     Args:
-        groups: The globs or folders of each split.
+        groups: The globs of each split.
 
     Raises:
         NielsCacheError: For the reasons of `find_files`, and if a file is in two lists.

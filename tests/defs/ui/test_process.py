@@ -12,10 +12,10 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from niels_cache_assets.artifacts.builds import build_dataset
 from niels_cache_assets.disk.build_lock import work_on
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
 from tests.build_cache.test_determinism import digests
+from tests.helpers.builds import build_dataset
 from tests.helpers.children import here
 from tests.helpers.messages import missing
 from tests.helpers.tiny import sentences
