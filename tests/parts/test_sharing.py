@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from niels_cache_assets.artifacts import builds
 from niels_cache_assets.artifacts.graph import Graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.artifacts.parts import sharing
@@ -16,6 +15,7 @@ from niels_cache_assets.parts.lease import LeaseLost, Times, leased
 from niels_cache_runtime.format.commit import writer_lock
 from niels_cache_runtime.verify import verify_cache
 from tests.build_cache.test_determinism import digests
+from tests.helpers import builds
 from tests.helpers.builds import build_dataset
 from tests.helpers.launches import Recorder, states
 from tests.helpers.parts_project import NAME, PartsProject, build, parts_of
