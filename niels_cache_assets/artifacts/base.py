@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast
 from niels_cache_assets.base.fingerprint import fingerprint_of
 from niels_cache_assets.build_cache.resume import JournalFingerprint, Resume, fingerprint_of_journal, open_journal
 from niels_cache_assets.disk.attempts import staged_attempts
+from niels_cache_assets.disk.build_lock import is_cache_name, locked, require_target
 from niels_cache_assets.disk.journal import Journal, real_path
 from niels_cache_assets.disk.space import Need, refusal
-from niels_cache_assets.disk.staging import finished_meta, is_cache_name, locked, require_target, staged, sweep_leftovers
+from niels_cache_assets.disk.staging import finished_meta, staged, sweep_leftovers
 from niels_cache_assets.facts.drops import NO_DROPS, DropSummary
 from niels_cache_assets.parts.attempts import staged_attempt, sweep_attempts
 from niels_cache_assets.parts.lease import Lease, Stops, Times, leased

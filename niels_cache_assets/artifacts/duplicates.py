@@ -44,9 +44,10 @@ from niels_cache_assets.corpus.layout import DUPLICATES, HASHES, corpus_dir, dup
 from niels_cache_assets.corpus.near_val import drop_near_val
 from niels_cache_assets.corpus.order import Drops, Input, Inputs
 from niels_cache_assets.corpus.prepared import document_sizes, ordinals_sha256
+from niels_cache_assets.disk.build_lock import work_on
 from niels_cache_assets.disk.journal import SCRATCH_NAME, clear_directory
 from niels_cache_assets.disk.space import Need
-from niels_cache_assets.disk.staging import finished_meta, work_on
+from niels_cache_assets.disk.staging import finished_meta
 from niels_cache_assets.disk.table_file import TableFile, closing_table
 from niels_cache_assets.disk.writers import Files, add_file
 from niels_cache_assets.parts.attempts import remove_target, targets_in

@@ -21,8 +21,8 @@ from typing import Any
 
 from niels_cache_assets.artifacts.base import Artifact, Held, Log, Outcome, Work
 from niels_cache_assets.artifacts.notify import watched
+from niels_cache_assets.disk.build_lock import place_of
 from niels_cache_assets.disk.space import require_room, telling
-from niels_cache_assets.disk.staging import place_of
 from niels_cache_assets.parts.lease import LeaseLost
 from niels_cache_assets.project.running import NotifySettings
 from niels_cache_assets.sources.errors import SourceUnavailable

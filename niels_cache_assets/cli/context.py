@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from niels_cache_assets.artifacts.state import CacheState
 from niels_cache_assets.cli.console import PROGRAM, diagnostics, explain, tell
-from niels_cache_assets.disk.staging import work_on
+from niels_cache_assets.disk.build_lock import work_on
 from niels_cache_assets.project.registry import Registry, cache_root, load_registry
 from niels_cache_runtime.errors import NielsCacheError
 from niels_cache_runtime.format.described import describe

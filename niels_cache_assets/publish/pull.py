@@ -23,9 +23,10 @@ from typing import Any, Literal
 
 import numpy as np
 
+from niels_cache_assets.disk.build_lock import locked
 from niels_cache_assets.disk.journal import JOURNAL_NAME, partial_directory, write_whole
 from niels_cache_assets.disk.space import Need, naming, require_room
-from niels_cache_assets.disk.staging import finished_meta, locked, staged
+from niels_cache_assets.disk.staging import finished_meta, staged
 from niels_cache_assets.publish.transfer import Progress, Tally, at_once
 from niels_cache_runtime.cache.opening import short_sha256
 from niels_cache_runtime.errors import NielsCacheError

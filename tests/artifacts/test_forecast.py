@@ -16,7 +16,7 @@ from niels_cache_assets.artifacts.forecast.volumes import Estimate
 from niels_cache_assets.artifacts.graph import Graph, graph
 from niels_cache_assets.artifacts.materialize import materialize
 from niels_cache_assets.cli import main
-from niels_cache_assets.disk.staging import Work
+from niels_cache_assets.disk.build_lock import Work
 from niels_cache_assets.project.registry import load_registry
 from niels_cache_assets.sources.errors import SourceUnavailable
 from niels_cache_assets.sources.huggingface import Huggingface

@@ -316,7 +316,7 @@ def text_file(content: bytes) -> Callable[[Path], str]:
         (lambda folder: checkpoint(folder / "a.pt", {"model": WEIGHTS, "step": 1}), r"a\.pt: .* with model, step"),
         (
             lambda folder: checkpoint(folder / "a.pt", {"args": Arguments(lr=1), "loader": STATE}),
-            r"a\.pt: .*\(tests\.test_cli_trace\.Arguments\).* code",
+            r"a\.pt: .*\(tests\.cli\.test_trace\.Arguments\).* code",
         ),
     ],
 )

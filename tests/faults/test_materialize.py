@@ -16,7 +16,7 @@ import pytest
 from niels_cache_assets.defs.home.instance import ensure_instance
 from niels_cache_assets.defs.keys import STREAM_POOL
 from niels_cache_assets.defs.launcher import launch_builds
-from niels_cache_assets.disk.staging import work_on
+from niels_cache_assets.disk.build_lock import work_on
 from niels_cache_runtime.format.commit import UNKNOWN, Writer
 from niels_cache_runtime.verify import verify_cache
 from tests.build_cache.test_determinism import digests

@@ -29,7 +29,7 @@ from niels_cache_assets.artifacts.tokenizer import Tokenizer
 from niels_cache_assets.artifacts.unfinished import revision_on_this_machine
 from niels_cache_assets.base.wording import listed
 from niels_cache_assets.build_cache.base import chosen_token_dtype
-from niels_cache_assets.disk.staging import work_on
+from niels_cache_assets.disk.build_lock import work_on
 from niels_cache_assets.sources.types import Source
 from niels_cache_assets.tokenizer.kinds import BuildTokenizer, TextTokenizer, load_tokenizer, open_configured_model
 from niels_cache_runtime.errors import NielsCacheError

@@ -22,7 +22,7 @@ from niels_cache_runtime.errors import NielsCacheError
 if TYPE_CHECKING:
     from niels_cache_assets.artifacts.state import CacheState
     from niels_cache_assets.artifacts.unfinished import Unfinished
-    from niels_cache_assets.disk.staging import Work
+    from niels_cache_assets.disk.build_lock import Work
     from niels_cache_assets.project.registry import Registry
     from niels_cache_runtime.format.meta import Meta
 
@@ -171,7 +171,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _row(registry: Registry, judged: CacheState, root: Path) -> Row:
     from niels_cache_assets.artifacts.unfinished import unfinished_build
-    from niels_cache_assets.disk.staging import work_on
+    from niels_cache_assets.disk.build_lock import work_on
     from niels_cache_runtime.format.layout import META_NAME
     from niels_cache_runtime.format.meta import load_meta
 

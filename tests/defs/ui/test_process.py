@@ -12,8 +12,8 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from niels_cache_assets.disk.build_lock import work_on
 from niels_cache_assets.disk.journal import BYTES_VARIABLE
-from niels_cache_assets.disk.staging import work_on
 from tests.build_cache.test_determinism import digests
 from tests.helpers.builds import build_dataset
 from tests.helpers.children import here

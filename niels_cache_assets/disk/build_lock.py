@@ -1,0 +1,175 @@
+"""The lock of a build: one process builds a target at a time, and with `--wait` another process waits until the lock is free.
+
+The lock is in niels_cache_runtime.format.commit. `artifacts/materialize.py` checks again after waiting whether a build is still needed.
+Parts of a data set have leases instead (parts/lease.py), which also work on machines that share no file locks.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from niels_cache_assets.disk.journal import partial_directory, read_journal, real_path
+from niels_cache_assets.disk.space import refusal
+from niels_cache_runtime.errors import NielsCacheError
+from niels_cache_runtime.format.commit import Writer, sync, writer_lock, writer_of
+from niels_cache_runtime.format.layout import (
+    CHAT_TEMPLATE_NAME,
+    META_NAME,
+    SPLITS,
+    TOKENIZER_MODEL_NAMES,
+    TOKENIZER_SIDE_NAMES,
+    VAL_TEXTS,
+    doc_ends_name,
+    documents_folder,
+    documents_name,
+    examples_name,
+    idx_name,
+    target_ends_name,
+    targets_name,
+    tokens_name,
+)
+from niels_cache_runtime.format.safe_open import require_utf8
+
+_WAIT_SECONDS = 0.2
+_NAMES_BY_SPLIT = (
+    doc_ends_name,
+    documents_folder,
+    documents_name,
+    tokens_name,
+    idx_name,
+    targets_name,
+    target_ends_name,
+    examples_name,
+)
+_TOKENIZER_NAMES = {*TOKENIZER_MODEL_NAMES.values(), *TOKENIZER_SIDE_NAMES}
+_CACHE_NAMES = {
+    META_NAME,
+    CHAT_TEMPLATE_NAME,
+    VAL_TEXTS,
+    *_TOKENIZER_NAMES,
+    *SPLITS,
+    *(name(split) for name in _NAMES_BY_SPLIT for split in SPLITS),
+}
+
+
+def is_cache_name(name: str) -> bool:
+    """Return whether caches or tokenizers contain a file or folder with this name."""
+    return name in _CACHE_NAMES
+
+
+class Work(NamedTuple):
+    """The state of a build.
+
+    Attributes:
+        writer: The process that is building now, or None.
+        is_resumable: Whether there is an unfinished build that can be resumed.
+        share: The progress of that build from 0 to 1, or None if unknown.
+        documents: The number of its documents or conversations so far, or None if unknown.
+    """
+
+    writer: Writer | None
+    is_resumable: bool
+    share: float | None
+    documents: int | None
+
+
+def work_on(target: str | Path) -> Work:
+    """Return the state of a build of `target`. This costs one small read."""
+    target = real_path(target)
+    try:
+        recorded = read_journal(partial_directory(target))
+    except OSError:
+        recorded = None  # another user's journal
+    share, documents = (recorded.share, recorded.documents) if recorded else (None, None)
+    return Work(writer_of(target), recorded is not None, share, documents)
+
+
+@contextmanager
+def locked(
+    target: str | Path, *, is_ours: Callable[[str], bool] = is_cache_name, wait: bool = False, log: Callable[[str], None] = print
+) -> Iterator[bool]:
+    """Hold the lock of `target`, and yield whether it was necessary to wait for it. The errors are those of `atomic_directory`.
+
+    Args:
+        target: The directory to lock.
+        is_ours: Returns whether a directory of ours may contain this name. A target with other names is refused.
+        wait: Whether to log and wait until another build ends, instead of raising Busy.
+        log: Called with a line about each process that is waited for.
+    """
+    target, waited = real_path(target), False
+
+    def wait_for(writer: Writer) -> None:
+        nonlocal waited
+        waited = True
+        _wait_until_free(target, writer, log)
+
+    with ExitStack() as held:
+        try:
+            require_target(target, is_ours)
+            held.enter_context(writer_lock(target, wait=wait_for if wait else None))
+        except OSError as error:
+            raise NielsCacheError(f"{refusal(error, target)}; {state_of(target)}: {target}") from error
+        yield waited
+
+
+def _wait_until_free(target: Path, writer: Writer | None, log: Callable[[str], None]) -> None:
+    """Wait until no process builds `target` (`--wait`). Each process that builds it is logged once.
+
+    `artifacts/materialize.py` then checks again whether a build is still needed.
+
+    Args:
+        target: The directory.
+        writer: The process that is building it now.
+        log: Called with a line about each such process.
+    """
+    told: Writer | None = None
+    while writer is not None:
+        if writer != told:
+            log(f"waiting for the other build of {target}: {writer}")
+            told = writer
+        time.sleep(_WAIT_SECONDS)
+        writer = writer_of(target)
+
+
+def require_target(target: Path, is_ours: Callable[[str], bool]) -> None:
+    """Create the parent folders of `target`.
+
+    Raises:
+        NielsCacheError: If the target must not be replaced or cannot be written.
+    """
+    require_utf8(target, "build into another folder")
+    if target.exists() and not target.is_dir():
+        raise NielsCacheError(f"{target}: is a file, not a cache directory; choose another place")
+    foreign = sorted(path.name for path in target.iterdir() if not is_ours(path.name)) if target.is_dir() else []
+    if foreign:
+        raise NielsCacheError(f"{target}: holds {foreign[0]!r}, so it is not a cache to replace; move it away or choose another place")
+    missing = [parent for parent in target.parents if not parent.exists()]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for parent in missing:
+            sync(parent.parent)  # so that the new folders survive a power loss
+    except OSError as error:
+        raise NielsCacheError(f"{target.parent}: cannot write there: {error.strerror}; choose another cache directory") from error
+
+
+def state_of(target: Path) -> str:
+    """Return a clause about the state of the target after a failed build."""
+    try:
+        os.lstat(target)
+    except FileNotFoundError:
+        return "nothing is there yet"
+    except OSError:
+        return "the last good cache, if there is one, is unchanged"
+    return "the last good cache is unchanged"
+
+
+def place_of(target: Path) -> tuple[int, int] | None:
+    """Return a value that changes when a different directory replaces `target`, or None if nothing is there."""
+    try:
+        found = os.stat(real_path(target))
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
