@@ -114,10 +114,5 @@ def label(key: str) -> str:
     return _spaced(key)
 
 
-def reason(name: str) -> str:
-    """Return the label of a reason for dropped documents or examples."""
-    return _spaced(name)
-
-
 def _spaced(name: str) -> str:
     return name.replace("_", " ").replace(".", " ")

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from niels_cache_assets.base.documents import DROPPED_OF_VAL, FILES_WITHOUT_ITEMS, FIRST_DROPPED
-from niels_cache_assets.base.reasons import DROP_REASONS, is_asked
-from niels_cache_assets.base.wording import counted, listed, share_of
-from niels_cache_assets.base.wording import reason as in_words
+from niels_cache_assets.base.reasons import explain, is_asked
+from niels_cache_assets.base.wording import counted, label, listed, share_of
 from niels_cache_runtime.format.layout import SPLITS
 from niels_cache_runtime.format.meta import Meta
 
@@ -79,7 +78,7 @@ def _asked(dropped: Mapping[str, int], meta: Meta, kept: int, noun: str) -> str 
     parts = []
     if asked:
         total, given = sum(count for _, count in asked), kept + sum(dropped.values())
-        parts.append(f"{total:,} of {counted(given, noun)} ({listed([f'{in_words(reason)} {count:,}' for reason, count in asked])})")
+        parts.append(f"{total:,} of {counted(given, noun)} ({listed([f'{label(reason)} {count:,}' for reason, count in asked])})")
     if cut:
         parts.append(f"{counted(cut, noun)} cut by token budgets")
     return f"left out as the settings ask: {'; '.join(parts)}" if parts else None
@@ -93,17 +92,14 @@ def _warnings(counts: Mapping[str, int], given: int, split: str, noun: str, plac
     lines = [_line(reason, count, given, split, noun, places) for reason, count in many]
     few = ordered[len(many) :]
     if few and sum(counts.values()) > MOST_OF_ALL_REASONS * given:
-        said = [f"{in_words(reason)} {count:,}{_such_as(places, reason)}" for reason, count in few]
+        said = [f"{label(reason)} {count:,}{_such_as(places, reason)}" for reason, count in few]
         lines.append(f"left out, {of}, for {'other ' if many else ''}reasons of less than {MOST_OF_ONE_REASON:.0%} each: {listed(said)}")
     return lines
 
 
 def _line(reason: str, count: int, given: int, split: str, noun: str, places: Mapping[str, str]) -> str:
-    known = DROP_REASONS.get(reason)
     share = f"{count:,} of {counted(given, noun)}{'' if split == 'all' else f' of {split}'} ({share_of(count, given)})"
-    meaning = f": {known.meaning}" if known else ""
-    advice = f"; {known.advice}" if known and known.advice else ""
-    return f"left out {share} as {in_words(reason)}{meaning}{_such_as(places, reason)}{advice}"
+    return "; ".join(filter(None, [f"left out {share} as {label(reason)}{_such_as(places, reason)}", explain(reason)]))
 
 
 def _such_as(places: Mapping[str, str], reason: str) -> str:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from niels_cache_assets.base.wording import counted, share_of
-from niels_cache_assets.base.wording import reason as in_words
+from niels_cache_assets.base.wording import counted, label, share_of
 from niels_cache_assets.plots.drawing import Panel, Picture, Series, few, short
 from niels_cache_assets.plots.measures import CONTEXT, LENGTH_EDGES, MAX_TURNS, SHARE_BINS, CacheMeasures, ConversationMeasures
 from niels_cache_runtime.format.layout import SIDES, Family
@@ -121,7 +120,7 @@ def _conversations(conversations: ConversationMeasures, measures: CacheMeasures)
 
 def _reasons(title: str, reasons: Sequence[tuple[str, int, str]], given: int, noun: str) -> Picture:
     """Return a bar for each (reason, count, stage) with its share of the `given` items. Reasons after the first MAX_REASONS share one."""
-    shown = [(in_words(reason), count, _STAGE_TONES[stage]) for reason, count, stage in reasons[:MAX_REASONS]]
+    shown = [(label(reason), count, _STAGE_TONES[stage]) for reason, count, stage in reasons[:MAX_REASONS]]
     if rest := reasons[MAX_REASONS:]:
         shown.append((f"{len(rest)} more", sum(count for _, count, _ in rest), "rest"))
     stages = {stage for *_, stage in reasons}

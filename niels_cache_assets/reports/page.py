@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from niels_cache_assets.base.reasons import explain
-from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, counted, file_size, label, reason, share_of
+from niels_cache_assets.base.wording import SHORT_SHA256, UNKNOWN, counted, file_size, label, share_of
 from niels_cache_assets.facts.contents import contents
 from niels_cache_assets.facts.mixture import share
 from niels_cache_assets.plots.drawing import as_svg
@@ -98,7 +98,6 @@ def _rendered(template: str, **values: Any) -> str:
         "as_svg": as_svg,
         "counted": counted,
         "label": label,
-        "reason": reason,
         "explain": explain,
     }
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()

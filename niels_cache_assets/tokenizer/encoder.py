@@ -242,7 +242,7 @@ class Encoder:
         if difference is not None:
             assert self._engine is not None
             found_by = EngineDiffers(f"{self._engine.name} {self._engine.version}", said_reference(self._tokenizer), difference.text)
-            refuse_engine(self._tokenizer, self._engine, "it gave other ids for a text of a build")
+            refuse_engine(self._tokenizer, self._engine)
             raise found_by
         return len(texts)
 

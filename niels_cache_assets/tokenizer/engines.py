@@ -186,10 +186,10 @@ def proven_engine(tokenizer: TextTokenizer, log: Callable[[str], None]) -> Engin
         return _LOADED[key]
 
 
-def refuse_engine(tokenizer: TextTokenizer, engine: Engine, why: str) -> None:
+def refuse_engine(tokenizer: TextTokenizer, engine: Engine) -> None:
     """Record that an engine gave other ids. From now on, no build with this model uses this version of it."""
     with _LOCK:
-        _record(tokenizer, f"{engine.name} {engine.version}", why)
+        _record(tokenizer, f"{engine.name} {engine.version}", "it gave other ids for a text of a build")
         _LOADED[_key(tokenizer)] = None
 
 

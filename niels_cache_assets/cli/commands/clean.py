@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from niels_cache_assets.base.parallel import map_in_processes
-from niels_cache_assets.base.reasons import explain
+from niels_cache_assets.base.reasons import DROP_REASONS, explain, reasons_of
 from niels_cache_assets.base.wording import counted, share_of
 from niels_cache_assets.cli.command import PRETRAIN, WHERE, Command, at_least, refuse
 from niels_cache_assets.cli.console import diagnostics, excerpt, new_table, output, print_facts, title_of
@@ -98,8 +98,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise NielsCacheError(f"{WHERE}: clean takes FILE ... to clean, or --dropped NAME of a built data set")
     if arguments.count is None:
         arguments.count = EXAMPLES if arguments.reason or arguments.dropped else 0
-    if arguments.reason is not None and arguments.files:
-        _check_reason(arguments.reason, ())
+    if arguments.reason not in (None, *DROP_REASONS):
+        refuse("--reason", "no reason", arguments.reason, (*reasons_of("cleaning"), *reasons_of("reading")))
     registry, root = open_registry(arguments)
     return _show_dropped(arguments, registry, root) if arguments.dropped else _clean_files(arguments, registry)
 
@@ -112,8 +112,6 @@ def _show_dropped(arguments: argparse.Namespace, registry: Registry, root: Path)
     name = arguments.dropped
     directory, meta = find_corpus(registry, root, name)
     dropped = Counter[str](meta["dropped"])
-    if arguments.reason is not None:
-        _check_reason(arguments.reason, dropped)
     with open_documents(directory / REJECTED_NAME) as parquet:
         examples = _chosen_examples(parquet.read(columns=list(REJECTED)).to_pylist(), arguments)
     given, kept, by_source = documents_given(meta), meta["documents"]["kept"], Counter[str](meta["dropped_by_source"])
@@ -234,19 +232,6 @@ def _print_reasons(console: Console, title: str, *, kept: int, by_cleaning: Mapp
     for reason, note, count in sorted(named, key=lambda row: (-row[2], row[0] + row[1])):
         table.add_row(reason + note, f"{count:,}", share_of(count, given), explain(reason))
     console.print(table)
-
-
-def _check_reason(reason: str, known: Iterable[str]) -> None:
-    """Check that a reason exists. A reason without documents is valid.
-
-    Raises:
-        NielsCacheError: If the reason is unknown. The message suggests the nearest reason.
-    """
-    from niels_cache_assets.cleaning.filters import REASONS
-
-    choices = list(dict.fromkeys([*known, *REASONS]))
-    if reason not in choices:
-        refuse("--reason", "no reason", reason, choices)
 
 
 def _chosen_examples(rows: Iterable[Example], arguments: argparse.Namespace) -> list[Example]:
