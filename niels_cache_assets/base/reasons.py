@@ -81,7 +81,10 @@ _TABLE: dict[Stage, dict[str, DropReason]] = {
         ),
         "empty_content": _unasked("the content of a message is empty"),
         "non_string_content": _unasked("the content of a message is not text", "for content in parts, set `template` to a chat template"),
-        "unknown_role": _unasked("a message has an unknown role", "rename the role, or set `template` to a chat template that has it"),
+        "unknown_role": _unasked(
+            "a message has a role other than system, user (human) and assistant (gpt)",
+            "rename the role, or set `template` to a chat template that has it",
+        ),
         "no_assistant": _unasked("there is no message of the assistant to train on"),
         "not_alternating": _unasked("user and assistant do not take turns"),
         "image_content": _unasked("a message contains an image", "leave such rows out; only text is supported"),
