@@ -227,7 +227,7 @@ def test_no_token_and_no_signature_is_in_anything_that_is_written_or_said(sessio
 def test_an_interrupt_ends_waiting_threads_of_the_libraries_too(tmp_path: Path) -> None:
     with _parquet_hub(tmp_path) as hub:
         hub.faults = Faults(itertools.chain([None] * 2, itertools.repeat("503")), matching=files_only)
-        endless_waits = "from niels_cache_assets.sources.net import network\nnetwork.FIRST_WAIT = network.LONGEST_WAIT = 600.0\n"
+        endless_waits = "from niels_cache_assets.sources.net import retries\nretries.FIRST_WAIT = retries.LONGEST_WAIT = 600.0\n"
         with _reader(hub, endless_waits) as reader:
             assert "HTTP 503" in reader.output.readline()
             reader.program.send_signal(signal.SIGINT)
